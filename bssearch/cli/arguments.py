@@ -128,8 +128,9 @@ def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple
     except (NotFoundError, UsageError):  # a folder may have the study's name
         if not _is_stored(spec, launch.db):
             raise
-        runs_code = launch.workload is None
-        stored, launch = stored_spec(spec, launch, to_run=True, runs_code=runs_code, connects=True, answered=False)
+        stored, launch = stored_spec(
+            spec, launch, to_run=True, runs_code=launch.workload is None, connects=True, answered=False
+        )
         source = stored.model_dump(mode="json")
     return loaded(source, launch, overrides or [])
 

@@ -264,8 +264,9 @@ def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
 
     every = inspect.signature(run, eval_str=True).parameters.values()
     own = {one.name: one for one in every if one.kind is not inspect.Parameter.VAR_KEYWORD}
-    options = [*own.values(), *(one for one in _options(resolve_name(request)) if one.name not in own)]
-    return with_parameters(command, run.__doc__, options)
+    return with_parameters(
+        command, run.__doc__, [*own.values(), *(one for one in _options(resolve_name(request)) if one.name not in own)]
+    )
 
 
 def _options(model: type[Request]) -> Iterator[inspect.Parameter]:

@@ -161,8 +161,9 @@ def confirm(
     from bssearch.commands.opening import stored_spec
     from bssearch.commands.run import confirm_study, with_confirmation
 
-    name = study_name(launch.db, study)
-    spec, launch = stored_spec(name, launch, to_run=True, runs_code=launch.workload is None, connects=True)
+    spec, launch = stored_spec(
+        study_name(launch.db, study), launch, to_run=True, runs_code=launch.workload is None, connects=True
+    )
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
     with watched(launch) as shown:
@@ -299,8 +300,12 @@ def rename(
     """Rename a study."""
     with existing_store(db) as store:
         store.studies.rename(old, new)
-    done = f"study {old} is now {new}; to resume the study, write name: {new} in the spec"
-    tell(form, done, study=new, renamed_from=old)
+    tell(
+        form,
+        f"study {old} is now {new}; to resume the study, write name: {new} in the spec",
+        study=new,
+        renamed_from=old,
+    )
 
 
 @app.command("archive")
@@ -313,8 +318,12 @@ def archive(
     """Hide a study from lists without --all; archived studies accept no trials."""
     with existing_store(db) as store:
         store.studies.archive(study, archived=not undo)
-    done = f"study {study} is restored" if undo else f"study {study} is archived; --undo restores the study"
-    tell(form, done, study=study, archived=not undo)
+    tell(
+        form,
+        f"study {study} is restored" if undo else f"study {study} is archived; --undo restores the study",
+        study=study,
+        archived=not undo,
+    )
 
 
 @app.command("delete")

@@ -241,8 +241,10 @@ def rerun(
 def print_rerun(found: Rerun) -> None:
     """Print reruns beside the stored trial."""
     out = console()
-    rows = [_row("stored", found.then), *(_row(str(index), one) for index, one in enumerate(found.runs, start=1))]
-    print_table(rows, RERUN_COLUMNS)
+    print_table(
+        [_row("stored", found.then), *(_row(str(index), one) for index, one in enumerate(found.runs, start=1))],
+        RERUN_COLUMNS,
+    )
     for sentence in sentences(found):
         out.print(sentence)
     if found.differences:

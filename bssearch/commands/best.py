@@ -159,8 +159,11 @@ class ScheduledTraining:
     def for_export(self, spec: StudySpec) -> ScheduledTraining:
         """This schedule with rounded values."""
         short = [for_export({**self.values, **one}, spec) for one in self.stages]
-        stages = [{name: values[name] for name in one} for one, values in zip(self.stages, short, strict=True)]
-        return ScheduledTraining(for_export(self.values, spec), stages, self.notes)
+        return ScheduledTraining(
+            for_export(self.values, spec),
+            [{name: values[name] for name in one} for one, values in zip(self.stages, short, strict=True)],
+            self.notes,
+        )
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
@@ -176,8 +179,9 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
     if found.noise_share is not None:
         run = typical_run(found, store.trials.of(name))
         assert run is not None, "a schedule of an answer has reached the target"
-        ran = run_stages(run, store.trials.observations(name, run.number))
-        starts = {one.batch_size: one.start_samples for one in ran}
+        starts = {
+            one.batch_size: one.start_samples for one in run_stages(run, store.trials.observations(name, run.number))
+        }
         notes.append(f"the trials measured their own noise scale: the stages are from trial {run.number}")
     return ScheduledTraining(schedule_values(found), _stages(found, starts), tuple(notes))
 
@@ -193,8 +197,10 @@ def schedule_values(found: BatchScheduleAnswer) -> Parameters:
     )
     values: Parameters = {"batch_size": first.batch_size}
     if first.micro_batch_size != first.batch_size:
-        accumulation_steps = first.batch_size // first.micro_batch_size
-        values |= {"micro_batch_size": first.micro_batch_size, "accumulation_steps": accumulation_steps}
+        values |= {
+            "micro_batch_size": first.micro_batch_size,
+            "accumulation_steps": first.batch_size // first.micro_batch_size,
+        }
     values |= found.parameters
     values |= {BATCH_SCHEDULE: found.name, BATCH_STAGES: schedule.text, RATE_RULE: str(found.rate_rule)}
     return values if found.noise_share is None else values | {NOISE_SHARE: found.noise_share}

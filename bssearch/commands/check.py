@@ -290,9 +290,11 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
     space, default = spec.space, spec.default_configuration.parameters
     searched = {name for one in space.dimensions() for name in (one.name, one.name.rpartition(".")[2])}
     fixed = {name: value for name, value in default.items() if name not in searched}
-    outside = space.outside(spec.default_configuration)
     return [
-        *(("default_outside_space", True, f"the default is outside the space: {one}") for one in outside),
+        *(
+            ("default_outside_space", True, f"the default is outside the space: {one}")
+            for one in space.outside(spec.default_configuration)
+        ),
         *((code, True, sentence) for code, sentence in about_default_model(spec)),
         *(
             (code, True, sentence)

@@ -354,8 +354,9 @@ def _given(launch: Launch) -> GivenWorkload | None:
 
 def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> Executor:
     if launch.pretended_gib is not None:
-        limited = spec.executor.model_copy(update={"memory_limit_gib": launch.pretended_gib})
-        spec = spec.model_copy(update={"executor": limited})
+        spec = spec.model_copy(
+            update={"executor": spec.executor.model_copy(update={"memory_limit_gib": launch.pretended_gib})}
+        )
     if given is not None:
         spec = with_workload(spec, given)
     if launch.make_executor is not None:

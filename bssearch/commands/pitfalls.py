@@ -89,8 +89,7 @@ def _about_the_learning_rate(spec: StudySpec) -> Iterator[Finding]:
             f"space.warmup_epochs = 0, and {reaches}: the literature recommends a warmup from {WARMUP_RATIO} × on; "
             "search the warmup, such as [0, 1]",
         )
-    is_split = split_batch(largest, space.max_micro_batch_size)[1] > 1
-    if is_split and len(rates) == 1 and len(spec.batch_sizes) > 1:
+    if split_batch(largest, space.max_micro_batch_size)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
             "learning_rate_ignores_accumulation",
             f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, but space.learning_rate = "

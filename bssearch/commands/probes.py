@@ -68,22 +68,24 @@ def run_default(
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
-    request = TrialRequest(
-        number=index + 1,
-        plan=TrialPlan(
-            configuration=spec.default_configuration.in_micro_batches(probe.micro_batch_size),
-            sampled=None,
-            phase=Phase.PROBE,
-            seed=trial_seed(spec.seed, Phase.PROBE, index),
-            train_seconds_limit=limit,
-            limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
-            eval_every_steps=probe.eval_every_steps,
-            stop_at_target=stop_at_target,
-            threads=spec.executor.threads,
+    outcome, curve = run_request(
+        executor,
+        TrialRequest(
+            number=index + 1,
+            plan=TrialPlan(
+                configuration=spec.default_configuration.in_micro_batches(probe.micro_batch_size),
+                sampled=None,
+                phase=Phase.PROBE,
+                seed=trial_seed(spec.seed, Phase.PROBE, index),
+                train_seconds_limit=limit,
+                limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
+                eval_every_steps=probe.eval_every_steps,
+                stop_at_target=stop_at_target,
+                threads=spec.executor.threads,
+            ),
+            target=spec.record_target,
         ),
-        target=spec.record_target,
     )
-    outcome, curve = run_request(executor, request)
     if outcome.state in {TrialState.FAILED, TrialState.OOM}:
         raise LaunchError(f"the default configuration (batch {spec.default.batch_size}) fails: {outcome.reason}")
     return outcome, curve
@@ -221,8 +223,9 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     visit: int | None = None
     save = partial(store.probes.save_memory, spec.name, environment)
     for size in spec.batch_sizes:
-        memory = store.probes.memory_boundary(spec.name, environment)
-        probe = measure_step_time_at(spec, study.executor, size, memory, save, seconds_limit)
+        probe = measure_step_time_at(
+            spec, study.executor, size, store.probes.memory_boundary(spec.name, environment), save, seconds_limit
+        )
         if probe is not None:
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)
             study.listener.note(f"batch {probe.batch_size}: {probe.steps_timed} steps timed")

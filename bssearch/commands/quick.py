@@ -132,8 +132,8 @@ class QuickPlan:
         """Planner of one run of a configuration that has not run yet."""
 
         def plan(history: History) -> TrialPlan | None:
-            done = ended_run(history, configuration) is not None
-            return None if done else self._run(history, configuration, self.seconds)
+            has_run = ended_run(history, configuration) is not None
+            return None if has_run else self._run(history, configuration, self.seconds)
 
         return plan
 
@@ -236,8 +236,9 @@ def expected(
     """Posterior of the critical batch size, and expected optimal batch size."""
     feasible = history.feasible
     posterior = critical_batch(feasible, noise, points)
-    steps = runnable_steps(list(history.probes.values()), max(feasible))
-    return posterior, expected_optimum(posterior, steps, feasible)
+    return posterior, expected_optimum(
+        posterior, runnable_steps(list(history.probes.values()), max(feasible)), feasible
+    )
 
 
 def _ended(history: History) -> Iterator[TrialRecord]:
@@ -287,8 +288,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
     """The optimizer's noise scale; None if its interval reaches 0 or ∞."""
-    preconditioned = (noise.adam_scale, noise.adam_low, noise.adam_high)
-    for scale, low, high in (preconditioned, (noise.scale, noise.low, noise.high)):
+    for scale, low, high in ((noise.adam_scale, noise.adam_low, noise.adam_high), (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
             return scale
     return None
@@ -426,8 +426,7 @@ def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -
     gains = _gains(study, default)
     if not _trains(default, gains):
         raise _does_not_train(study, default, plan)
-    reached = gains[0] + WAY * (max(gains) - gains[0])
-    return Target(metric=target.metric, value=target.gain(reached), goal=target.goal)
+    return Target(metric=target.metric, value=target.gain(gains[0] + WAY * (max(gains) - gains[0])), goal=target.goal)
 
 
 def _gains(study: OpenStudy, run: TrialRecord) -> list[float]:
@@ -453,8 +452,7 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
             hint = f"make another study: --set default.learning_rate={rate:.3g} --set name={study.spec.name}-2"
             return UsageError(f"{problem}; the default trains with {rate:.3g}", hint=hint)
         tried.append(f"{rate:.3g}")
-    was_stopped = default.state is TrialState.CAPPED
-    longer = f"raise --seconds {plan.seconds:g} for a longer training; " if was_stopped else ""
+    longer = f"raise --seconds {plan.seconds:g} for a longer training; " if default.state is TrialState.CAPPED else ""
     hint = f"{longer}bssearch check tests the workload, the loss and the first steps"
     return UsageError(f"{problem}, nor with {' or '.join(tried)}", hint=hint)
 

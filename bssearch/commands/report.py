@@ -92,8 +92,11 @@ def svg_of(store: Store, name: str) -> str:
     """A study's chart as a dated SVG document."""
     found, study = answer(store, name), store.studies.get(name)
     spec = spec_of(study)
-    default = spec.default.batch_size if spec.default_is_known else None
-    return objective_picture(found, default_batch_size=default, measured_on=study.created_at.date())
+    return objective_picture(
+        found,
+        default_batch_size=spec.default.batch_size if spec.default_is_known else None,
+        measured_on=study.created_at.date(),
+    )
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
@@ -121,8 +124,11 @@ class _Compared:
         runs = [one for one in counted if one.number in self.answer.optimal.trial_numbers]
         objective = objective_in(self.answer).in_own_unit()
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
-        timed = step_seconds_of(store.probes.by_batch_size(name).values(), spec_of(self.study).timed_model)
-        objective = objective.between(confirmed, timed, counted)
+        objective = objective.between(
+            confirmed,
+            step_seconds_of(store.probes.by_batch_size(name).values(), spec_of(self.study).timed_model),
+            counted,
+        )
         # An estimate needs positive figures, but a metric may be negative.
         if all((objective.figure(run) or 1) > 0 for run in runs):
             self.estimate = estimate(runs, objective)
@@ -193,5 +199,6 @@ def compared_row(one: Comparison) -> dict[str, Any]:
             one.largest_that_fits,
             one.test_metric,
         ]
-    question = [one.device, one.precision, one.workload, str(one.objective).replace("_", " "), one.target]
-    return dict(zip(COMPARED, [one.study, *figures, *question], strict=True))
+    objective = str(one.objective).replace("_", " ")
+    row = [one.study, *figures, one.device, one.precision, one.workload, objective, one.target]
+    return dict(zip(COMPARED, row, strict=True))

@@ -156,8 +156,9 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
         launch = replace(launch, folder=known_folder(stored.spec, stored.study, Path(launch.folder)))
     refuse_unknown_address(stored.spec, stored.study)
     listener = launch.listener or Listener()
-    alone = stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})
-    spec = stored.spec.model_copy(update={"executor": alone})
+    spec = stored.spec.model_copy(
+        update={"executor": stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})}
+    )
     with described(spec, launch, keeps_name=True) as (executor, found):
         _warn(stored, found.environment, listener)
         made = [_run(stored, executor, index, runs, listener) for index in range(runs)]
@@ -187,9 +188,8 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
 def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
     full = spec.budget.trial_train_seconds
     # The full limit, because the trial's own limit could end a slower rerun too early.
-    kept = trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)}
     plan = TrialPlan(
-        **kept,
+        **trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)},
         limit_state=TrialState.EXHAUSTED if trial.train_seconds_limit >= full else TrialState.CAPPED,
         stop_at_target=trial.phase is not Phase.TO_BUDGET and objective_of(spec).stops_at_target,
     )
@@ -223,8 +223,11 @@ def _run(
     )
     outcome, curve = run_request(executor, stored.request, until_step=stored.until_step)
     if outcome.state is TrialState.CANCELLED:
-        reason = f"stopped at step {stored.until_step}, the last step of trial {stored.trial.number}"
-        outcome = replace(outcome, state=stored.outcome.state, reason=reason)
+        outcome = replace(
+            outcome,
+            state=stored.outcome.state,
+            reason=f"stopped at step {stored.until_step}, the last step of trial {stored.trial.number}",
+        )
     return outcome, curve
 
 

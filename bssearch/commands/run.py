@@ -239,8 +239,12 @@ def audit_study(
 
 def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
     trials, step_times = store.trials.of(spec.name), store.probes.step_times(spec.name)
-    memory = store.probes.memory_boundary(spec.name)
-    return cases(spec, trials, answer(store, spec.name), tuned_optima(spec, trials, step_times, memory))
+    return cases(
+        spec,
+        trials,
+        answer(store, spec.name),
+        tuned_optima(spec, trials, step_times, store.probes.memory_boundary(spec.name)),
+    )
 
 
 def next_audit_run(
@@ -264,8 +268,7 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
     """
     made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
-        is_feasible = case.batch_size in history.feasible
-        if case.configuration is None or case.tuned is None or case.is_tuned or not is_feasible:
+        if case.configuration is None or case.tuned is None or case.is_tuned or case.batch_size not in history.feasible:
             continue
         for seed in seeds_of(history.spec, case, runs):
             for configuration in (case.tuned.configuration, case.configuration):

@@ -125,8 +125,11 @@ def with_schedule(
         return configuration
     rule = spec.space.rate_rule(configuration.optimizer)
     name = NOISE_SCALE if NOISE_SHARE in given else "milestones"
-    own = {**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
-    schedule = batch_schedule_of(replace(configuration, parameters=own))
+    schedule = batch_schedule_of(
+        replace(
+            configuration, parameters={**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
+        )
+    )
     if schedule is None:
         raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
     if NOISE_SHARE in given and not schedule.is_measured:

@@ -153,8 +153,9 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
     problems: list[UsageError] = []
     for worker in offers:
         try:
-            types = {key: value_type(one) for key, one in dict(worker.templates[template]).items()}
-            checked_values(template, types, values)
+            checked_values(
+                template, {key: value_type(one) for key, one in dict(worker.templates[template]).items()}, values
+            )
             return None
         except (ValueError, TypeError):  # not written by a worker
             continue

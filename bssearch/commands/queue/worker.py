@@ -394,8 +394,9 @@ class QueueWorker:
         if self._stop.is_asked:
             return End(SubmissionState.WAITING)
         self._tell(f"{one.name}: serving (template {one.template}, owner {one.owner})")
-        folder = template.spec.resolve().parent
-        launch = replace(self._launch, folder=folder, listener=meter, progress=False, shift=shift)
+        launch = replace(
+            self._launch, folder=template.spec.resolve().parent, listener=meter, progress=False, shift=shift
+        )
         study = ServedStudy(spec, launch, lambda line: self._tell(f"{one.name}: {line}"))
         study.start()
         alone = self._watch(one, study, shift, meter)
