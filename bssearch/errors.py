@@ -18,7 +18,9 @@
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+Required = TypeVar("Required")
 
 
 class BSSearchError(Exception):
@@ -158,6 +160,13 @@ def require(is_so: object, message: str, *, hint: str | None = None, error: type
     """Raise an error unless ``is_so``."""
     if not is_so:
         raise error(message, hint=hint)
+
+
+def required(value: Required | None, message: str, *, hint: str | None = None) -> Required:
+    """Return a value; raise `UsageError` if the value is None."""
+    if value is None:
+        raise UsageError(message, hint=hint)
+    return value
 
 
 # Pydantic's phrases and their replacements.

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from bssearch.cli import db, end_interrupted, queue, registered, report, run, study, trial
 from bssearch.cli.output import console, print_json, write
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.records.text import without_passwords
 
 GUIDE = Path(__file__).resolve().parents[1] / "guide"
@@ -149,8 +149,8 @@ def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
         if not words or words[0].startswith("-"):
             return
         inner = command.get_command(ctx, words[0])
-        if inner is None:
-            raise UsageError(f"unknown command {words[0]!r}; choose from {', '.join(command.list_commands(ctx))}")
+        known = ", ".join(command.list_commands(ctx))
+        require(inner is not None, f"unknown command {words[0]!r}; choose from {known}")
         _refuse_words(ctx, inner, words[1:])
         return
     try:
@@ -159,8 +159,8 @@ def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
         return  # the command itself reports it
     for option in given:
         takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
-        if takes_one and given.count(option) > 1:
-            raise UsageError(f"{option.opts[0]} is given {given.count(option)} times; it takes one value")
+        times = given.count(option)
+        require(not takes_one or times == 1, f"{option.opts[0]} is given {times} times; it takes one value")
 
 
 app = typer.Typer(

@@ -21,7 +21,7 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
 from bssearch.commands.launch import Launch
-from bssearch.errors import UsageError, require
+from bssearch.errors import UsageError, require, required
 from bssearch.records.text import visible
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def submit(
 
     asked = _asked(template, values or [])
     check_template_name(asked.template)
-    study = name or asked.name
-    if study is None:
-        raise UsageError("the study needs a name", hint="--name STUDY")
+    study = required(name or asked.name, "the study needs a name", hint="--name STUDY")
     moment = None if not_before is None else _moment(not_before)
     with existing_store(db) as store:
         found = bssearch.submit_study(

@@ -78,8 +78,8 @@ def best(
         exclude("--step-times", {**{f"--{name}": value for name, value in filters.items()}, "--schedule": schedule})
     asked = StudyFilter.of(**filters, device=None if step_times else device)
     about_many = asked.conditions.keys() - {"target"}
-    if study is not None and about_many:
-        raise UsageError(f"{asked.in_words} filters studies, but the study {study!r} is named", hint="leave one out")
+    named = f"{asked.in_words} filters studies, but the study {study!r} is named"
+    require(study is None or not about_many, named, hint="leave one out")
     if about_many or (study is None and asked.metric is not None):
         require(export is None, "--export needs one study", hint="name the study: bssearch best STUDY --export …")
         with open_databases(db) as stores:

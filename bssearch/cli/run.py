@@ -78,11 +78,11 @@ def filled_in(name: str, kind: Kind) -> dict[Path, str]:
 
 def class_name_of(name: str) -> str:
     """Name in CamelCase; raise `UsageError` if it is invalid."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or len(name) > LONGEST_NAME:
-        raise UsageError(
-            f"NAME = {name!r} must have at most {LONGEST_NAME} letters, digits, dashes and underscores, and begin "
-            "with a letter"
-        )
+    require(
+        re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) and len(name) <= LONGEST_NAME,
+        f"NAME = {name!r} must have at most {LONGEST_NAME} letters, digits, dashes and underscores, and begin with a "
+        "letter",
+    )
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
     require(
         not keyword.iskeyword(class_name),

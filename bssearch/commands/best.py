@@ -15,7 +15,7 @@ from bssearch.analysis.growing import typical_run
 from bssearch.analysis.law.beyond import BatchCurves, beyond_target
 from bssearch.analysis.objectives import TimeToTarget
 from bssearch.analysis.shape import Parameters
-from bssearch.errors import UsageError
+from bssearch.errors import require, required
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
 from bssearch.records.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
 from bssearch.search.finding import answer
@@ -99,16 +99,18 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     """A study's answer and tuned curves; raises `UsageError` for other objectives and differing models."""
     record, found = store.studies.get(study), answer(store, study)
     spec = spec_of(record)
-    if record.objective != TimeToTarget.name:
-        raise UsageError(
-            f"a harder target is predicted for objective {TimeToTarget.name}, not {record.objective}",
-            hint="run a new study with the harder target, under a new name",
-        )
+    require(
+        record.objective == TimeToTarget.name,
+        f"a harder target is predicted for objective {TimeToTarget.name}, not {record.objective}",
+        hint="run a new study with the harder target, under a new name",
+    )
     probes, trials = store.probes.by_batch_size(study), store.trials.of(study)
     verdict = first_verdict(record, spec, compared_trials(trials, store.probes.memory_boundary(study)), probes)
     assert verdict is not None, "a study with an answer has a verdict"
-    if not are_of_one_model(spec, verdict):
-        raise UsageError(f"the best configurations of study {study!r} have different models: no prediction is possible")
+    require(
+        are_of_one_model(spec, verdict),
+        f"the best configurations of study {study!r} have different models: no prediction is possible",
+    )
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]
     return found, tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target)
 
@@ -168,12 +170,11 @@ class ScheduledTraining:
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
     """Best batch schedule of an answer; raise `UsageError` if no schedule reached the target."""
-    found = answer.batch_schedule
-    if found is None:
-        raise UsageError(
-            f"study {name!r} has no schedule of growing batches that reached the target",
-            hint="search for one: space.batch_schedule in its spec, and --set budget.schedule_trials=20",
-        )
+    found = required(
+        answer.batch_schedule,
+        f"study {name!r} has no schedule of growing batches that reached the target",
+        hint="search batch schedules: space.batch_schedule in the spec, and --set budget.schedule_trials=20",
+    )
     starts = {one.batch_size: one.start_samples for one in found.stages if one.start_samples is not None}
     notes = [] if found.saves_time == "yes" else [NO_GAIN[found.saves_time]]
     if found.noise_share is not None:

@@ -23,7 +23,7 @@ from bssearch.analysis.law.branches import (
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import ProbeReport, run_request
-from bssearch.errors import LaunchError, NotFoundError, UsageError, require
+from bssearch.errors import LaunchError, NotFoundError, UsageError, require, required
 from bssearch.records import (
     Branch,
     BranchMeasurement,
@@ -414,9 +414,10 @@ class Branching:
                 f"the branch at batch size {base_size} {measured}",
                 hint="bssearch probe memory finds the largest micro-batch that fits",
             )
-        start = next((one.start_metric for one in measured if one.start_metric is not None), None)
-        if start is None:
-            raise UsageError(f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite")
+        start = required(
+            next((one.start_metric for one in measured if one.start_metric is not None), None),
+            f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite",
+        )
         sizes, notice = [_ends(base_size, measured)], None
         bound = bound_of(sizes[0], self._repeats, self._goal)
         if bound is not None and why_unknown(start, sizes[0], self._goal) is None:

@@ -213,11 +213,12 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
         error=SpecError,
     )
     for field, sizes in (("space.batch_size", spec.space.rungs), ("default.batch_size", [spec.default.batch_size])):
-        if found.train_samples is not None and sizes[-1] > found.train_samples:
-            raise SpecError(
-                f"{field} = {sizes[-1]}: larger than the training set of {found.train_samples} samples",
-                hint=f"the largest batch size possible is {found.train_samples}",
-            )
+        require(
+            found.train_samples is None or sizes[-1] <= found.train_samples,
+            f"{field} = {sizes[-1]}: larger than the training set of {found.train_samples} samples",
+            hint=f"the largest batch size possible is {found.train_samples}",
+            error=SpecError,
+        )
 
 
 def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
@@ -240,11 +241,12 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
             f"an untrained model has {target.metric} = {untrained:.4g}",
             hint="set a harder target (`bssearch check --suggest-target` proposes a target), or correct target.goal",
         )
-    if untrained is None:
-        raise SpecError(
-            f"target.metric = {target.metric!r} is not a finite number for an untrained model; "
-            "trials with such a metric end as diverged"
-        )
+    require(
+        untrained is not None,
+        f"target.metric = {target.metric!r} is not a finite number for an untrained model; "
+        "trials with such a metric end as diverged",
+        error=SpecError,
+    )
 
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:

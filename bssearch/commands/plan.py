@@ -13,7 +13,7 @@ from bssearch.analysis.law.quick import QuickCriticalBatch
 from bssearch.analysis.shape import BeyondPlan, CriticalBatch, Notice
 from bssearch.commands.best import measured_curves
 from bssearch.commands.run import audit_stored
-from bssearch.errors import TargetNotReachedError, UsageError, require
+from bssearch.errors import TargetNotReachedError, require, required
 from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
 from bssearch.planning.requests import Database, Finite, Name, Positive, Request, planned, read
@@ -125,11 +125,10 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     """
     found = {} if asked.study is None else _measured(asked.study, asked)
     if asked.step_times is not None:
-        line = fit_step_time(list(read_step_times(asked.step_times).values()))
-        if line is None:
-            raise UsageError(
-                f"step_times = {asked.step_times}: no line fits; give three batch sizes with growing step times"
-            )
+        line = required(
+            fit_step_time(list(read_step_times(asked.step_times).values())),
+            f"step_times = {asked.step_times}: no line fits; give three batch sizes with growing step times",
+        )
         found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
     for own in (("alpha_s", "beta_s"), ("b_crit", "b_crit_low", "b_crit_high"), ("samples_to_target", "at_batch")):
         if any(getattr(asked, name) is not None for name in own):

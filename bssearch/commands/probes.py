@@ -14,7 +14,7 @@ from bssearch.analysis.law.batch_model import MemoryFit, StepTimeFit, fit_memory
 from bssearch.analysis.objectives import least_of
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
-from bssearch.errors import InterruptedRunError, LaunchError
+from bssearch.errors import InterruptedRunError, LaunchError, require
 from bssearch.executors.base import Executor
 from bssearch.records import (
     Configuration,
@@ -86,8 +86,11 @@ def run_default(
             target=spec.record_target,
         ),
     )
-    if outcome.state in {TrialState.FAILED, TrialState.OOM}:
-        raise LaunchError(f"the default configuration (batch {spec.default.batch_size}) fails: {outcome.reason}")
+    require(
+        outcome.state not in {TrialState.FAILED, TrialState.OOM},
+        f"the default configuration (batch {spec.default.batch_size}) fails: {outcome.reason}",
+        error=LaunchError,
+    )
     return outcome, curve
 
 

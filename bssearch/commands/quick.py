@@ -25,7 +25,7 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import probe_noise
 from bssearch.commands.trials import any_configuration_of, configuration_of
-from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError, require
+from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError, require, required
 from bssearch.records import (
     Configuration,
     GradientNoise,
@@ -375,9 +375,10 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
     spec = study.spec
     study.driver().run_planned(plan.next_size, Phase.SEARCH)
     history = study.history()
-    default = ended_run(history, spec.default_configuration)
-    if default is None:
-        raise UsageError(f"the run of the default configuration of study {spec.name!r} has not ended")
+    default = required(
+        ended_run(history, spec.default_configuration),
+        f"the run of the default configuration of study {spec.name!r} has not ended",
+    )
     target = comparable_target(study, default, plan)
     noise, warnings = _noise_scale(study, plan)
     runs = _at(study, by_rule(history), target)

@@ -215,8 +215,8 @@ def audit_study(
     Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
     require(runs is None or runs >= 1, f"runs = {runs} must be >= 1")
-    if train_seconds is not None and not 0 <= train_seconds < math.inf:
-        raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
+    is_finite = train_seconds is None or 0 <= train_seconds < math.inf
+    require(is_finite, f"train_seconds = {train_seconds} must be a finite number >= 0")
     spec, launch = loaded(spec, launch)
     if not run or spec.is_imported:
         with open_store(launch.db, write=False) as store:

@@ -21,7 +21,7 @@ from typing import Self
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, loaded, opened, program_of
-from bssearch.errors import TrialStopped, UsageError, require
+from bssearch.errors import TrialStopped, UsageError, require, required
 from bssearch.executors.base import Executor
 from bssearch.executors.loops.called import CalledExecutor, Piece
 from bssearch.executors.loops.own_loop import Trial
@@ -69,10 +69,9 @@ class Study:
         `trial.state`, else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second interrupt
         cancels at once. Also raises the errors of `bssearch.run_study`, and `UsageError` without an objective.
         """
-        if self._objective is None:
-            raise UsageError("study.run() needs an objective", hint="Study(spec, objective=train)")
+        objective = required(self._objective, "study.run() needs an objective", hint="Study(spec, objective=train)")
         with Interrupts(on_second=lambda: None, at_once=lambda: not self._search.stops_in_order()):
-            return self._run(self._objective)
+            return self._run(objective)
 
     def _run(self, objective: Objective) -> Answer:
         try:
@@ -100,8 +99,7 @@ class Study:
         The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` if `tell`
         was not called for the last trial, and any error that ends the study.
         """
-        if self._asked is not None:
-            raise UsageError("ask() needs tell() first: one trial trains at a time")
+        require(self._asked is None, "ask() needs tell() first: one trial trains at a time")
         piece = self._search.next_piece()
         if piece is None:
             self._search.join()
@@ -120,9 +118,8 @@ class Study:
     @property
     def answer(self) -> Answer:
         """Answer of the ended study; raises `UsageError` before the end."""
-        if self._search.answer is None:
-            raise UsageError(f"study {self.spec.name!r} has not ended", hint=f"bssearch.best({self.spec.name!r})")
-        return self._search.answer
+        hint = f"bssearch.best({self.spec.name!r})"
+        return required(self._search.answer, f"study {self.spec.name!r} has not ended", hint=hint)
 
     def close(self) -> None:
         """End the study now and keep ended trials."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import ValidationError
 
 from bssearch.analysis.objectives import Basis, least_of, seconds_to_target, trial_basis
-from bssearch.errors import UsageError, problem_in_words, require
+from bssearch.errors import UsageError, problem_in_words, require, required
 from bssearch.exchange.trial_rows import traceback, trial_table, with_first
 from bssearch.records import (
     BATCH_SCHEDULE,
@@ -125,15 +125,15 @@ def with_schedule(
         return configuration
     rule = spec.space.rate_rule(configuration.optimizer)
     name = NOISE_SCALE if NOISE_SHARE in given else "milestones"
-    schedule = batch_schedule_of(
-        replace(
-            configuration, parameters={**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
-        )
+    own = {**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
+    schedule = required(
+        batch_schedule_of(replace(configuration, parameters=own)),
+        f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}",
     )
-    if schedule is None:
-        raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
-    if NOISE_SHARE in given and not schedule.is_measured:
-        raise UsageError(f"{NOISE_SHARE} = {given[NOISE_SHARE]}: a {schedule.name} schedule has no {NOISE_SHARE}")
+    require(
+        NOISE_SHARE not in given or schedule.is_measured,
+        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)}: a {schedule.name} schedule has no {NOISE_SHARE}",
+    )
     require(
         spec.workload != OBJECTIVE,
         f"{BATCH_STAGES}: the batch size of a function cannot grow; use a script or a workload",
@@ -219,10 +219,10 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
     except ValueError as error:
         raise UsageError(str(error)) from None
     for name in ("horizon_samples", "decay_share"):
-        if values.get(name) is not None and name not in configuration.parameters:
-            raise UsageError(
-                f"{name} = {values[name]}: a {configuration.parameters['schedule']} schedule has no {name}"
-            )
+        require(
+            values.get(name) is None or name in configuration.parameters,
+            f"{name} = {values.get(name)}: a {configuration.parameters.get('schedule')} schedule has no {name}",
+        )
     return configuration
 
 

@@ -190,7 +190,7 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
         stored_spec(SPEC.name, Launch(db=url(tmp_path)))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"runs": 0}, "runs = 0 must be >= 1"),
-        ({"train_seconds": -1.0}, "train_seconds = -1 must be a finite number >= 0"),
+        ({"train_seconds": -1.0}, "train_seconds = -1.0 must be a finite number >= 0"),
         ({"train_seconds": math.inf}, "train_seconds = inf must be a finite number"),
     ]
     for asked, said in wrong:

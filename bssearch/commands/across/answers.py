@@ -15,7 +15,7 @@ from pydantic import Field
 from bssearch.analysis.answer import Answer, Optimal, objective_in
 from bssearch.analysis.headline import with_interval
 from bssearch.analysis.shape import Model
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError, require
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, require
 from bssearch.records import Goal, StudyRecord, Target, grouped
 from bssearch.records.text import plural, span
 from bssearch.search.finding import answer
@@ -63,10 +63,8 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
             f"no study {given!r} in any of {_listed(stores)}",
             hint=f"{guess}`bssearch study list` with the same --db lists them",
         )
-    if len(holders) > 1:
-        raise UsageError(
-            f"study {given!r} is in several databases: {_listed(holders)}", hint="choose a database with --db"
-        )
+    several = f"study {given!r} is in several databases: {_listed(holders)}"
+    require(len(holders) == 1, several, hint="choose a database with --db")
     return holders[0], given
 
 

@@ -182,8 +182,8 @@ def asked_in_file(path: Path) -> AskedStudy:
         raise SpecError(f"{path}: name = {shortened(name)} must be a text")
     values: dict[str, Value] = {}
     for key, value in _leaves(path, {key: value for key, value in data.items() if key not in {"template", "name"}}):
-        if key in values:
-            raise SpecError(f"{path}: {key} is given twice: {shortened(values[key])} and {shortened(value)}")
+        twice = f"{path}: {key} is given twice: {shortened(values.get(key))} and {shortened(value)}"
+        require(key not in values, twice, error=SpecError)
         values[key] = value
     return AskedStudy(template, values, name)
 

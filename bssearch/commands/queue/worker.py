@@ -245,8 +245,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         check_tags(self.tags)
-        if isinstance(self.slots, int) and self.slots < 1:
-            raise UsageError(f"slots = {self.slots} must be at least 1, or auto")
+        require(not isinstance(self.slots, int) or self.slots >= 1, f"slots = {self.slots} must be at least 1, or auto")
         require(0 < self.turn_seconds < math.inf, f"turn_seconds = {self.turn_seconds:g} must be > 0")
 
     @property
