@@ -69,10 +69,9 @@ def grave_findings(page: Page) -> list[str]:
     """Serious and critical findings of axe-core on a page, with their elements."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
     return [
         f"{one['id']}: {', '.join(str(node['target']) for node in one['nodes'][:5])}"
-        for one in found
+        for one in Axe().run(page).response["violations"]
         if one["impact"] in GRAVE
     ]
 

@@ -171,8 +171,7 @@ def _spec(rng: random.Random, folder: Path) -> None:
 
 
 def _enqueued(rng: random.Random, folder: Path) -> None:
-    texts = [rng.choice(SETTINGS) for _ in range(rng.randint(1, 4))]
-    pairs = [mutated(rng, text).partition("=") for text in texts]
+    pairs = [mutated(rng, text).partition("=") for text in [rng.choice(SETTINGS) for _ in range(rng.randint(1, 4))]]
     configuration_of(make_spec(), {name: parse_value(value, name) for name, _, value in pairs})
 
 
@@ -337,10 +336,9 @@ FILLED = frozenset(
 
 def ask_on_the_command_line(url: str, study: str, folder: Path, seconds: list[float]) -> None:
     """Run the commands that read a study; raise what is neither an answer nor an error of bssearch."""
-    page = str(folder / "page.html")
     for words in (
         *(["study", "list"], ["study", "show", study], ["trial", "list", study], ["trial", "show", study, "3"]),
-        *(["best", study], ["report", study, "--html", page], ["queue", "list"]),
+        *(["best", study], ["report", study, "--html", str(folder / "page.html")], ["queue", "list"]),
         ["trial", "list", study, "--format", "json"],
     ):
         began = time.process_time()

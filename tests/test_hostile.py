@@ -122,8 +122,8 @@ def test_a_mutation_changes_a_text() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [" + "[" * 60 + "]" * 60 + "]", "more than 50 levels"),
-        ("a: &a " + "[" * 30 + "]" * 30 + "\nb: " + "[" * 30 + "*a" + "]" * 30, "more than 50 levels"),
+        ("a: [" + "[" * 60 + "]" * 60 + "]", "more than 50 nested levels"),
+        ("a: &a " + "[" * 30 + "]" * 30 + "\nb: " + "[" * 30 + "*a" + "]" * 30, "more than 50 nested levels"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
             + "".join(

@@ -1,13 +1,13 @@
-"""What the registry names loads, says what it is and has what its kind is asked for; packages may add to it."""
+"""Registered plug-ins load, are documented and have their kind's interface; packages may add plug-ins."""
 
 import getpass
-import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +22,7 @@ from bssearch.settings import (
     shipped_studies,
     user_name,
 )
+from tests.packages import installed
 
 INTERFACES: dict[str, set[str]] = {
     "objectives": {
@@ -51,16 +52,16 @@ INTERFACES: dict[str, set[str]] = {
     },
     "boards": {"opened", "started", "observed", "ended", "answered", "close"},
 }
-"""What is asked of the classes of a kind, by name: more than one of them, or the code that takes any, uses each."""
+"""Members of each kind's interface that more than one class, or the common code, uses."""
 
 FUNCTIONS = {"importers": "file", "exporters": "name", "probes": "spec"}
-"""The kinds that are functions, each with a parameter that all of them take."""
+"""Kinds that are functions, each with a parameter that all functions take."""
 
 REGISTERED = [(kind, name) for kind, entries in registry.BUILT_IN.items() for name in entries]
 
 
 def lacks(kind: str, found: Any) -> set[str]:
-    """Return what one of a kind lacks of its interface."""
+    """Missing members of a plug-in's interface."""
     if kind in FUNCTIONS:
         return {FUNCTIONS[kind]} - set(inspect.signature(found).parameters)
     return {name for name in INTERFACES[kind] if not hasattr(found, name)}
@@ -71,7 +72,7 @@ def test_every_kind_has_an_interface() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), REGISTERED)
-def test_what_is_registered_loads_says_what_it_is_and_has_its_interface(kind: registry.Kind, name: str) -> None:
+def test_a_plug_in_loads_is_documented_and_has_its_interface(kind: registry.Kind, name: str) -> None:
     if kind == "boards":
         pytest.importorskip(name, reason="the extra of this board is not installed")
     found = registry.load(kind, name)
@@ -82,14 +83,14 @@ def test_what_is_registered_loads_says_what_it_is_and_has_its_interface(kind: re
     assert registry.load(kind, name) is found
 
 
-def test_a_kind_has_no_thing_twice() -> None:
+def test_a_kind_has_no_plug_in_twice() -> None:
     for kind, entries in registry.BUILT_IN.items():
         assert len(set(entries.values())) == len(entries), kind
         assert registry.names(kind)[: len(entries)] == tuple(entries)
 
 
 @pytest.mark.parametrize("kind", registry.BUILT_IN)
-def test_a_name_that_is_not_known_is_refused_with_those_that_are(kind: registry.Kind) -> None:
+def test_an_unknown_name_is_refused_with_the_known_names(kind: registry.Kind) -> None:
     assert not registry.is_known(kind, "no such thing")
     with pytest.raises(UsageError) as caught:
         registry.load(kind, "no such thing")
@@ -97,7 +98,7 @@ def test_a_name_that_is_not_known_is_refused_with_those_that_are(kind: registry.
     assert all(name in str(caught.value) for name in registry.BUILT_IN[kind])
 
 
-# A package that is installed beside bssearch.
+# A package that is installed beside bssearch
 
 PACKAGE = '''
 """One of each kind that other packages add most."""
@@ -121,16 +122,16 @@ class Cluster:
 
 ENTRY_POINTS = """
 [bssearch.pruners]
-patient = beside:Patient
+patient = beside.kinds:Patient
 
 [bssearch.samplers]
-dice = beside:Dice
+dice = beside.kinds:Dice
 
 [bssearch.objectives]
-joules = beside:Joules
+joules = beside.kinds:Joules
 
 [bssearch.executors]
-cluster = beside:Cluster
+cluster = beside.kinds:Cluster
 """
 
 ADDED: list[tuple[registry.Kind, str, str]] = [
@@ -140,79 +141,52 @@ ADDED: list[tuple[registry.Kind, str, str]] = [
     ("executors", "cluster", "Cluster"),
 ]
 
-Install = Callable[[str, str], None]
 
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Yield what installs a package named ``beside``: a module, and the metadata that pip would write."""
-
-    def install(module: str, entry_points: str) -> None:
-        (tmp_path / "beside.py").write_text(module)
-        metadata = tmp_path / "beside-1.0.dist-info"
-        metadata.mkdir(exist_ok=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: beside\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(entry_points)
-        importlib.invalidate_caches()
-        registry._installed.cache_clear()
-
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "beside", raising=False)
-    yield install
-    sys.modules.pop("beside", None)
-    registry._installed.cache_clear()
+def beside(tmp_path: Path, module: str = PACKAGE) -> AbstractContextManager[None]:
+    """Install a package named ``beside``."""
+    return installed(tmp_path / "site", "beside", {"kinds": module}, ENTRY_POINTS)
 
 
 @pytest.mark.parametrize(("kind", "name", "attribute"), ADDED)
 def test_a_package_adds_to_a_kind_by_an_entry_point(
-    install: Install, kind: registry.Kind, name: str, attribute: str
+    tmp_path: Path, kind: registry.Kind, name: str, attribute: str
 ) -> None:
     assert not registry.is_known(kind, name)
-    install(PACKAGE, ENTRY_POINTS)
-    assert registry.is_known(kind, name)
-    assert registry.names(kind) == (*registry.BUILT_IN[kind], name)
-    assert "beside" not in sys.modules
-    assert registry.load(kind, name).__name__ == attribute
-    with pytest.raises(UsageError, match=name):
-        registry.load(kind, "no such thing")
+    with beside(tmp_path):
+        assert registry.is_known(kind, name)
+        assert registry.names(kind) == (*registry.BUILT_IN[kind], name)
+        assert "beside" not in sys.modules
+        assert registry.load(kind, name).__name__ == attribute
+        with pytest.raises(UsageError, match=name):
+            registry.load(kind, "no such thing")
 
 
-def test_a_package_does_not_take_the_name_of_what_is_built_in(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_does_not_replace_a_built_in_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built_in = {**registry.BUILT_IN, "pruners": {"patient": "collections:OrderedDict"}}
     monkeypatch.setattr(registry, "BUILT_IN", built_in)
-    install(PACKAGE, ENTRY_POINTS)
-    assert registry.names("pruners") == ("patient",)
-    assert registry.load("pruners", "patient").__name__ == "OrderedDict"
+    with beside(tmp_path):
+        assert registry.names("pruners") == ("patient",)
+        assert registry.load("pruners", "patient").__name__ == "OrderedDict"
 
 
-def test_a_package_that_cannot_be_imported_harms_no_one_who_does_not_ask_for_it(install: Install) -> None:
-    install("raise ImportError('no such library')", ENTRY_POINTS)
-    assert "patient" in registry.names("pruners")
-    assert registry.names("importers") == tuple(registry.BUILT_IN["importers"])
-    with pytest.raises(UsageError, match="no such library"):
-        registry.load("pruners", "patient")
+def test_a_package_that_cannot_be_imported_fails_only_if_it_is_loaded(tmp_path: Path) -> None:
+    with beside(tmp_path, "raise ImportError('no such library')"):
+        assert "patient" in registry.names("pruners")
+        assert registry.names("importers") == tuple(registry.BUILT_IN["importers"])
+        with pytest.raises(UsageError, match="no such library"):
+            registry.load("pruners", "patient")
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [OSError(), KeyError("uid not found"), ImportError("pwd")])
-def test_a_user_is_called_by_name_and_by_number_where_the_machine_has_no_name(
-    monkeypatch: pytest.MonkeyPatch, error: Any
-) -> None:
-    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
-    assert user_name() == "ada"
-
-    def nobody(error: Exception = error) -> str:
-        raise error
-
-    monkeypatch.setattr(getpass, "getuser", nobody)
-    assert user_name() == str(os.getuid())
+def test_a_user_without_a_name_is_called_by_number(monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
+    monkeypatch.setattr(getpass, "getuser", Mock(side_effect=["ada", error]))
+    assert (user_name(), user_name()) == ("ada", str(os.getuid()))
 
 
-def test_paused_trials_are_kept_where_the_user_says_else_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_trials_are_kept_in_the_users_folder_else_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BSSEARCH_CHECKPOINT_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/ada")
@@ -231,7 +205,7 @@ def test_paused_trials_are_kept_where_the_user_says_else_in_the_cache(monkeypatc
     )
 
 
-def test_what_is_packaged_is_found_by_name_and_what_is_not_is_missed() -> None:
+def test_packaged_folders_are_found_by_name() -> None:
     assert packaged_folder("studies").is_dir()
     with pytest.raises(FileNotFoundError):
         packaged_folder("nowhere")

@@ -1,4 +1,4 @@
-"""A stand-in for torchvision where it is not installed: timm imports it, its optimizers do not use it."""
+"""A stand-in for a missing torchvision, which timm imports but its optimizers do not use."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ import pytest
 
 
 class _Named(type):
-    """A class that has whatever it is asked for, as the members of an enumeration."""
+    """A class with every member, as of an enumeration."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -33,20 +33,19 @@ class _StandIn(ModuleType):
 
 class _Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        is_wanted = fullname.partition(".")[0] == "torchvision"
-        return ModuleSpec(fullname, self, is_package=True) if is_wanted else None
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "torchvision" else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave it empty."""
+        """Leave the module empty."""
 
 
 def import_timm() -> None:
-    """Import timm's optimizers; where torchvision does not import, with a stand-in that is gone again afterwards.
+    """Import timm's optimizers, with a temporary stand-in if torchvision does not import.
 
-    Without timm the test is skipped, but not where everything must be tested.
+    Without timm, skip the test unless this is CI.
     """
     if importlib.util.find_spec("timm") is None and "CI" not in os.environ:
         pytest.skip("timm is not installed")

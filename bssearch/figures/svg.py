@@ -683,11 +683,6 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
     stops = "".join(
         f'<stop offset="{stop / (STOPS - 1):.3g}" stop-color="var(--sequence-{stop})"/>' for stop in range(STOPS)
     )
-    ticks = _fitting(
-        scale.ticks,
-        lambda tick: BAR_WIDTH * tick[0],
-        lambda tick: (width_of(tick[1], size.font) + SWATCH_GAP) / 2,
-    )
     return [
         f'<linearGradient id="{name}-scale">{stops}</linearGradient>',
         text_at(0, size.row / 2 + 0.35 * size.font, title),
@@ -695,7 +690,11 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
         f'fill="url(#{name}-scale)"/>',
         *(
             text_at(left + BAR_WIDTH * share, middle + BAR_HEIGHT / 2 + size.font, text, "middle")
-            for share, text in ticks
+            for share, text in _fitting(
+                scale.ticks,
+                lambda tick: BAR_WIDTH * tick[0],
+                lambda tick: (width_of(tick[1], size.font) + SWATCH_GAP) / 2,
+            )
         ),
     ], middle + size.row / 2 + 1.1 * size.font
 

@@ -1,4 +1,4 @@
-"""Tables of recorded curves are read as they were written, and refused where something is wrong."""
+"""Tables of recorded curves are read as written, and refused if they are wrong."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def test_a_table_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["again.csv.gz", "again.csv"])
-def test_what_is_written_is_read_back_and_the_same_table_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_a_written_table_is_read_back_and_gives_the_same_bytes_again(tmp_path: Path, name: str) -> None:
     trials = (
         RecordedTrial(1, {"batch_size": 8, "learning_rate": 0.1 + 0.2}, 5, (1,), (1e-9,), (0.1,)),
         RecordedTrial(7, {"optimizer": "adam, w"}, 0, (3, 4), (2.0, 2.0), (0.2, 0.3)),
@@ -87,7 +87,7 @@ def test_both_files_are_written_or_none(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["toy.csv", "toy.json", "x.json"]
 
 
-def test_missing_files_and_other_names_are_named(tmp_path: Path) -> None:
+def test_missing_files_and_wrong_names_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, *ROWS)
     (tmp_path / "toy.json").unlink()
     with pytest.raises(NotFoundError, match=r"toy\.json"):

@@ -30,7 +30,6 @@ PROBES = {size: make_probe(size, step_seconds=0.01 + 0.0002 * size) for size in 
 
 def grown(schedule: BatchSchedule, first: int, *, runs: int = 3, steps: int = 40, **changes: Any) -> list[TrialRecord]:
     """Search trial of a schedule, and its repeats with the confirmation's seeds."""
-    phases = [Phase.GROWTH] + runs * [Phase.AUDIT]
     trials = [
         make_trial(
             first + place,
@@ -42,7 +41,7 @@ def grown(schedule: BatchSchedule, first: int, *, runs: int = 3, steps: int = 40
             samples=2240,
             **changes,
         )
-        for place, phase in enumerate(phases)
+        for place, phase in enumerate([Phase.GROWTH] + runs * [Phase.AUDIT])
     ]
     return [with_outcome(trial, steps=40) for trial in trials]
 
@@ -61,21 +60,19 @@ def picture(schedule: BatchSchedule = PLANNED, **changes: Any) -> StudyPicture:
     answer = build_answer(study_of(SPEC), SPEC, trials, PROBES)
     run = not_none(typical_run(not_none(answer.batch_schedule), trials))
     best = answer.optimal.batch_size
-    constant = [replace(one, samples=one.step * best, learning_rate=0.3) for one in curve()]
     return StudyPicture(
         study=study_of(SPEC),
         spec=SPEC,
         answer=answer,
         trials=trials,
-        curves={best: constant},
+        curves={best: [replace(one, samples=one.step * best, learning_rate=0.3) for one in curve()]},
         grown=(run, curve()),
     )
 
 
 def test_a_trial_whose_batch_grows_does_not_count_for_its_first_batch_size() -> None:
     found = picture()
-    alone = replace(BASE, batch_size=48, micro_batch_size=48)
-    first = with_batch_schedule(alone, milestones((0, 48), (480, 96)))
+    first = with_batch_schedule(replace(BASE, batch_size=48, micro_batch_size=48), milestones((0, 48), (480, 96)))
     trials = [*found.trials, make_trial(99, configuration=first, phase=Phase.GROWTH)]
     assert plots.curve_trials(found.answer, trials) == plots.curve_trials(found.answer, found.trials)
 

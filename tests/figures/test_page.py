@@ -197,8 +197,7 @@ def test_a_note_says_that_curves_and_times_count_other_seconds() -> None:
         )
         for row in found.answer.batches
     ]
-    products = found.answer.model_copy(update={"batches": rows})
-    assert said in Elements(render(replace(found, answer=products))).text
+    assert said in Elements(render(replace(found, answer=found.answer.model_copy(update={"batches": rows})))).text
 
 
 @pytest.mark.parametrize(

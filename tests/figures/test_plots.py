@@ -117,18 +117,6 @@ def trained_to_its_limit(trial: TrialRecord) -> TrialRecord:
     return with_outcome(trial, train_seconds=trial.train_seconds_limit)
 
 
-def test_medians_and_intervals_equal_the_answer(answer: Answer) -> None:
-    chart = plots.objective_chart(answer)
-    others, best = named(chart, "confirmed"), named(chart, "optimal")
-    drawn = {point.x: (point.y, point.low, point.high) for point in (*others.points, *best.points)}
-    assert drawn == {
-        row.batch_size: (row.time_to_target_s.median, row.time_to_target_s.low, row.time_to_target_s.high)
-        for row in answer.batches
-        if row.time_to_target_s is not None
-    }
-    assert xs(best) == [answer.optimal.batch_size] and str(answer.optimal.batch_size) in best.points[0].label
-
-
 def test_the_law_spans_the_batch_sizes_that_reached_the_target(answer: Answer) -> None:
     law = named(plots.objective_chart(answer), "law × step time")
     assert answer.fit is not None and law.dash == "solid"
@@ -159,19 +147,6 @@ def test_the_default_is_a_diamond_or_an_arrow_if_it_missed_the_target(state: Tri
 
 def labels(chart: Chart | None, name: str) -> set[str]:
     return {point.label for point in named(chart, name).points}
-
-
-def test_the_front_equals_the_answer(answer: Answer) -> None:
-    chart = plots.front_chart(answer, priced=True)
-    assert chart is not None and "price" in chart.y.title
-    assert labels(chart, "best trade-offs") == {str(one.batch_size) for one in answer.front if one.on_front}
-    assert labels(chart, "beaten") == {str(one.batch_size) for one in answer.front if not one.on_front}
-    line = xs(named(chart, "best trade-offs"))
-    assert line == sorted(line)
-    own = next(one for one in answer.front if one.batch_size == answer.optimal.batch_size)
-    recommended = named(chart, "recommended")
-    assert (xs(recommended), ys(recommended)) == ([own.time_to_target_s], [own.cost])
-    assert plots.front_chart(answer.model_copy(update={"front": []}), priced=True) is None
 
 
 def test_a_single_search_trial_is_drawn_apart_from_confirmed_batch_sizes(answer: Answer) -> None:
@@ -266,12 +241,6 @@ def test_memory_is_shown_beside_the_devices_if_it_comes_near(
     assert ys(chart.series[0]) == [shown] * len(SIZES)
     assert [rule.at for rule in chart.rules] == limits
     assert (chart.y.low, chart.y.high > max([shown, *limits]), unit in chart.y.title) == (0.0, True, True)
-
-
-def test_throughput_is_batch_size_over_step_time(answer: Answer) -> None:
-    chart = not_none(plots.throughput_chart(answer))
-    assert ys(chart.series[0]) == pytest.approx([size / (0.01 + 0.0002 * size) for size in SIZES])
-    assert plots.memory_chart(answer) is None
 
 
 def test_names_of_users_are_cut_and_on_one_line() -> None:

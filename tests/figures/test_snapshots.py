@@ -130,7 +130,6 @@ def known() -> StudyPicture:
 
 def bounded() -> StudyPicture:
     """Study whose figures have one end of an interval, and whose optimum is off the front."""
-    points = [point.model_copy(update={"on_front": False}) for point in page.picture().answer.front]
     return changed(
         lambda place: {
             **NO_FIGURE,
@@ -145,7 +144,7 @@ def bounded() -> StudyPicture:
         },
         optimal={"objective_value": FIGURE.model_copy(update={"low": None, "runs": 1})},
         speedup={"over_default": AT_LEAST, "over_largest": AT_LEAST},
-        front=points,
+        front=[point.model_copy(update={"on_front": False}) for point in page.picture().answer.front],
         recommendation={"rule": "law"},
     )
 
@@ -181,8 +180,7 @@ def audited() -> StudyPicture:
     found = page.picture(audit={"rules": rules, "learning_rate_slope": SLOPE})
     ends = [datetime(2026, 3, day, tzinfo=UTC) for day in (4, 9, 7)]
     trials = [replace(trial, ended_at=ends[place % 3]) for place, trial in enumerate(found.trials)]
-    running = replace(make_trial(len(trials), state=TrialState.RUNNING), ended_at=None)
-    return replace(found, trials=[*trials, running])
+    return replace(found, trials=[*trials, replace(make_trial(len(trials), state=TrialState.RUNNING), ended_at=None)])
 
 
 def growing_missed() -> StudyPicture:

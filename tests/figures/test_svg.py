@@ -25,8 +25,7 @@ Place = tuple[float, float]
 
 def drawn(chart: Chart) -> dict[str, ElementTree.Element]:
     """Drawings of a chart by size."""
-    both = ElementTree.fromstring(f"<div>{svg(chart, 'one', 'A title')}</div>")
-    return {one.attrib["class"]: one for one in both}
+    return {one.attrib["class"]: one for one in ElementTree.fromstring(f"<div>{svg(chart, 'one', 'A title')}</div>")}
 
 
 def frame(element: ElementTree.Element) -> tuple[float, float, float, float]:
@@ -38,10 +37,9 @@ def frame(element: ElementTree.Element) -> tuple[float, float, float, float]:
 
 def tooltips(element: ElementTree.Element) -> dict[str, Place]:
     """Places of points by tooltip."""
-    circles = [(one, one.find("title")) for one in element.iter("circle")]
     return {
         title.text or "": (float(one.attrib["cx"]), float(one.attrib["cy"]))
-        for one, title in circles
+        for one, title in [(one, one.find("title")) for one in element.iter("circle")]
         if title is not None
     }
 
@@ -130,10 +128,9 @@ def test_names_of_users_are_only_text() -> None:
 def test_ticks_that_would_meet_are_left_out_evenly() -> None:
     ticks = [(index / 4, f"{index / 4:.2f}") for index in range(41)]
     chart = points(Point(5.0, 5.0))
-    both = drawn(replace(chart, x=replace(chart.x, ticks=ticks)))
     shown = {
         size: [float(text) for text in texts(element) if re.fullmatch(r"\d+\.\d\d", text)]
-        for size, element in both.items()
+        for size, element in drawn(replace(chart, x=replace(chart.x, ticks=ticks))).items()
     }
     assert 4 <= len(shown["narrow"]) < len(shown["wide"]) < 41
     assert len({round(following - one, 2) for one, following in pairwise(shown["wide"])}) == 1

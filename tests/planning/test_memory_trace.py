@@ -29,8 +29,7 @@ class Attention(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden: torch.Tensor = self.embedding(tokens)
-        parts = self.project(hidden).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
-        query, key, value = parts
+        query, key, value = self.project(hidden).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout)
         result: torch.Tensor = self.norm(hidden + mixed.transpose(1, 2).flatten(2))
         return result

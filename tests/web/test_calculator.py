@@ -302,8 +302,7 @@ def test_figures_show_their_marks_and_the_limit(max_micro: str) -> None:
     plan = api.plan_memory(parameters="110M", precision="bf16", layers=12, hidden=768, heads=12, sequence=512,
                            vocabulary=30522, micro_batch=32)  # fmt: skip
     assert plan.peak_bytes is not None and peak[32] == plan.peak_bytes / 2**30
-    largest = f"largest that fits at once: {16 if max_micro else 32}"
-    assert largest in [series.name for series in trade_off.series]
+    assert f"largest that fits at once: {16 if max_micro else 32}" in [series.name for series in trade_off.series]
     assert [rule.at for rule in trade_off.rules] == [800]
 
 

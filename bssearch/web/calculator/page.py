@@ -597,8 +597,7 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[DrawnFig
 
 
 def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
-    is_given = typed["max_micro"].strip()
-    return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not is_given else {}
+    return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not typed["max_micro"].strip() else {}
 
 
 def _split(typed: Mapping[str, str], fitting: int | None) -> ResultSection:

@@ -1,4 +1,4 @@
-"""Fake boards, installed as another package would install its own."""
+"""Fake boards, installed as by another package."""
 
 import json
 import os
@@ -17,7 +17,7 @@ FAKES = [name for name, one in vars(fakes).items() if isinstance(one, type) and 
 
 
 class Notebook:
-    """What fake boards noted, and the gates at which they wait."""
+    """Notes of fake boards, and the gates at which they wait."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class Notebook:
             os.mkfifo(folder / gate)
 
     def calls(self, board: str) -> list[dict[str, Any]]:
-        """Return the calls of a board so far, without a line that is being written."""
+        """Calls of a board until now, without a half-written line."""
         file = self.folder / board
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -34,13 +34,13 @@ class Notebook:
         return [call["call"] for call in self.calls(board)]
 
     def open_gate(self) -> None:
-        """Let the board through that waits at the gate, or will."""
+        """Let the next board pass the gate."""
         (self.folder / "gate").write_bytes(b"")
 
 
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    """The fake boards, installed for this process and for those that it starts."""
+    """The fake boards, installed for this process and its children."""
     folder, site = tmp_path / "noted", tmp_path / "site"
     folder.mkdir()
     monkeypatch.setenv(fakes.FOLDER, str(folder))
@@ -52,7 +52,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
 
 @pytest.fixture
 def start(notebook: Notebook) -> Iterator[Callable[..., BoardProcess]]:
-    """Starts boards by their names, and ends them with the test."""
+    """Start boards by name; end them with the test."""
     made: list[BoardProcess] = []
 
     def start(*names: str, **settings: Any) -> BoardProcess:

@@ -1,6 +1,6 @@
 """Boards that stand in for a library; tests install them by entry points (`tests.exchange.boards.conftest`).
 
-They live in the boards' process. What they need to know is in their environment.
+They run in the boards' process and read their settings from the environment.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from typing import Any
 from bssearch.exchange.boards.base import Figures, Parameters, Point, Words
 
 FOLDER = "FAKE_BOARD_FOLDER"
-"""The variable that names the folder where boards note their calls, and wait at gates."""
+"""Variable with the folder in which boards note their calls and wait at gates."""
 
 
 def hold_the_interpreter() -> None:
@@ -28,7 +28,7 @@ def wait_at(gate: str) -> None:
 
 
 class Keeping:
-    """Notes each call in a file named after the class, a line each."""
+    """Notes each call as a line in a file named after the class."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
         self.keep("opened", name=name, mark=mark, metric=metric, about=dict(about))
@@ -62,7 +62,7 @@ class Sleeping(Keeping):
 
 
 class Holding(Keeping):
-    """Never returns from the report of a study, and lets no other thread run."""
+    """Never returns from the report of a study, and stops all threads."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
         super().opened(name, mark, metric, about)
@@ -77,7 +77,7 @@ class HoldingAtExit(Keeping):
 
 
 class Gated(Keeping):
-    """Waits before it takes in a study until the test lets it."""
+    """Waits at the gate before it takes a study."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
         wait_at("gate")
@@ -85,7 +85,7 @@ class Gated(Keeping):
 
 
 class Unmade(Keeping):
-    """Is never made."""
+    """Its construction never ends."""
 
     def __init__(self) -> None:
         wait_at("never")
@@ -103,7 +103,7 @@ class Leaving(Keeping):
 
 
 class Crashing(Keeping):
-    """Dies of its third trial."""
+    """Dies at its third trial."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
         super().started(number, at, parameters)
@@ -121,7 +121,7 @@ class Away(Keeping):
 
 
 class Printing(Keeping):
-    """Prints to all that it can, and reads what it can."""
+    """Prints to every stream, and reads its input."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
         print('["Printing", 1000, ""]', flush=True)
@@ -132,7 +132,7 @@ class Printing(Keeping):
 
 
 class Environment(Keeping):
-    """Tells how it was started."""
+    """Notes its environment."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
         process = Path("/proc/self/comm").read_text().strip()

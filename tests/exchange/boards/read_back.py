@@ -1,4 +1,4 @@
-"""What the boards' own libraries read of what was written: their warnings are not ours."""
+"""Read runs with the boards' own libraries, without their warnings."""
 
 import json
 import warnings
@@ -9,7 +9,7 @@ from bssearch.exchange.importers.logs import wandb_records
 
 
 def event_files(folder: Path) -> Any:
-    """Return a run of TensorBoard's, whole."""
+    """A whole run of TensorBoard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,7 +20,7 @@ def event_files(folder: Path) -> Any:
 
 
 def hyperparameters(run: Any) -> dict[str, Any]:
-    """Return the values of a run in TensorBoard's table of hyperparameters."""
+    """Values of a run in TensorBoard's table of hyperparameters."""
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     content = run.PluginTagToContent("hparams")["_hparams_/session_start_info"]
@@ -33,7 +33,7 @@ def texts(run: Any) -> dict[str, str]:
 
 
 def mlflow_client(folder: Path) -> Any:
-    """Return MLflow's client for the store in a folder."""
+    """MLflow's client for the store in a folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from mlflow import MlflowClient
@@ -42,7 +42,7 @@ def mlflow_client(folder: Path) -> Any:
 
 
 def mlflow_runs(folder: Path, study: str, kind: str = "trial") -> list[Any]:
-    """Return a study's runs in MLflow."""
+    """A study's runs in MLflow."""
     client = mlflow_client(folder)
     experiment = client.get_experiment_by_name(f"bssearch/{study}")
     runs: list[Any] = client.search_runs([experiment.experiment_id], f"tags.`bssearch.kind` = '{kind}'")
@@ -50,9 +50,9 @@ def mlflow_runs(folder: Path, study: str, kind: str = "trial") -> list[Any]:
 
 
 def wandb_run(folder: Path, suffix: str) -> dict[str, Any]:
-    """Return the configuration, the history and the summary of an offline run of W&B.
+    """Configuration, history and summary of an offline run of W&B.
 
-    A run that was finished and goes on has another file, which W&B adds to it when it is synced.
+    A resumed run has another file, which W&B merges when it syncs.
     """
     files = sorted(folder.glob(f"wandb/offline-run-*-{suffix}/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
     assert files

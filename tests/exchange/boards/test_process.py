@@ -1,4 +1,4 @@
-"""The boards' process: reports arrive; a board that hangs, raises or dies delays nobody, and its losses are counted."""
+"""The boards' process: reports arrive, faulty boards delay no run, and lost reports are counted."""
 
 import importlib.metadata
 import os
@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +19,7 @@ from bssearch import registry
 from bssearch.errors import SpecError, UsageError
 from bssearch.exchange.boards import base
 from bssearch.exchange.boards.base import LIBRARIES, BoardProcess, boards_of, check_boards, without_secrets
-from bssearch.records import TrialRecord
+from bssearch.records import TrialRecord, grouped
 from bssearch.settings import BOARD_PROCESS
 from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
@@ -40,7 +39,7 @@ def report_study(boards: BoardProcess) -> None:
 
 
 def opened(boards: BoardProcess) -> BoardProcess:
-    """Return boards that have been told of the study."""
+    """Report the study to boards."""
     report_study(boards)
     return boards
 
@@ -60,7 +59,7 @@ def report_end(boards: BoardProcess, number: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests wait for boards however slow the machine is, unless they call `at_the_deadline`."""
+    """Tests wait for slow boards, unless they call `at_the_deadline`."""
     monkeypatch.setattr(base, "SILENT_SECONDS", FOREVER)
     monkeypatch.setattr(base, "LAST_SECONDS", FOREVER)
 
@@ -75,7 +74,7 @@ def test_a_board_takes_everything_in_order_and_evaluations_together(start: Start
     for step in range(500):
         report_point(boards, 1 + step % 2, step)
     report_end(boards, 1)
-    wait_for(lambda: boards.delivered["Keeping"] == boards.asked)  # then all of it waits for the other board, too
+    wait_for(lambda: boards.delivered["Keeping"] == boards.asked)  # then all reports wait for the other board, too
     assert boards.delivered["Gated"] == 0
     notebook.open_gate()
     boards.close()
@@ -91,7 +90,7 @@ def test_a_board_takes_everything_in_order_and_evaluations_together(start: Start
 
 
 @pytest.mark.parametrize("deadline", ["SILENT_SECONDS", "LAST_SECONDS"])
-def test_a_board_that_sleeps_forever_is_killed_at_the_deadline_and_another_has_everything(
+def test_a_sleeping_board_is_killed_at_the_deadline_and_the_other_has_all_reports(
     start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, deadline: str
 ) -> None:
     boards = opened(start("Sleeping", "Keeping"))
@@ -106,7 +105,7 @@ def test_a_board_that_sleeps_forever_is_killed_at_the_deadline_and_another_has_e
     assert not psutil.pid_exists(boards.pid)
 
 
-def test_a_board_that_holds_the_interpreter_delays_no_report_and_all_losses_are_counted(
+def test_a_board_that_holds_the_interpreter_delays_no_report(
     start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boards = opened(start("Holding", capacity=100))
@@ -122,7 +121,7 @@ def test_a_board_that_holds_the_interpreter_delays_no_report_and_all_losses_are_
     assert not psutil.pid_exists(boards.pid)
 
 
-def test_a_pipe_that_nobody_reads_delays_no_report(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_pipe_delays_no_report(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     boards = start("Keeping")
     os.kill(boards.pid, signal.SIGSTOP)
     for number in range(200):  # more than the pipe takes
@@ -133,9 +132,7 @@ def test_a_pipe_that_nobody_reads_delays_no_report(start: Start, monkeypatch: py
     assert len(boards.notes) == 1
 
 
-def test_a_full_queue_drops_what_follows_and_says_so_once_and_the_count_at_the_end(
-    start: Start, notebook: Notebook
-) -> None:
+def test_a_full_queue_drops_further_reports_and_counts_them(start: Start, notebook: Notebook) -> None:
     boards = opened(start("Gated", "Keeping", capacity=3))
     for number in range(1, 6):
         wait_for(lambda: boards.delivered["Keeping"] == boards.asked)  # its queue is empty
@@ -157,7 +154,7 @@ def test_a_full_queue_drops_what_follows_and_says_so_once_and_the_count_at_the_e
         ("Leaving", "SystemExit: no licence"),
     ],
 )
-def test_a_board_that_raises_at_construction_is_named_with_its_reason_and_another_has_everything(
+def test_a_board_that_raises_at_construction_is_named_with_its_reason(
     start: Start, notebook: Notebook, name: str, reason: str
 ) -> None:
     boards = opened(start(name, "Keeping"))
@@ -170,9 +167,7 @@ def test_a_board_that_raises_at_construction_is_named_with_its_reason_and_anothe
     assert notebook.names("Absent") in ([], ["made"] * 3)
 
 
-def test_a_board_that_raises_later_is_asked_three_times_and_its_password_is_in_no_note(
-    start: Start, notebook: Notebook
-) -> None:
+def test_a_failing_report_is_tried_three_times_without_its_password_in_a_note(start: Start, notebook: Notebook) -> None:
     boards = opened(start("Away"))
     for number in (1, 2):
         report_trial(boards, number)
@@ -185,7 +180,7 @@ def test_a_board_that_raises_later_is_asked_three_times_and_its_password_is_in_n
     assert lost.startswith("Away: 2 of 4 ")
 
 
-def test_a_board_that_crashes_is_named_with_its_last_words(start: Start, notebook: Notebook) -> None:
+def test_a_board_that_crashes_is_named_with_its_last_line(start: Start, notebook: Notebook) -> None:
     boards = opened(start("Crashing"))
     for number in range(1, 6):
         report_trial(boards, number)
@@ -214,14 +209,14 @@ def test_a_board_that_holds_the_interpreter_at_exit_is_killed_and_nothing_is_los
     assert not psutil.pid_exists(boards.pid)
 
 
-def test_boards_that_were_told_nothing_are_ended_at_once(start: Start) -> None:
+def test_boards_without_reports_end_at_once(start: Start) -> None:
     boards = start("Sleeping")
     boards.close()
     assert not boards.notes
     assert not psutil.pid_exists(boards.pid)
 
 
-def test_what_a_board_prints_and_reads_does_not_touch_its_line(start: Start, notebook: Notebook) -> None:
+def test_a_board_may_print_and_read(start: Start, notebook: Notebook) -> None:
     boards = opened(start("Printing"))
     report_trial(boards, 1)
     boards.close()
@@ -240,7 +235,7 @@ def test_passwords_in_urls_do_not_reach_a_board(start: Start, notebook: Notebook
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what_cpu_is_left(
+def test_a_board_has_its_settings_but_no_database_no_gpu_and_low_priority(
     start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BSSEARCH_DB_URL", "postgresql://ada:secret@host/data")
@@ -270,25 +265,24 @@ time.sleep(1000)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Keeping", "Holding"])
 def test_no_process_is_left_of_boards_whose_driver_is_killed(kind: str, notebook: Notebook) -> None:
-    root = str(Path(__file__).resolve().parents[3])
-    code = textwrap.dedent(DRIVER).format(root=root, kind=kind)
+    code = textwrap.dedent(DRIVER).format(root=str(Path(__file__).resolve().parents[3]), kind=kind)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         board = psutil.Process(int(driver.stdout.readline()))
         wait_for(lambda: notebook.names(kind) == ["opened"])
         family = [board, *board.children(recursive=True)]
         os.kill(driver.pid, signal.SIGKILL)
-    assert len(family) == 2, "the boards, and the shell that watches over them"
+    assert len(family) == 2, "the boards, and the shell that kills them"
     assert not psutil.wait_procs(family, timeout=300)[1]
     if kind == "Keeping":
-        assert notebook.names(kind)[-1] == "close", "what it was told is written"
+        assert notebook.names(kind)[-1] == "close", "its reports are written"
 
 
 # Boards of a study ----------------------------------------------------------------------------------------------------
 
 
 def run(folder: Path, *boards: str) -> tuple[library.Answer, list[TrialRecord], list[str]]:
-    """Run a study; return its answer, its trials, and the notes about its boards."""
+    """Run a study; return its answer, its trials and its boards' notes."""
     url, ear = f"sqlite:///{folder / '-'.join(['study', *boards])}.db", Ear()
     spec = make_spec(log=list(boards), budget={"trials": 8, "trial_train_seconds": 10.0})
     answer = library.run_study(spec, library.Launch(db=url, make_executor=lambda *_: LawExecutor(), listener=ear))
@@ -308,20 +302,16 @@ def test_a_study_with_a_bad_board_is_the_study_without_it(
     assert [(one.state, one.configuration) for one in trials] == [
         (one.state, one.configuration) for one in trials_alone
     ]
-    assert len([note for note in notes if " of " in note]) == 1, "the count is said once"
+    assert len([note for note in notes if " of " in note]) == 1, "the count is reported once"
 
 
-def test_a_board_is_told_what_is_stored(tmp_path: Path, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "SILENT_SECONDS", 1e9)
-    monkeypatch.setattr(base, "LAST_SECONDS", 1e9)
+def test_a_board_gets_the_stored_trials(tmp_path: Path, notebook: Notebook) -> None:
     answer, trials, notes = run(tmp_path, "Keeping")
     assert notes == []
     with open_store(f"sqlite:///{tmp_path}/study-Keeping.db", write=False) as store:
         curves = store.trials.curves(answer.study, [trial.number for trial in trials])
     calls = notebook.calls("Keeping")
-    of: dict[str, list[dict[str, Any]]] = {call["call"]: [] for call in calls}
-    for call in calls:
-        of[call["call"]].append(call)
+    of = grouped((call["call"], call) for call in calls)
     assert [calls[0]["call"], calls[-2]["call"], calls[-1]["call"]] == ["opened", "answered", "close"]
     assert set(calls[0]["about"]) == {"target", "objective", "device", "spec"}
     assert [call["number"] for call in of["started"]] == [trial.number for trial in trials]
@@ -357,14 +347,14 @@ def test_a_process_that_cannot_start_fails_no_study(
 # Which boards ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_variable_adds_to_what_the_spec_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_adds_to_the_boards_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(log=["mlflow"])
     assert boards_of(spec) == ("mlflow",)
     monkeypatch.setenv("BSSEARCH_LOG", " tensorboard,mlflow ,")
     assert boards_of(spec) == ("mlflow", "tensorboard")
 
 
-def test_an_unknown_board_is_refused_with_the_names_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_board_is_refused_with_the_known_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="tensorboard, mlflow, wandb"):
         load_spec({**SPEC, "log": ["mflow"]})
     with pytest.raises(SpecError, match="'mlflow'"):
@@ -382,24 +372,24 @@ def test_a_board_of_another_package_needs_no_library_of_ours(monkeypatch: pytest
     check_boards(names)
 
 
-def test_where_it_is_logged_is_no_part_of_the_question() -> None:
+def test_boards_are_no_part_of_the_question() -> None:
     assert make_spec(log=["mlflow"]).question_hash == make_spec().question_hash
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *versions: str) -> None:
-    """Have each distribution be installed in these versions."""
+    """Pretend that each distribution is installed in these versions."""
     found = [SimpleNamespace(version=version) for version in versions]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda name: found)
 
 
 @pytest.mark.parametrize("command", [("run",), ("run", "--dry-run"), ("check",)], ids=" ".join)
-def test_a_board_that_is_not_installed_is_refused_before_anything_runs(
+def test_a_board_that_is_not_installed_is_refused_before_the_run(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(monkeypatch)
-    told = refused(tmp_path, *command, write_task(tmp_path, log=["mlflow"], executor=INLINE).name, code=2)
-    assert "log = mlflow needs mlflow-skinny >= 3; none is installed" in told
-    assert "pip install 'bssearch[mlflow]'" in told
+    error = refused(tmp_path, *command, write_task(tmp_path, log=["mlflow"], executor=INLINE).name, code=2)
+    assert "log = mlflow needs mlflow-skinny >= 3; none is installed" in error
+    assert "pip install 'bssearch[mlflow]'" in error
     assert not (tmp_path / "bssearch.db").exists()
 
 
@@ -422,7 +412,7 @@ def test_every_built_in_board_has_a_library_and_is_in_the_schema() -> None:
     assert items == {"anyOf": [{"enum": names}, {"type": "string"}]}
 
 
-def test_texts_whose_name_says_that_they_are_secret_are_left_out() -> None:
+def test_texts_with_the_name_of_a_secret_are_masked() -> None:
     values = {
         "workload_settings": {"password": "x", "hf_token": "x", "tokens": 5, "tokenizer": "bpe", "n": [1, 2]},
         "command": ["./train", "--api-key=x", "--password", "x", "--lr", "0.1"],

@@ -1,4 +1,4 @@
-"""A real little study on the real boards, read back by their own libraries."""
+"""A small real study on the real boards, read back with their libraries."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def _boards_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_boards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Have all boards write into a folder, however long that takes."""
+    """Let all boards write into a folder, without a deadline."""
     monkeypatch.setattr(base, "SILENT_SECONDS", 600.0)
     monkeypatch.setattr(base, "LAST_SECONDS", 600.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -52,7 +52,7 @@ def set_boards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study that worker processes ran, on all boards."""
+    """Folder with a study of worker processes, on all boards."""
     place = tmp_path_factory.mktemp("boards")
     spec = write_task(place, **{**SMALL, "executor": {"device": "cpu"}}, log=["tensorboard", "wandb"])
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +77,7 @@ def best(folder: Path) -> library.Answer:
     return library.best("task", db=f"sqlite:///{folder}/bssearch.db")
 
 
-def test_tensorboard_has_a_run_for_each_trial_with_its_curve_in_steps_and_in_seconds(folder: Path) -> None:
+def test_tensorboard_has_a_run_per_trial_with_its_curve_in_steps_and_in_seconds(folder: Path) -> None:
     trials, curves = stored(folder)
     assert {path.name for path in (folder / "runs" / "task").glob("*/")} == {
         "summary",
@@ -109,7 +109,7 @@ def test_tensorboard_has_the_answer_as_the_studys_summary(folder: Path) -> None:
     assert "metric: accuracy" in texts(summary)["spec/text_summary"]
 
 
-def test_mlflow_has_a_run_for_each_trial_and_the_answer_as_another(folder: Path) -> None:
+def test_mlflow_has_a_run_per_trial_and_one_for_the_answer(folder: Path) -> None:
     trials, curves = stored(folder)
     runs, client = mlflow_runs(folder, "task"), mlflow_client(folder)
     assert [int(run.data.tags["bssearch.trial"]) for run in runs] == [trial.number for trial in trials]
@@ -127,12 +127,14 @@ def test_mlflow_has_a_run_for_each_trial_and_the_answer_as_another(folder: Path)
     assert run.data.params["batch_size"] == str(answer.optimal.batch_size)
     assert run.info.status == "FINISHED"
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["best.json"]
+    place = Path(client.download_artifacts(run.info.run_id, "best.json", str(folder)))
+    assert json.loads(place.read_text())["optimal"]["batch_size"] == answer.optimal.batch_size
     assert client.get_experiment(run.info.experiment_id).tags["bssearch.optimal_batch_size"] == str(
         answer.optimal.batch_size
     )
 
 
-def test_wandb_has_a_run_for_each_trial_with_both_axes_and_the_answer(folder: Path) -> None:
+def test_wandb_has_a_run_per_trial_with_both_axes_and_the_answer(folder: Path) -> None:
     trials, curves = stored(folder)
     for trial in trials:
         run = wandb_run(folder, str(trial.number))
@@ -144,17 +146,16 @@ def test_wandb_has_a_run_for_each_trial_with_both_axes_and_the_answer(folder: Pa
     assert wandb_run(folder, "answer")["summary"]["optimal_batch_size"] == best(folder).optimal.batch_size
 
 
-def test_a_study_goes_on_with_another_board_and_the_same_question(tmp_path: Path) -> None:
+def test_a_study_continues_with_another_board(tmp_path: Path) -> None:
     spec = write_task(tmp_path, **SMALL, log=["tensorboard"])
     assert bssearch("run", spec.name, cwd=tmp_path).returncode == 0
     printed(tmp_path, "run", spec.name, "--set", "log=[mlflow]", "--set", "budget.trials=5")
-    before = {path.name for path in (tmp_path / "runs" / "task").glob("trial-*")}
     assert {f"trial-{int(run.data.tags['bssearch.trial']):04d}" for run in mlflow_runs(tmp_path, "task")}.isdisjoint(
-        before
+        {path.name for path in (tmp_path / "runs" / "task").glob("trial-*")}
     )
 
 
-def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_server_ends_no_study_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:9")
     done = ran(tmp_path, "run", write_task(tmp_path, **SMALL, log=["mlflow", "tensorboard"]).name)
     why, lost = (line for line in done.stderr.splitlines() if line.startswith("mlflow:"))
@@ -165,7 +166,7 @@ def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeyp
     assert (tmp_path / "runs" / "task" / "summary").is_dir()
 
 
-def test_trials_that_wait_and_go_on_with_another_driver_are_one_run_each(tmp_path: Path) -> None:
+def test_trials_that_another_driver_resumes_are_one_run_each(tmp_path: Path) -> None:
     spec = study_spec(budget={"trials": 8, "trial_train_seconds": 0.1}, log=["mlflow", "tensorboard"])
     url, doomed = f"sqlite:///{tmp_path}/bssearch.db", SteppingLaw(on_look=die)
     doomed.full = 0.1
@@ -196,7 +197,7 @@ def test_two_drivers_of_a_study_report_into_one_experiment_each_its_own_trials(t
     assert [int(run.data.tags["bssearch.trial"]) for run in runs] == [trial.number for trial in trials]
 
 
-def test_another_study_of_the_same_name_has_runs_of_its_own(tmp_path: Path) -> None:
+def test_another_study_of_the_same_name_has_other_runs(tmp_path: Path) -> None:
     budget = {"trials": 5, "trial_train_seconds": 10.0}
     spec = make_spec(log=["mlflow", "tensorboard"], budget=budget, confirm=UNCONFIRMED)
     for name in ("one", "two"):  # two databases
@@ -208,7 +209,7 @@ def test_another_study_of_the_same_name_has_runs_of_its_own(tmp_path: Path) -> N
     assert [run.data.tags["bssearch.trial"] for run in mlflow_runs(tmp_path, spec.name)].count("1") == 2
 
 
-def test_a_study_in_a_notebook_reports_too(tmp_path: Path) -> None:
+def test_a_study_in_a_notebook_reports(tmp_path: Path) -> None:
     def train(trial: Trial) -> None:
         assert trial.batch_size > 0 and trial.learning_rate > 0
         for _ in trial.batches(range(50), evaluate=lambda: {"accuracy": trial.steps / 10}):
@@ -231,24 +232,18 @@ def test_a_study_in_a_notebook_reports_too(tmp_path: Path) -> None:
         assert [one.step for one in run.Scalars("accuracy/by_step")] == [one.step for one in curves[trial.number]]
 
 
-def test_nothing_of_a_database_url_or_a_password_reaches_a_board(tmp_path: Path) -> None:
+def test_no_database_url_and_no_password_reaches_a_board(tmp_path: Path) -> None:
     settings = {"api_key": "hush-hush", "store": "s3://ada:hush-hush@host/x"}
     budget = {"trials": 5, "trial_train_seconds": 10.0}
-    spec = make_spec(log=["mlflow", "tensorboard"], budget=budget, confirm=UNCONFIRMED, workload_settings=settings)
     library.run_study(
-        spec, library.Launch(db=f"sqlite:///{tmp_path}/bssearch.db", make_executor=lambda *_: LawExecutor())
+        make_spec(log=["mlflow", "tensorboard"], budget=budget, confirm=UNCONFIRMED, workload_settings=settings),
+        library.Launch(db=f"sqlite:///{tmp_path}/bssearch.db", make_executor=lambda *_: LawExecutor()),
     )
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "bssearch.db"]
     assert len(written) > 4
     for path in written:
         assert b"hush-hush" not in path.read_bytes(), path
         assert b"bssearch.db" not in path.read_bytes(), path
-
-
-def test_best_json_is_what_best_prints(folder: Path) -> None:
-    (run,) = mlflow_runs(folder, "task", "answer")
-    place = Path(mlflow_client(folder).download_artifacts(run.info.run_id, "best.json", str(folder)))
-    assert json.loads(place.read_text())["optimal"]["batch_size"] == best(folder).optimal.batch_size
 
 
 def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +270,7 @@ def test_processes_that_open_a_new_mlflow_file_at_once_make_it_once(
 ) -> None:
     cache = tmp_path / "cache"
     if not has_cache:
-        cache.touch()  # no folder: one process opens the file, and does without the lock
+        cache.touch()  # no folder: one process opens the file without the lock
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'new.db'}")
     processes = [
