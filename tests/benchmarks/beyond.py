@@ -11,6 +11,7 @@ them: the same if nothing changed, and by the law fitted at the harder level its
 if not __package__:
     __import__("from_clone")
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bssearch.analysis.law.beyond import FARTHEST, LEVEL_FACTOR, BatchCurves, Numbers, beyond_target, nearest_law
 from bssearch.errors import UsageError
@@ -33,18 +35,6 @@ WITHIN, WITHIN_BAR = 1.10, 0.80
 MISSING = 2  # batch sizes that may miss a level
 FEWEST = 5  # batch sizes of a level
 GAINS = 300  # looked at for levels
-
-
-@dataclass(frozen=True)
-class Case:
-    """Predicted and unchanged B_crit over the actual one, and times over the table's least."""
-
-    b_crit: float
-    b_crit_unchanged: float
-    covered: bool
-    time: float
-    time_unchanged: float
-    time_by_law: float
 
 
 @dataclass(frozen=True)
@@ -121,8 +111,11 @@ def log_b_crit(level: Level) -> float:
     return float(nearest_law(logs, np.array(sizes, dtype=float))[0][0])
 
 
-def case(table: Table, now: Level, harder: Level) -> Case | None:
-    """Predict a harder level and compare; None if too few batch sizes or samples are between."""
+def case(table: Table, now: Level, harder: Level) -> dict[str, float] | None:
+    """Predict a harder level and compare; None if too few batch sizes or samples are between.
+
+    Returns predicted and unchanged B_crit over the actual one, and shares of recommendations `WITHIN` the least time.
+    """
     both = now.log_samples.keys() & harder.log_samples.keys()
     farther = statistics.fmean(harder.log_samples[size] - now.log_samples[size] for size in both)
     if not math.log(NEAREST) <= farther <= math.log(FARTHEST):
@@ -130,33 +123,30 @@ def case(table: Table, now: Level, harder: Level) -> Case | None:
     target = replace(table.target, value=table.target.gain(now.gain))
     curves = [cut(one, now.gain) for one in now.fastest.values()]
     found = beyond_target(curves, target, table.target.gain(harder.gain))
-    times, actual = harder.times, log_b_crit(harder)
-    least = min(times.values())
-    by_law = {size: (1 + math.exp(actual) / size) * one.step_seconds for size, one in harder.fastest.items()}
-    before = now.times
-    low, high = found.b_crit.low or 0, found.b_crit.high or math.inf
-    return Case(
-        b_crit=found.b_crit.estimate / math.exp(actual),
-        b_crit_unchanged=math.exp(log_b_crit(now) - actual),
-        covered=low <= math.exp(actual) <= high,
-        time=times.get(found.optimal_batch_size, math.inf) / least,
-        time_unchanged=times.get(min(before, key=before.__getitem__), math.inf) / least,
-        time_by_law=times[min(by_law, key=by_law.__getitem__)] / least,
-    )
+    times, actual = harder.times, math.exp(log_b_crit(harder))
+    by_law = {size: (1 + actual / size) * one.step_seconds for size, one in harder.fastest.items()}
+    chosen = {
+        "time": found.optimal_batch_size,
+        "time unchanged": min(now.times, key=now.times.__getitem__),
+        "law there": min(by_law, key=by_law.__getitem__),
+    }
+    return {
+        "B_crit": found.b_crit.estimate / actual,
+        "unchanged": math.exp(log_b_crit(now)) / actual,
+        "covered": (found.b_crit.low or 0) <= actual <= (found.b_crit.high or math.inf),
+        **{how: times.get(size, math.inf) <= WITHIN * min(times.values()) for how, size in chosen.items()},
+    }
 
 
-def cases(table: Table, refused: Counter[str]) -> Iterator[Case]:
+def cases(table: Table, refused: Counter[str]) -> Iterator[dict[str, float]]:
     """Yield the cases of a table; count refusals."""
-    levels = list(table.levels())
-    for index, now in enumerate(levels):
-        for harder in levels[index + 1 :]:
-            try:
-                found = case(table, now, harder)
-            except UsageError as error:
-                refused[next(reason for text, reason in REFUSALS.items() if text in str(error))] += 1
-                continue
-            if found is not None:
-                yield found
+    for now, harder in itertools.combinations(list(table.levels()), 2):
+        try:
+            found = case(table, now, harder)
+        except UsageError as error:
+            refused[next(reason for text, reason in REFUSALS.items() if text in str(error))] += 1
+        else:
+            yield from [] if found is None else [found]
 
 
 REFUSALS = {
@@ -168,39 +158,20 @@ REFUSALS = {
 }
 
 
-def row(name: str, found: list[Case]) -> str:
-    """Return the figures of cases as a line."""
-    if not found:
-        return f"{name:20} {0:>5}"
-
-    def near(times: list[float]) -> str:
-        return f"{statistics.fmean(one <= WITHIN for one in times):>9.0%}"
-
-    ratio, unchanged = (
-        statistics.median(ones) for ones in zip(*((x.b_crit, x.b_crit_unchanged) for x in found), strict=True)
-    )
-    times = near([x.time for x in found]), near([x.time_unchanged for x in found]), near([x.time_by_law for x in found])
-    covered = statistics.fmean(one.covered for one in found)
-    return f"{name:20} {len(found):>5} {ratio:>9.2f} {unchanged:>9.2f} {covered:>9.0%} {' '.join(times)}"
-
-
 def main(tables: list[Path]) -> bool:
-    """Print a line for each table, and for all."""
-    heads = ("B_crit", "unchanged", "covered", "time", "unchanged", "law there")
-    print(f"{'':20} {'cases':>5} {' '.join(f'{head:>9}' for head in heads)}")
-    every: list[Case] = []
-    for path in tables:
-        table, refused = Table(path), Counter[str]()
-        found = list(cases(table, refused))
-        told = ", ".join(f"{reason} {count}" for reason, count in refused.items())
-        print(row(table.name, found) + (f"   refused: {told}" if told else ""), flush=True)
-        every += found
-    if not every:
+    """Print a line for each table, and for all: medians of B_crit, and shares."""
+    refused = Counter[str]()
+    rows = [{"table": table.name, **found} for table in map(Table, tables) for found in cases(table, refused)]
+    print(f"refused: {dict(refused)}")
+    if not rows:
         return verdict(False)
-    print(row("all", every))
-    ratio, covered = statistics.median(one.b_crit for one in every), statistics.fmean(one.covered for one in every)
-    met = RATIO_BAR[0] <= ratio <= RATIO_BAR[1] and COVER_BAR[0] <= covered <= COVER_BAR[1]
-    return verdict(met and statistics.fmean(one.time <= WITHIN for one in every) >= WITHIN_BAR)
+    frame = pd.DataFrame(rows).set_index("table").astype(float)
+    how = {name: "median" if name in ("B_crit", "unchanged") else "mean" for name in frame}
+    every = frame.agg(how)
+    shown = pd.concat([frame.groupby("table").agg(how), every.to_frame("all").T])
+    print(shown.assign(cases=[*frame.groupby("table").size(), len(frame)]).to_string(float_format="{:.2f}".format))
+    met = RATIO_BAR[0] <= every["B_crit"] <= RATIO_BAR[1] and COVER_BAR[0] <= every["covered"] <= COVER_BAR[1]
+    return verdict(bool(met and every["time"] >= WITHIN_BAR))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Studies on several numbers of devices of which all is known: is the chosen cell right, and do the intervals hold?
+"""Synthetic studies on several numbers of devices: is the chosen cell right, and do the intervals hold the truth?
 
 Run as ``python tests/benchmarks/devices.py [--studies 60]``. Each study has its own law of steps
 S_min (1 + B_crit / B), step time α + β B / W and time of the reduction, drawn at random. Steps vary by 10 % between
@@ -19,12 +19,14 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pandas as pd
+
 from bssearch.analysis.answer import Answer
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialRequest
-from tests.benchmarks.harness import script, verdict
+from tests.benchmarks.harness import holds, script, verdict
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor
 
@@ -139,42 +141,41 @@ def busy_share() -> float:
     return executor.busy_share
 
 
-def share(found: list[bool]) -> str:
-    return f"{sum(found)} of {len(found)} ({statistics.fmean(found):.0%})"
+def shares_of(node: Node) -> tuple[pd.DataFrame, bool]:
+    """Return what is right in each row of an answer, and whether its fastest cell is within 5 % of the best of all."""
+    found = answer_of(node)
+    best = {row.batch_size: row.best.parameters for row in found.batches if row.best is not None}
+    true = [
+        node.truth(one.batch_size, one.world_size, float(str(best[one.batch_size]["learning_rate"])))
+        if one.batch_size in best
+        else node.truth(one.batch_size, one.world_size)
+        for one in found.by_devices
+    ]
+    least = {count: min(node.truth(size, count) for size in SIZES if size % count == 0) for count in DEVICES}
+    rows = [
+        {
+            "devices": one.world_size,
+            "batch size": node.truth(one.batch_size, one.world_size) <= 1.05 * least[one.world_size],
+            "times": holds(one, seconds),
+            "speed-ups": holds(one.speedup, true[0] / seconds) if one.world_size > 1 else None,
+        }
+        for one, seconds in zip(found.by_devices, true, strict=True)
+    ]
+    fastest = min(found.by_devices, key=lambda one: one.seconds)
+    return pd.DataFrame(rows), node.truth(fastest.batch_size, fastest.world_size) <= 1.05 * min(least.values())
 
 
 def main(studies: int = 60, first_seed: int = 0) -> bool:
-    """Print the shares of right cells and of intervals that hold."""
-    right: dict[int, list[bool]] = {count: [] for count in DEVICES}
-    chosen: list[bool] = []
-    times: list[bool] = []
-    speedups: list[bool] = []
-    for seed in range(first_seed, first_seed + studies):
-        node = Node(seed=seed)
-        found = answer_of(node)
-        best_at = {row.batch_size: row.best.parameters for row in found.batches if row.best is not None}
-        rates = {size: float(str(parameters["learning_rate"])) for size, parameters in best_at.items()}
-        true = [node.truth(one.batch_size, one.world_size, rates.get(one.batch_size)) for one in found.by_devices]
-        fastest = min(found.by_devices, key=lambda one: one.seconds)
-        every = [node.truth(size, count) for count in DEVICES for size in SIZES if size % count == 0]
-        chosen.append(node.truth(fastest.batch_size, fastest.world_size) <= 1.05 * min(every))
-        for one, seconds in zip(found.by_devices, true, strict=True):
-            sizes = [size for size in SIZES if size % one.world_size == 0]
-            best = min(node.truth(size, one.world_size) for size in sizes)
-            right[one.world_size].append(node.truth(one.batch_size, one.world_size) <= 1.05 * best)
-            if one.low is not None and one.high is not None:
-                times.append(one.low <= seconds <= one.high)
-            low, high = one.speedup.low, one.speedup.high
-            if low is not None and high is not None and one.world_size > 1:
-                speedups.append(low <= true[0] / seconds <= high)
-    for count, cells in right.items():
-        print(f"batch size on {count} devices within 5 % of the best there: {share(cells)}")
-    print(f"chosen cells within 5 % of the best of all: {share(chosen)}")
-    print(f"95 % intervals that hold, of times: {share(times)}, of speed-ups: {share(speedups)}")
-    busy = busy_share()
+    """Print the shares of right cells and of intervals that hold the truth."""
+    frames, right = zip(*(shares_of(Node(seed=first_seed + seed)) for seed in range(studies)), strict=True)
+    frame = pd.concat(frames).set_index("devices").astype(float)
+    print("shares of batch sizes within 5 % of the best there, and of 95 % intervals that hold, by number of devices")
+    print(frame.groupby("devices").mean().to_string(float_format="{:.3f}".format))
+    chosen, busy, held = statistics.fmean(right), busy_share(), frame.mean()
+    print(f"chosen cells within 5 % of the best of all: {chosen:.0%}")
+    print(f"95 % intervals that hold, of times: {held['times']:.0%}, of speed-ups: {held['speed-ups']:.0%}")
     print(f"eight devices, trials of {TRIAL_SECONDS:g} s: busy for {busy:.0%} of the search")
-    held = [statistics.fmean(some) >= COVERED for some in (times, speedups)]
-    return verdict(statistics.fmean(chosen) >= RIGHT and all(held) and busy >= BUSY)
+    return verdict(chosen >= RIGHT and held["times"] >= COVERED and held["speed-ups"] >= COVERED and busy >= BUSY)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,13 @@ def verdict(is_met: bool) -> bool:
     return is_met
 
 
+def holds(interval: Any, truth: float) -> bool | None:
+    """Return whether an interval with ``low`` and ``high`` contains the truth; None without both ends."""
+    if interval is None or interval.low is None or interval.high is None:
+        return None
+    return bool(interval.low <= truth <= interval.high)
+
+
 def seconds_of(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()

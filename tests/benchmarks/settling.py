@@ -1,37 +1,33 @@
 """How many runs confirmation needs until an answer is settled, and whether its claims are true.
 
 Run as ``python tests/benchmarks/settling.py [--studies 300] [--runs 7] [--most 45]``: about ten minutes on two cores.
-The searches are made up: sixty trials over batch size, learning rate and dropout on a law whose truth is known.
-Confirmation and answer are the product's. The generator is not the model of the analysis: noise is gamma or log-normal,
-seeds are shared, some runs are outliers, laws bend, noise may rise with the batch size, and step times have errors.
+The searches are synthetic: sixty trials over batch size, learning rate and dropout on a law with a known truth.
+Confirmation and answer are the product's. The generator differs from the model of the analysis: noise is gamma or
+log-normal, seeds are shared, some runs are outliers, laws bend, noise may rise with the batch size, and step times have
+errors.
 
-Even cells are to tune by, odd ones to publish. Prints, by cell, how many studies settle, their seconds of confirmation
-(relative to one run of the best configuration), and how often the claims hold. With ``--follow``, confirmation ends
-after ``--runs``; then the command that the answer proposes is followed for up to half more runs than it announces.
+Prints, by cell, the share of settled studies, the seconds of confirmation relative to one run of the best
+configuration, and the shares of true claims.
 """
 
 if not __package__:
     __import__("from_clone")
 
-import itertools
 import math
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
+import pandas as pd
 import typer
 
 from bssearch.analysis.objectives import TIME, least_of
-from bssearch.errors import TargetNotReachedError
-from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord
+from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.search import confirmation
 from bssearch.search.history import History
 from bssearch.spec import StudySpec
-from tests.benchmarks.harness import script
+from tests.benchmarks.harness import holds, script
 from tests.benchmarks.simulate.processes import PROCESSES, repeating
 from tests.benchmarks.simulate.studies import answer_of
 from tests.factories import make_probe, make_spec, make_trial, with_outcome
@@ -106,37 +102,6 @@ class Truth:
 
     def seconds(self, one: Configuration) -> float:
         return self.least(one.batch_size) * math.exp(self.excess(one))
-
-
-@dataclass(frozen=True)
-class Followed:
-    """What the proposed command came to; ``announced``: runs of each contender; None if more would not settle it."""
-
-    reason: str
-    announced: int | None = None
-    settled: bool = False
-    most: int = 0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a study came to; ``costs``: seconds of confirmation over those of one best run, and the number of runs."""
-
-    cell: str
-    settled: bool
-    claimed: float
-    size_is_right: bool
-    configuration_is_right: bool
-    cost: float
-    runs: int
-    optimum_held: bool | None
-    optimum_width: float
-    flat_is_true: bool | None
-    steps_held: tuple[bool, ...]
-    b_crit_held: bool | None
-    ratio_held: bool | None
-    rise: tuple[float, int]
-    followed: Followed | None = None
 
 
 class Lab:
@@ -227,13 +192,7 @@ class Lab:
         return found
 
 
-class _Clock:
-    def __init__(self, history: History) -> None:
-        self.engine = self
-        self.history = history
-
-
-def spec_of(runs: int, most: int | None) -> StudySpec:
+def spec_of(runs: int, most: int) -> StudySpec:
     return make_spec(
         space={
             "batch_size": list(SIZES),
@@ -246,113 +205,58 @@ def spec_of(runs: int, most: int | None) -> StudySpec:
     )
 
 
-def study(shared: tuple[tuple[str, ...], int, int | None], _sampler: str, _pruner: str, index: int) -> Outcome:
-    """Search, confirm and answer one study; without a maximum of runs, follow the answer's proposal."""
+def study(shared: tuple[tuple[str, ...], int, int], index: int) -> dict[str, object]:
+    """Search, confirm and answer one study; return what `held` says."""
     names, runs, most = shared
     name = names[index % len(names)]
     lab = Lab(CELLS[name], np.random.default_rng((11, index)), index)
     history = History(spec_of(runs, most), lab.search(), lab.probes())
-    claims = _confirm(lab, history)
-    found = held(name, lab.truth, history, _rise(claims, history))
-    return found if most is not None else replace(found, followed=_follow(lab, history, runs))
-
-
-def _confirm(lab: Lab, history: History) -> list[tuple[int, float]]:
-    """Run confirmation to its end; return the numbers of trials at some looks, and what was claimed then."""
-    claims = []
     while (plan := confirmation.next_run(history)) is not None:
         trial = lab.run(len(history.all_trials) + 1, plan.configuration, plan.seed, Phase.CONFIRM)
-        history.take(_planned(trial, plan))
-        if len(history.all_trials) % 10 == 0 and (claim := _claim(history)):
-            claims.append((len(history.all_trials), claim))
-    return claims
+        history.take(replace(trial, seed=plan.seed, configuration=plan.configuration, sampled=plan.sampled))
+    return {"cell": name, **held(lab.truth, history)}
 
 
-def _rise(claims: Sequence[tuple[int, float]], history: History) -> tuple[float, int]:
-    """Rise of the claim from the first look to the last, and the runs between."""
-    first = next(iter(claims), (len(history.all_trials), _claim(history)))
-    return _claim(history) - first[1], len(history.all_trials) - first[0]
-
-
-def _follow(lab: Lab, history: History, runs: int) -> Followed | None:
-    answer = answer_of(history.spec, history.all_trials, _Clock(history))  # type: ignore[arg-type]
-    if not answer.provisional:
-        return None
-    reason = answer.would_settle or "nothing"
-    if answer.runs_to_settle is None:
-        return Followed(reason)
-    longer = History(
-        spec_of(runs, math.ceil(1.5 * answer.runs_to_settle)), list(history.all_trials), dict(history.probes)
-    )
-    _confirm(lab, longer)
-    after = answer_of(longer.spec, longer.all_trials, _Clock(longer))  # type: ignore[arg-type]
-    counts = Counter(one.configuration.key for one in longer.all_trials if one.phase is Phase.CONFIRM)
-    return Followed(after.would_settle or "nothing", answer.runs_to_settle, not after.provisional, max(counts.values()))
-
-
-def _planned(trial: TrialRecord, plan: TrialPlan) -> TrialRecord:
-    return replace(trial, seed=plan.seed, configuration=plan.configuration, sampled=plan.sampled)
-
-
-def _claim(history: History) -> float:
-    try:
-        found = answer_of(history.spec, history.all_trials, _Clock(history))  # type: ignore[arg-type]
-    except TargetNotReachedError:
-        return 0.0
-    return found.within_5_percent or 0.0
-
-
-def held(name: str, truth: Truth, history: History, rise: tuple[float, int]) -> Outcome:
-    """Compare the answer with the truth."""
-    trials = history.all_trials
-    answer = answer_of(history.spec, trials, _Clock(history))  # type: ignore[arg-type]
+def held(truth: Truth, history: History) -> dict[str, float | None]:
+    """Compare the answer with the truth: shares, seconds of confirmation over those of one best run, and runs."""
+    trials = list(history.all_trials)
+    answer = answer_of(history.spec, trials, history.probes)
     least = {size: truth.least(size) for size in SIZES}
     best = min(least.values())
     by_number = {one.number: one for one in trials}
-    printed = by_number[answer.optimal.trial_numbers[0]].configuration
+    printed = truth.seconds(by_number[answer.optimal.trial_numbers[0]].configuration)
     confirmed = [one for one in trials if one.phase is Phase.CONFIRM]
-    over = answer.speedup.over_largest
     largest = next(row.best for row in answer.batches if row.batch_size == answer.largest_that_fits.batch_size)
-    ratio = (
-        math.inf if largest is None else truth.seconds(by_number[largest.trial].configuration) / truth.seconds(printed)
-    )
-    optimum, width, flat, steps, b_crit = None, math.nan, None, [], None
-    if answer.fit is not None and (predicted := answer.fit.predicted) is not None and predicted.interval is not None:
+    is_right = least[answer.optimal.batch_size] <= FLAT_RATIO * best
+    found: dict[str, float | None] = {
+        "settled": not answer.provisional,
+        "claimed": answer.within_5_percent or 0.0,
+        "right": is_right,
+        "config": printed <= FLAT_RATIO * best,
+        "r|sure": None if answer.provisional else is_right,
+        "cost": sum(one.outcome.train_seconds for one in confirmed if one.outcome) / best,
+        "runs": len(confirmed),
+    }
+    if largest is not None:
+        ratio = truth.seconds(by_number[largest.trial].configuration) / printed
+        found["ratio"] = holds(answer.speedup.over_largest, ratio)
+    if answer.fit is None:
+        return found
+    if truth.cell.bend == 1:
+        found["B_crit"] = holds(answer.fit.b_crit, truth.b_crit)
+    laws = pd.Series([holds(row.predicted_s, least[row.batch_size]) for row in answer.batches], dtype=float)
+    found["law"] = float(laws.mean())
+    predicted = answer.fit.predicted
+    if predicted is not None and predicted.interval is not None:
         fine = {size: truth.least(size) for size in range(*SIZES[:: len(SIZES) - 1])}
         low, high = predicted.interval
-        true = min(fine, key=lambda size: fine[size])
-        optimum, width = low <= true <= high, math.log2(high / low)
+        found["B* in"] = low <= min(fine, key=fine.__getitem__) <= high
+        found["octaves"] = math.log2(high / low)
         if predicted.surely_flat is not None:
-            ends = predicted.surely_flat
-            flat = all(truth.least(size) <= FLAT_RATIO * 1.001 * min(fine.values()) for size in ends)
-    if answer.fit is not None:
-        known = answer.fit.b_crit
-        if known.low is not None and known.high is not None and CELLS[name].bend == 1:
-            b_crit = known.low <= truth.b_crit <= known.high
-        for row in answer.batches:
-            if row.predicted_s is not None and row.predicted_s.low is not None and row.predicted_s.high is not None:
-                steps.append(row.predicted_s.low <= least[row.batch_size] <= row.predicted_s.high)
-    return Outcome(
-        cell=name,
-        settled=not answer.provisional,
-        claimed=answer.within_5_percent or 0.0,
-        size_is_right=least[answer.optimal.batch_size] <= FLAT_RATIO * best,
-        configuration_is_right=truth.seconds(printed) <= FLAT_RATIO * best,
-        cost=sum(one.outcome.train_seconds for one in confirmed if one.outcome) / best,
-        runs=len(confirmed),
-        optimum_held=optimum,
-        optimum_width=width,
-        flat_is_true=flat,
-        steps_held=tuple(steps),
-        b_crit_held=b_crit,
-        ratio_held=None if over is None or over.low is None or over.high is None else over.low <= ratio <= over.high,
-        rise=rise,
-    )
-
-
-def share(values: Sequence[bool | None]) -> float:
-    known = [one for one in values if one is not None]
-    return statistics.fmean(known) if known else math.nan
+            found["flat"] = all(
+                truth.least(size) <= FLAT_RATIO * 1.001 * min(fine.values()) for size in predicted.surely_flat
+            )
+    return found
 
 
 BINS = (0.0, 0.5, 0.7, 0.9, 0.95, 1.01)
@@ -363,79 +267,17 @@ def main(
     studies: int = 300,
     runs: int = 7,
     most: int = 45,
-    *,
-    follow: bool = False,
     processes: int = PROCESSES,
-) -> bool:
-    """Simulate the studies of each cell and print a row for each."""
+) -> None:
+    """Simulate the studies of each cell and print a row for each; then the truth of the claims, by probability."""
     names = tuple(cells or CELLS)
-    outcomes: dict[str, list[Outcome]] = defaultdict(list)
-    with repeating(study, (names, runs, None if follow else most), processes) as mapped:
-        for one in mapped("", "", range(studies * len(names))):
-            outcomes[one.cell].append(one)
-    outcomes["all"] = [one for found in list(outcomes.values()) for one in found]
-    columns = (
-        "settled",
-        "right",
-        "config",
-        "r|sure",
-        "cost",
-        "runs",
-        "B* in",
-        "octaves",
-        "flat",
-        "law",
-        "B_crit",
-        "ratio",
-    )
-    print(f"{'':12s} {'studies':>7s} " + " ".join(f"{one:>7s}" for one in columns))
-    for name, found in outcomes.items():
-        sure = [one for one in found if one.settled]
-        shares = (
-            share([one.settled for one in found]),
-            share([one.size_is_right for one in found]),
-            share([one.configuration_is_right for one in found]),
-            share([one.size_is_right for one in sure]),
-        )
-        widths = [one.optimum_width for one in found if not math.isnan(one.optimum_width)]
-        more = (
-            f"{share([one.optimum_held for one in found]):7.0%} {statistics.fmean(widths or [0]):7.2f} "
-            f"{share([one.flat_is_true for one in found]):7.0%} "
-            f"{share([held for one in found for held in one.steps_held]):7.0%} "
-            f"{share([one.b_crit_held for one in found]):7.0%} {share([one.ratio_held for one in found]):7.0%}"
-        )
-        print(
-            f"{name:12s} {len(found):7d} "
-            + " ".join(f"{one:7.1%}" for one in shares)
-            + f" {statistics.fmean(one.cost for one in found):7.1f} {statistics.fmean(one.runs for one in found):7.1f} "
-            + more
-        )
-    print("claimed when it stops: size right (configuration right), studies")
-    for low, high in itertools.pairwise(BINS):
-        here = [one for one in outcomes["all"] if low <= one.claimed < high]
-        if here:
-            right, printed = (
-                share([one.size_is_right for one in here]),
-                share([one.configuration_is_right for one in here]),
-            )
-            mean = statistics.fmean(one.claimed for one in here)
-            print(f"{low:.2f}–{min(high, 1):.2f} (mean {mean:.2f}): {right:.1%} ({printed:.1%}), {len(here)}")
-    rises = [one.rise for one in outcomes["all"]]
-    change = sum(rise for rise, _ in rises) / max(1, sum(runs for _, runs in rises))
-    print(f"mean change of the claim per added run: {change:+.4f}")
-    if follow:
-        _print_followed([one.followed for one in outcomes["all"] if one.followed is not None])
-    return True
-
-
-def _print_followed(found: Sequence[Followed]) -> None:
-    refused = Counter(one.reason for one in found if one.announced is None)
-    print(f"provisional: {len(found)}; of these, more runs would not settle it, but: {dict(refused)}")
-    known = [(one, one.announced) for one in found if one.announced is not None]
-    near = sum(one.settled and announced / 2 <= one.most for one, announced in known)
-    soon = sum(one.settled and one.most < announced / 2 for one, announced in known)
-    ends = Counter(one.reason for one, _ in known if not one.settled)
-    print(f"followed: {len(known)}; settled in the announced runs ± 50 %: {near}, sooner: {soon}; else: {dict(ends)}")
+    with repeating(study, (names, runs, most), processes) as mapped:
+        frame = pd.DataFrame(list(mapped(range(studies * len(names))))).set_index("cell").astype(float)
+    table = frame.groupby("cell", sort=False).mean()
+    table.loc["all"] = frame.mean()
+    claims = frame.groupby(pd.cut(frame["claimed"], BINS, right=False), observed=True)[["right", "config"]]
+    for shown in (table, claims.agg(["mean", "count"])):
+        print(shown.to_string(float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":

@@ -21,24 +21,22 @@ if not __package__:
     __import__("from_clone")
 
 import math
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import pandas as pd
 import typer
 
-from bssearch.analysis.answer import Answer
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, Target, TrialOutcome, TrialPlan
 from bssearch.records.intervals import FLAT_RATIO, student_t
 from bssearch.search.engine import Engine
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
-from tests.benchmarks.harness import script
+from tests.benchmarks.harness import holds, script
 from tests.benchmarks.simulate.processes import PROCESSES, repeating
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, with_target
 from tests.benchmarks.simulate.studies import answer_of
@@ -73,17 +71,6 @@ class Case:
             return self.truth.fresh_run(point, seed)
         rng = np.random.default_rng((seed, point))
         return curve(self.space, point, self.seconds[point] * math.exp(rng.normal(0, self.noise)))
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a study came to, against the truth; ``widths`` are log widths of the optimum's interval and an oracle's."""
-
-    ratio: float
-    is_provisional: bool
-    time_covered: bool | None
-    speedups_covered: tuple[bool, ...]
-    widths: tuple[float, float] | None
 
 
 def curve(space: TableSpace, point: int, seconds: float) -> Replay:
@@ -167,8 +154,8 @@ class Machine(VirtualClock):
         return pace + rng.normal(0, self._between / 2), pace, wall
 
 
-def study(cases: Sequence[Case], _sampler: str, _pruner: str, index: int) -> tuple[str, Outcome]:
-    """Run one study to its verdict and hold it against the truth."""
+def study(cases: Sequence[Case], index: int) -> dict[str, object]:
+    """Run one study to its verdict and compare it with the truth."""
     rng = np.random.default_rng((7, index))
     if index % 2 == 0 or not cases:
         case = law_case(rng, NOISES[index // 2 % len(NOISES)])
@@ -202,7 +189,7 @@ def study(cases: Sequence[Case], _sampler: str, _pruner: str, index: int) -> tup
     clock = Machine(engine, rows, probes=probes, charged=probes_cost(probes), between=between, seed=seed)
     for _ in clock.run():
         pass
-    return case.name, held_against_truth(case, space, clock, spec)
+    return {"name": case.name, **against_truth(case, space, clock, spec)}
 
 
 def measured_probes(space: TableSpace, between: float, rng: np.random.Generator) -> dict[int, ProbeRecord]:
@@ -215,13 +202,13 @@ def measured_probes(space: TableSpace, between: float, rng: np.random.Generator)
     }
 
 
-def held_against_truth(case: Case, space: TableSearchSpace, clock: Machine, spec: StudySpec) -> Outcome:
-    """Compare a study's answer with what is true."""
+def against_truth(case: Case, space: TableSearchSpace, clock: Machine, spec: StudySpec) -> dict[str, float | None]:
+    """Compare a study's answer with the truth."""
     trials = [clock.trials[number] for number in sorted(clock.trials)]
     try:
-        answer = answer_of(spec, trials, clock)
+        answer = answer_of(spec, trials, clock.engine.history.probes)
     except TargetNotReachedError:
-        return Outcome(math.inf, True, None, (), None)
+        return {"all, 5": False, "provis.": True}
     by_size = case.space.least_by_batch_size(case.seconds)
     by_number = {trial.number: trial for trial in trials}
 
@@ -229,88 +216,34 @@ def held_against_truth(case: Case, space: TableSearchSpace, clock: Machine, spec
         return case.seconds[space.point_of(by_number[number].configuration)]
 
     optimum = true(answer.optimal.trial_numbers[0])
+    ratio = by_size[answer.optimal.batch_size] / min(by_size.values())
     time = answer.optimal.time_to_target_s
-    covered, widths = None, None
-    if time is not None and time.low is not None and time.high is not None:
-        covered = time.low <= optimum <= time.high
-        oracle = 2 * student_t(time.runs - 1) * case.noise / math.sqrt(time.runs)
-        widths = math.log(time.high / time.low), oracle
-    return Outcome(
-        ratio=by_size[answer.optimal.batch_size] / min(by_size.values()),
-        is_provisional=answer.provisional,
-        time_covered=covered,
-        speedups_covered=tuple(speedups(answer, optimum, case, space, clock, true)),
-        widths=widths,
-    )
-
-
-def speedups(
-    answer: Answer, optimum: float, case: Case, space: TableSearchSpace, clock: Machine, true: Callable[[int], float]
-) -> list[bool]:
-    """Return whether the interval of each speed-up holds the true ratio."""
-    found = []
-    default = case.seconds[space.point_of(clock.engine.spec.default_configuration)]
     rows = {row.batch_size: row.best for row in answer.batches}
     largest = rows[answer.largest_that_fits.batch_size]
-    others = {"over_default": default, "over_largest": None if largest is None else true(largest.trial)}
-    for name, seconds in others.items():
-        ratio = getattr(answer.speedup, name)
-        if ratio is not None and ratio.low is not None and seconds is not None:
-            found.append(bool(ratio.low <= seconds / optimum <= ratio.high))
+    default = case.seconds[space.point_of(spec.default_configuration)]
+    found: dict[str, float | None] = {
+        "within 5": None if answer.provisional else ratio <= FLAT_RATIO,
+        "within 10": None if answer.provisional else ratio <= 1.1,
+        "all, 5": ratio <= FLAT_RATIO,
+        "provis.": answer.provisional,
+        "time": holds(time, optimum),
+        "over default": holds(answer.speedup.over_default, default / optimum),
+        "over largest": None if largest is None else holds(answer.speedup.over_largest, true(largest.trial) / optimum),
+    }
+    if time is not None and time.low is not None and time.high is not None:
+        oracle = 2 * student_t(time.runs - 1) * case.noise / math.sqrt(time.runs)
+        found["width"] = math.log(time.high / time.low) / oracle
     return found
 
 
-def share(values: Sequence[bool]) -> float:
-    return statistics.fmean(values) if values else math.nan
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Shares over studies; ``within`` are of the verdicts that are not provisional."""
-
-    studies: int
-    within_5: float
-    within_10: float
-    all_within_5: float
-    provisional: float
-    times: float
-    speedups: float
-    width: float
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> Summary:
-        """Return the shares over some studies."""
-        sure = [one.ratio for one in outcomes if not one.is_provisional]
-        widths = [one.widths for one in outcomes if one.widths is not None]
-        return cls(
-            studies=len(outcomes),
-            within_5=share([ratio <= FLAT_RATIO for ratio in sure]),
-            within_10=share([ratio <= 1.1 for ratio in sure]),
-            all_within_5=share([one.ratio <= FLAT_RATIO for one in outcomes]),
-            provisional=share([one.is_provisional for one in outcomes]),
-            times=share([one.time_covered for one in outcomes if one.time_covered is not None]),
-            speedups=share([held for one in outcomes for held in one.speedups_covered]),
-            width=statistics.fmean(own / oracle for own, oracle in widths) if widths else math.nan,
-        )
-
-    def __str__(self) -> str:
-        shares = self.within_5, self.within_10, self.all_within_5, self.provisional, self.times, self.speedups
-        return f"{self.studies:7d} " + " ".join(f"{one:9.0%}" for one in shares) + f" {self.width:7.2f}"
-
-
-def missed(found: Mapping[str, Summary]) -> list[str]:
-    """Return the bars that are missed."""
-    over_all = found["all"]
-    bars = {
-        "within 5 %": over_all.within_5 >= 0.90,
-        "within 10 %": over_all.within_10 >= 0.95,
-        "coverage of times": over_all.times >= 0.92,
-        "coverage of speed-ups": over_all.speedups >= 0.92,
-        "width": over_all.width <= 1.3,
-    }
-    for name, most in {"law 4%": 0.10, "law 10%": 0.40}.items():
-        bars[f"provisional, {name}"] = name not in found or found[name].provisional <= most
-    return [name for name, is_met in bars.items() if not is_met]
+def missed(table: pd.DataFrame) -> list[str]:
+    """Return the missed bars."""
+    over_all = table.loc["all"]
+    least = {"within 5": 0.90, "within 10": 0.95, "time": 0.92, "speed-ups": 0.92}
+    found = [name for name, bar in least.items() if not over_all[name] >= bar]
+    found += ["width"] if not over_all["width"] <= 1.3 else []
+    most = pd.Series({"law 4%": 0.10, "law 10%": 0.40})
+    return found + [f"provisional, {name}" for name in most.index[table["provis."].reindex(most.index) > most]]
 
 
 def case_at(path: str) -> Case:
@@ -324,18 +257,16 @@ def main(
     studies: int = 300,
     processes: int = PROCESSES,
 ) -> bool:
-    """Run all studies and print a row for each kind; return False where a bar is missed."""
-    outcomes: dict[str, list[Outcome]] = defaultdict(list)
+    """Run all studies and print a row for each kind; return False if a bar is missed."""
     with repeating(study, tuple(map(case_at, tables or [])), processes) as mapped:
-        for name, outcome in mapped("", "", range(studies)):
-            outcomes[name].append(outcome)
-            outcomes["all"].append(outcome)
-    found = {name: Summary.of(ones) for name, ones in sorted(outcomes.items())}
-    columns = "within 5", "within 10", "all, 5", "provis.", "time", "speed-up"
-    print(f"{'':24s} {'studies':>7s} " + " ".join(f"{one:>9s}" for one in columns) + f" {'width':>7s}")
-    for name, summary in found.items():
-        print(f"{name:24s} {summary}")
-    bars = missed(found)
+        frame = pd.DataFrame(list(mapped(range(studies)))).set_index("name").astype(float)
+    speedups = frame[["over default", "over largest"]].stack()
+    table = pd.concat([frame.groupby("name").mean(), frame.mean().to_frame("all").T])
+    table["speed-ups"] = speedups.groupby("name").mean()
+    table.loc["all", "speed-ups"] = speedups.mean()
+    table["studies"] = [*frame.groupby("name").size(), len(frame)]
+    print(table.to_string(float_format="{:.3f}".format))
+    bars = missed(table)
     print("met: all bars" if not bars else f"missed: {', '.join(bars)}")
     return not bars
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from bssearch.errors import UsageError
 from bssearch.settings import environment_with
 
-PROCESSES = 2
-"""A choice: more take memory, and most machines have two cores to spare."""
+PROCESSES = 2  # more take memory, and most machines have two spare cores
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -27,22 +26,20 @@ _SHARED: Any = None
 
 
 @contextmanager
-def repeating(
-    one: Callable[[Shared, str, str, int], Result], shared: Shared, processes: int
-) -> Iterator[Callable[[str, str, Sequence[int]], Iterator[Result]]]:
-    """Yield what runs the repeats of a sampler and a pruner, in order; with 0 ``processes`` in this one.
+def repeating(one: Callable[..., Result], shared: object, processes: int) -> Iterator[Callable[..., Iterator[Result]]]:
+    """Yield a map of ``one(shared, *given, repeat)`` over some repeats, in order; with 0 ``processes`` in this one.
 
-    ``one`` is a function of a module: of what is ``shared``, a sampler, a pruner and the number of the repeat.
+    ``one`` is a function of a module. The map takes the repeats, and the given arguments after them.
     """
     if processes == 0:
-        yield lambda sampler, pruner, repeats: map(partial(one, shared, sampler, pruner), repeats)
+        yield lambda repeats, *given: map(partial(one, shared, *given), repeats)
         return
     # One thread each: faster here, and alike on any number of cores.
     with environment_with(dict.fromkeys(THREADS, "1")):
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(processes, spawn, initializer=_have, initargs=(shared,))
         try:
-            yield lambda sampler, pruner, repeats: pool.map(partial(_run, one, sampler, pruner), repeats)
+            yield lambda repeats, *given: pool.map(partial(_run, one, *given), repeats)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -66,13 +63,13 @@ def run_pairs(
     found = {}
     with repeating(one, shared, processes) as mapped:
         for sampler, pruner in dict.fromkeys(pairs):
-            found[sampler, pruner] = summarize(list(mapped(sampler, pruner, range(repeats))))
+            found[sampler, pruner] = summarize(list(mapped(range(repeats), sampler, pruner)))
             done(sampler, pruner)
     return found
 
 
-def _run(one: Callable[[Any, str, str, int], Result], sampler: str, pruner: str, repeat: int) -> Result:
-    return one(_SHARED, sampler, pruner, repeat)
+def _run(one: Callable[..., Result], *given: object) -> Result:
+    return one(_SHARED, *given)
 
 
 def _have(shared: object) -> None:

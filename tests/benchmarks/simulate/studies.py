@@ -7,7 +7,7 @@ claims: the batch sizes it calls as good as the best, and the intervals it gives
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +15,12 @@ import numpy as np
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
+from bssearch.records import Environment, Phase, ProbeRecord, StudyRecord, TrialPlan, TrialRecord
 from bssearch.search.engine import Engine
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 from bssearch.spec.space import UNKNOWN
+from tests.benchmarks.harness import holds
 from tests.benchmarks.simulate.draws import pruner_settings
 from tests.benchmarks.simulate.processes import PROCESSES, run_pairs
 from tests.benchmarks.simulate.replay import BEGIN, Replay, VirtualClock
@@ -146,33 +147,32 @@ def _verdict(spec: StudySpec, space: TableSearchSpace, clock: VirtualClock, trut
     """Hold the answer of a study against the truth."""
     trials = [clock.trials[number] for number in sorted(clock.trials)]
     try:
-        answer = answer_of(spec, trials, clock)
+        answer = answer_of(spec, trials, clock.engine.history.probes)
     except TargetNotReachedError:
         return Verdict(None, math.inf, (), (), True, clock.cost, len(trials))
     best = min(truth.seconds)
     least = {size: seconds / best for size, seconds in truth.seconds_by_batch_size.items()}
     by_number = {trial.number: trial for trial in trials}
-    covered = []
-    for row in answer.batches:
-        time = row.time_to_target_s
-        if row.best is not None and time is not None and time.low is not None and time.high is not None:
-            true = truth.seconds[space.point_of(by_number[row.best.trial].configuration)]
-            covered.append(time.low <= true <= time.high)
+    covered = [
+        holds(row.time_to_target_s, truth.seconds[space.point_of(by_number[row.best.trial].configuration)])
+        for row in answer.batches
+        if row.best is not None
+    ]
     return Verdict(
         recommended=answer.optimal.batch_size,
         ratio=least[answer.optimal.batch_size],
         claims=tuple(least[size] for size in answer.tied),
-        covered=tuple(covered),
+        covered=tuple(one for one in covered if one is not None),
         is_provisional=answer.provisional,
         cost=clock.cost,
         runs=len(trials),
     )
 
 
-def answer_of(spec: StudySpec, trials: Sequence[TrialRecord], clock: VirtualClock) -> Answer:
-    """Return the answer that a real study with these trials would give; raise `TargetNotReachedError` without one."""
+def answer_of(spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]) -> Answer:
+    """Return the answer of a real study with these trials; raise `TargetNotReachedError` without one."""
     study = StudyRecord.created(spec.new_study("simulation"), BEGIN, DEVICE)
-    return build_answer(study, spec, list(trials), dict(clock.engine.history.probes), UNKNOWN, [], [])
+    return build_answer(study, spec, list(trials), dict(probes), UNKNOWN, [], [])
 
 
 def summarize_studies(verdicts: Sequence[Verdict]) -> StudiesSummary:
