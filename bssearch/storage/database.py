@@ -230,12 +230,6 @@ class Database:
         return self._in_turn() or looking(self._engine)
 
     @contextmanager
-    def reading_study(self, name: str) -> Iterator[tuple[Connection, int]]:
-        """Open a reading transaction; yield it with a study's id."""
-        with self.reading() as connection:
-            yield connection, self.study_id(connection, name)
-
-    @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Open a transaction that commits on exit and ends this thread's turn."""
         if not self._write:
@@ -378,13 +372,12 @@ def reads(
 ) -> Callable[Concatenate[Any, str, Parameters], Result]:
     """Call a method with a reading transaction and the caller's study id; see `patiently`."""
 
+    @inside(Database.reading)
     @wraps(method)
-    def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        def once() -> Result:
-            with self._database.reading_study(study) as (connection, study_id):
-                return method(self, connection, study_id, *args, **kwargs)
-
-        return self.patience.run(once)
+    def of_study(
+        self: StorePart, connection: Connection, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        return method(self, connection, self._database.study_id(connection, study), *args, **kwargs)
 
     return of_study
 
@@ -396,10 +389,9 @@ def writes(
 
     @wraps(method)
     def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        def work(connection: Connection, study_id: int) -> Result:
-            return method(self, connection, study_id, *args, **kwargs)
-
-        return self._database.on_study(study, work)
+        return self._database.on_study(
+            study, lambda connection, study_id: method(self, connection, study_id, *args, **kwargs)
+        )
 
     return of_study
 

@@ -89,6 +89,7 @@ OBSERVATIONS: Select[Any] = (
 EVALUATIONS: Select[int, float, float] = (
     select(TrialRow.number, ObservationRow.train_seconds, ObservationRow.metric)
     .join(TrialRow, TrialRow.id == ObservationRow.trial_id)
+    .where(TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True)))
     .order_by(TrialRow.number, ObservationRow.step)
 )
 

@@ -144,9 +144,6 @@ def _resumed() -> dict[str, Any]:
 
 
 _OBSERVED = insert(ObservationRow.__table__)
-_EVALUATIONS = EVALUATIONS.where(
-    TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
-)
 
 
 class TrialStore(StorePart):
@@ -362,7 +359,7 @@ class TrialStore(StorePart):
         """Trials' (train seconds, metric) pairs by step."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
-        for number, train_seconds, metric in connection.execute(_EVALUATIONS, of):
+        for number, train_seconds, metric in connection.execute(EVALUATIONS, of):
             found[number].append((train_seconds, metric))
         return found
 

@@ -113,7 +113,6 @@ class TestUrls:
         monkeypatch.setitem(sys.modules, "psycopg", None)
         with pytest.raises(UsageError, match="psycopg") as caught:
             parse_url(f"{scheme}://u:secret@h/d")
-        assert "bssearch[postgres]" in str(caught.value.hint)
         assert "secret" not in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -233,8 +232,6 @@ class TestSqlite:
     def test_a_file_to_be_read_must_exist_and_is_not_made(self, path: Path) -> None:
         with pytest.raises(DatabaseError, match="no database at") as caught:
             open_store(f"sqlite:///{path}", write=False)
-        assert "--db" in str(caught.value.hint)
-        assert "BSSEARCH_DB_URL" in str(caught.value.hint)
         assert caught.value.exit_code == 4
         assert list(path.parent.iterdir()) == []
 
@@ -262,9 +259,8 @@ class TestSqlite:
 
     def test_an_empty_file_has_no_tables_to_read(self, path: Path) -> None:
         path.touch()
-        with pytest.raises(SchemaError, match="no bssearch tables") as caught:
+        with pytest.raises(SchemaError, match="no bssearch tables"):
             open_store(f"sqlite:///{path}", write=False)
-        assert "bssearch db upgrade" in str(caught.value.hint)
 
     def test_a_read_only_file_can_be_read_and_not_written(self, path: Path) -> None:
         with open_store(f"sqlite:///{path}") as store:
@@ -490,7 +486,6 @@ def test_a_file_there_is_read_and_not_written(remote: str) -> None:
         assert store.studies.get("toy").name == "toy"
     with pytest.raises(DatabaseError, match=r"network file system \(nfs4\).*memory that all writers share") as caught:
         open_store(remote)
-    assert "PostgreSQL" in str(caught.value.hint)
     assert f"{NETWORK_FILE_VARIABLE}=1" in str(caught.value.hint)
 
 

@@ -88,9 +88,8 @@ def test_a_server_that_stays_away_is_given_up(
 ) -> None:
     own_postgres.stop()
     monkeypatch.setattr(patience, "RETRY_FOR_S", 0.5)
-    with pytest.raises(DatabaseError, match=r"cannot be reached.*retried") as caught:
+    with pytest.raises(DatabaseError, match=r"cannot be reached.*retried"):
         start(store)
-    assert "run the same command again" in str(caught.value.hint)
     assert len(told) == 1
 
 
@@ -366,7 +365,6 @@ def _with_password(url: str, role: str) -> str:
 def test_an_unknown_database_is_named(postgres: Postgres, role: str, write: bool) -> None:
     error = _refused(lambda: open_store(_with_password(postgres.url("nowhere"), role), write=write))
     assert 'database "nowhere" does not exist' in str(error)
-    assert "createdb" in str(error.hint)
 
 
 def test_an_unknown_user_is_named(postgres: Postgres) -> None:
@@ -379,7 +377,6 @@ def test_a_wrong_password_is_refused_and_a_right_one_is_not(postgres: Postgres, 
     for wrong in (postgres.url(SECURED, user=role, password="s3cr%40t2"), postgres.url(SECURED, user=role)):
         error = _refused(lambda url=wrong: open_store(url))  # type: ignore[misc]
         assert "password" in str(error)
-        assert "check user and password" in str(error.hint)
     right = postgres.url(SECURED, user=role, password=PASSWORD)
     error = _refused(lambda: open_store(right))
     assert "lacks the right" in str(error)  # it was let in
@@ -471,7 +468,6 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_a_server_that_is_not_postgresql_is_named_so(stranger: int, query: str) -> None:
     error = _refused(lambda: open_store(f"postgresql://alice:{PASSWORD}@127.0.0.1:{stranger}/runs{query}"))
     assert "is not a PostgreSQL server" in str(error)
-    assert "host and port" in str(error.hint)
 
 
 @pytest.mark.parametrize(

@@ -169,9 +169,8 @@ class TestUpgrade:
             # The log of an open store holds what the file does not yet: the copy must have both.
             with monkeypatch.context() as patch:
                 _next_version(patch, tmp_path)
-                with pytest.raises(SchemaError, match=f"at revision {HEAD}; this version needs {LATER}") as caught:
+                with pytest.raises(SchemaError, match=f"at revision {HEAD}; this version needs {LATER}"):
                     open_store(sqlite_url, write=False)
-                assert "bssearch db upgrade" in str(caught.value.hint)
                 assert not list(tmp_path.glob("*.bak"))
                 told: list[str] = []
                 with open_store(sqlite_url, notify=told.append) as later:
@@ -265,7 +264,6 @@ class TestUpgrade:
                 for write in (True, False):
                     with pytest.raises(SchemaError, match=message) as caught:
                         open_store(url, write=write)
-                    assert "`bssearch db upgrade`" in str(caught.value.hint)
                     assert caught.value.exit_code == 4
             assert migrate.upgrade(ours) == migrate.Upgrade(before=HEAD, after=LATER)
             with open_store(ours) as store:
