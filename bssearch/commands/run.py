@@ -26,8 +26,8 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search import after_search, confirmation as confirm, devices
-from bssearch.search.calibration import COMPARING_VISITS, default_at
+from bssearch.search import after_search, confirmation as confirm
+from bssearch.search.calibration import COMPARING_VISITS, default_at, untimed_on_devices
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer, quick_prior, stored_quick
 from bssearch.search.history import History, trial_seed
@@ -85,7 +85,7 @@ def add_devices(study: OpenStudy) -> None:
     further = study.spec.executor.devices[1:]
     if not further:
         return
-    if devices.untimed(study.spec, study.store, study.environment):
+    if untimed_on_devices(study.spec, study.store, study.environment):
         study.listener.note(f"timing steps on {', '.join(map(str, further))} devices")
         try:
             study.driver().time_on_devices()
@@ -97,7 +97,7 @@ def add_devices(study: OpenStudy) -> None:
         rows = answer(study.store, study.spec.name).by_devices
         if rows == before:  # no run was missing
             break
-        study.driver().run_planned(devices.next_run(rows), Phase.DEVICES)
+        study.driver().run_planned(after_search.next_run_on_devices(rows), Phase.DEVICES)
         before = rows
 
 

@@ -1,15 +1,16 @@
-"""Runs after the search: batch schedules, their repeats, and finalists trained past the target.
+"""Runs after the search: batch schedules, finalists trained past the target, and runs on more devices.
 
 Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. Other parameters come from the best
 trial at the starting batch size.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal, cast
 
+from bssearch.analysis.answer import OnDevices
 from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
 from bssearch.analysis.growing import has_grown
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
@@ -23,8 +24,9 @@ from bssearch.records.batch_schedule import (
     growing_schedule,
     with_batch_schedule,
 )
-from bssearch.search.confirmation import CompletedRuns, interleaved, verdict_of
+from bssearch.search.confirmation import CompletedRuns, interleaved, repeat, verdict_of
 from bssearch.search.history import History, trial_seed
+from bssearch.spec.parts import MOST_DEVICES
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.space.domains import Range, RelativeLearningRate
 
@@ -361,3 +363,34 @@ def _within(domain: Domain, value: float) -> float:
     low, high = bounds(domain)
     choices = [choice for choice in domain if choice >= value] if isinstance(domain, tuple) else []
     return float(min(choices, default=min(max(value, low), high)))
+
+
+def next_run_on_devices(rows: Sequence[OnDevices]) -> Callable[[History], TrialPlan | None]:
+    """Function that plans the next of ``confirm.runs`` runs of each number of devices on the front."""
+
+    def plan(history: History) -> TrialPlan | None:
+        made = CompletedRuns.of(history, history.of_phase(Phase.DEVICES), as_run=lambda one: one)
+        return next(_missing_on_devices(history, made, _on_front(history, rows)), None)
+
+    return plan
+
+
+def _missing_on_devices(history: History, made: CompletedRuns, chosen: Sequence[Configuration]) -> Iterator[TrialPlan]:
+    # Fresh seeds for each number of devices: the runs also tell more of the steps.
+    for index in range(history.spec.confirm.runs):
+        for one in chosen:
+            seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + one.world_size)
+            if made.is_missing(one, seed):
+                yield repeat(history, one, seed, Phase.DEVICES, retry_of=made.retried(one, seed))
+
+
+def _on_front(history: History, rows: Sequence[OnDevices]) -> list[Configuration]:
+    verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
+    if verdict is None:
+        return []
+    wanted = [one for one in rows if one.on_front and one.world_size > history.spec.executor.world_size]
+    return [
+        verdict.by_batch[one.batch_size].configuration.on_devices(one.world_size, one.micro_batch_size)
+        for one in wanted
+        if one.batch_size in verdict.by_batch
+    ]

@@ -26,6 +26,7 @@ from bssearch.records import (
     grouped,
 )
 from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.step_times import split
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import MemoryBoundary, choose_micro_batch
@@ -395,3 +396,44 @@ def _devices_that_agree(
 def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
     ratios = {name: one / usual for name, one in seconds.items()}
     return {name: ratio for name, ratio in ratios.items() if max(ratio, 1 / ratio) > FLAT_RATIO}
+
+
+def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) -> list[tuple[int, int, int]]:
+    """(devices, batch size, micro-batch size) with fewer than `COMPARING_VISITS` visits."""
+    known = store.probes.by_batch_size(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
+    visits = Counter(split(one) for one in store.probes.visits(spec.name))
+    return [
+        (world_size, size, micro)
+        for world_size in spec.executor.devices[1:]
+        for size, probe in sorted(known.items())
+        if probe.step_seconds is not None and size % world_size == 0
+        if (micro := micro_batch_at(spec, size, memory, world_size)) is not None
+        if visits[size, micro, world_size] < COMPARING_VISITS
+    ]
+
+
+def time_on_devices(
+    spec: StudySpec, store: Store, executor: Executor, environment: Environment, check: Callable[[], None]
+) -> None:
+    """Time all batch sizes on the further numbers of devices, in `COMPARING_VISITS` visits.
+
+    ``check`` runs before each measurement and write, and may raise. Batch sizes out of memory are left out.
+    """
+    known = store.probes.by_batch_size(spec.name, environment)
+    too_large: set[tuple[int, int, int]] = set()
+    for _ in range(COMPARING_VISITS):
+        visit: int | None = None
+        for place in untimed_on_devices(spec, store, environment):
+            if place in too_large:
+                continue
+            world_size, size, micro = place
+            check()
+            measured = executor.measure_step_time(default_at(spec, size, micro, world_size=world_size))
+            if measured.out_of_memory:
+                too_large.add(place)
+                continue
+            check()
+            probe = probe_record(measured, spec.budget.trial_train_seconds)
+            probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)

@@ -40,8 +40,8 @@ from bssearch.search.calibration import (
     missing_step_times,
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
+    time_on_devices,
 )
-from bssearch.search.devices import time_on_devices
 from bssearch.search.engine import (
     CONTINUE,
     Action,
