@@ -266,9 +266,9 @@ SECURITY = {
     "**Readers of the database**": ["cli/test_read_only.py::test_as_a_reader"],
     "They see": ["storage/test_roles.py::test_a_reader_reads_every_table"],
     "A session that": [
-        "storage/test_locks.py::test_a_reader_with_open_transactions_blocks_no_writer",
-        "storage/test_locks.py::test_an_upgrade_that_readers_block_names_them_and_changes_nothing",
-        "storage/test_locks.py::test_a_writer_that_holds_a_lock_is_named",
+        "storage/test_roles.py::test_a_reader_with_open_transactions_blocks_no_writer",
+        "storage/test_roles.py::test_an_upgrade_that_readers_block_names_them_and_changes_nothing",
+        "storage/test_roles.py::test_a_writer_that_holds_a_lock_is_named",
     ],
     "**Paused trials**": [
         "search/pruners/test_checkpoints.py::test_the_folder_is_this_users_alone",

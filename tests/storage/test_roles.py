@@ -1,7 +1,8 @@
-"""A team's roles on a real server: logins have their role's rights and no others."""
+"""A team's roles and locks on a real server: rights of each role, and waits for other sessions."""
 
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import MemoryUse
+from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage import migrate
+from bssearch.storage.connection import engine as connection_engine
 from bssearch.storage.migrate import SEQUENCES, WRITER_RIGHTS, Roles, script
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch, printed, refused
 from tests.factories import make_environment, make_probe, make_spec
-from tests.postgres import Postgres
+from tests.postgres import Postgres, running_postgres
 from tests.search.law import LawExecutor
 from tests.storage.conftest import OUTCOME, add_revision, add_study, start
 from tests.storage.transfer.copies import copies, finish, make_study, rows
@@ -58,9 +61,17 @@ class Team:
     def url(self, login: str = "postgres") -> str:
         return self.server.url(self.database, user=login)
 
+    def waiting_url(self, login: str) -> str:
+        """With a lock timeout of 20 s, because code without a limit would hang the test."""
+        return f"{self.url(login)}&options=-c%20lock_timeout%3D20s"
+
+    def connect(self, login: str, program: str = "psql") -> psycopg.Connection:
+        dsn = f"host={self.server.folder} user={login} dbname={self.database} application_name={program}"
+        return psycopg.connect(dsn)
+
     def ask(self, login: str, statement: str) -> list[Any]:
         """Run a statement as a login; return its rows."""
-        with psycopg.connect(f"host={self.server.folder} user={login} dbname={self.database}") as connection:
+        with self.connect(login) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
@@ -406,7 +417,7 @@ def test_init_on_the_command_line(server: Postgres, tmp_path: Path) -> None:
     assert printed(tmp_path, *asked, "--print") == script(ROLES)
     assert migrate.current(team.url()) is None, "printing touches nothing"
     assert "team_reader, team_writer, team_owner" in printed(tmp_path, *asked)
-    assert printed(tmp_path, "db", "init", "--db", team.url("wanda")) == f"schema at {migrate.SCHEMA_HEAD}, as it was\n"
+    assert printed(tmp_path, "db", "init", "--db", team.url("wanda")) == f"schema at {migrate.SCHEMA_HEAD}, unchanged\n"
 
 
 @pytest.mark.parametrize(
@@ -430,4 +441,159 @@ def test_statements_are_printed_where_no_database_is_named(tmp_path: Path) -> No
 
 def test_init_makes_a_file(tmp_path: Path) -> None:
     assert bssearch("db", "init", cwd=tmp_path).stdout == f"schema at {migrate.SCHEMA_HEAD}\n"
-    assert bssearch("db", "init", cwd=tmp_path).stdout == f"schema at {migrate.SCHEMA_HEAD}, as it was\n"
+    assert bssearch("db", "init", cwd=tmp_path).stdout == f"schema at {migrate.SCHEMA_HEAD}, unchanged\n"
+
+
+# Locks ----------------------------------------------------------------------------------------------------------------
+
+
+SESSIONS = 50
+FORMER_KEYS = ("bss_submission", "bss_study joined", migrate.VERSION_TABLE)
+"""Advisory locks of earlier versions."""
+
+SPEC = make_spec(budget={"trials": 6, "trial_train_seconds": 10.0}, confirm={"runs": 0})
+
+
+@pytest.fixture(scope="module")
+def large_server() -> Iterator[Postgres]:
+    with running_postgres("max_connections = 120\n") as own:
+        migrate.upgrade(own.create_database(), ROLES)
+        for login, role in LOGINS.items():
+            own.execute(f"CREATE ROLE {login} LOGIN", f"GRANT {role} TO {login}")
+        yield own
+
+
+@pytest.fixture
+def group(large_server: Postgres) -> Team:
+    return new_team(large_server)
+
+
+@pytest.fixture
+def reader(group: Team) -> Iterator[None]:
+    """A reader with 50 open transactions that hold every lock a reader may take."""
+    with ExitStack() as stack:
+        connections = [stack.enter_context(group.connect("rita")) for _ in range(SESSIONS)]
+        for connection in connections:
+            connection.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+            for table in (*Base.metadata.tables, migrate.VERSION_TABLE):
+                connection.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE".encode())
+                connection.execute(f"SELECT * FROM {table}".encode())
+        for key in FORMER_KEYS:
+            connections[0].execute("SELECT pg_advisory_lock(hashtext(%s))", [key])
+        yield
+
+
+def later_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    """Simulate a later version with a revision that alters two tables; return the revision."""
+    later = "0002_later"
+    source = (
+        f"from alembic import op\nrevision = {later!r}\ndown_revision = {migrate.SCHEMA_HEAD!r}\n"
+        "def upgrade() -> None:\n"
+        "    for table in ('bss_study', 'bss_submission'):\n"
+        "        op.execute(f'ALTER TABLE {table} ADD COLUMN note TEXT')\n"
+    )
+    add_revision(monkeypatch, folder / "migrations", later, source)
+    return later
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_engine, "LONGEST_WAIT_S", 3.0)
+
+
+def submission(name: str) -> NewSubmission:
+    return NewSubmission(name=name, template="digits", values={"budget.trials": 4}, owner="ann")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reader")
+def test_a_reader_with_open_transactions_blocks_no_writer(group: Team, tmp_path: Path) -> None:
+    with open_store(group.waiting_url("wanda")) as store, open_store(f"sqlite:///{tmp_path}/other.db") as other:
+        store.queue.submit(submission("mine"))
+        assert store.queue.set_state("mine", SubmissionState.CANCELLED, "").state is SubmissionState.CANCELLED
+        make_study(other)
+        assert store.transfer.join(copies(other))[0].is_new
+    run_study(SPEC, Launch(db=group.waiting_url("wanda"), make_executor=lambda *_: LawExecutor()))
+    with open_store(group.waiting_url("rita"), write=False) as store:
+        assert len(store.trials.of(SPEC.name)) == SPEC.budget.trials
+    for login in ("wanda", "olga"):
+        assert migrate.upgrade(group.waiting_url(login)).before == migrate.SCHEMA_HEAD
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reader")
+def test_an_upgrade_that_readers_block_names_them_and_changes_nothing(
+    group: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = migrate.SCHEMA_HEAD
+    later_version(monkeypatch, tmp_path)
+    monkeypatch.setattr(connection_engine, "LONGEST_WAIT_S", 1.0)
+    with pytest.raises(DatabaseError, match=r"waited 1 s for a lock.*pid \d+ of rita \(psql\)") as caught:
+        migrate.upgrade(group.waiting_url("olga"))
+    assert "pg_terminate_backend(" in str(caught.value.hint)
+    assert migrate.current(group.waiting_url("rita")) == head
+
+
+@pytest.mark.slow
+def test_an_upgrade_succeeds_once_readers_are_gone(
+    group: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = later_version(monkeypatch, tmp_path)
+    assert migrate.upgrade(group.waiting_url("olga")).after == later
+    assert migrate.current(group.waiting_url("rita")) == later
+
+
+def submit(group: Team) -> None:
+    with open_store(group.waiting_url("olga")) as store:
+        store.queue.submit(submission("mine"))
+
+
+def upgrade(group: Team) -> None:
+    migrate.upgrade(group.waiting_url("olga"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize(
+    ("statement", "work"),
+    [
+        ("LOCK TABLE bss_submission IN SHARE UPDATE EXCLUSIVE MODE", submit),
+        ("LOCK TABLE bss_alembic_version IN EXCLUSIVE MODE", upgrade),
+    ],
+    ids=["submit", "upgrade"],
+)
+def test_a_writer_that_holds_a_lock_is_named(group: Team, statement: str, work: Callable[[Team], None]) -> None:
+    with group.connect("postgres", "maintenance") as holder:
+        pid = holder.info.backend_pid
+        holder.execute(statement.encode())
+        with pytest.raises(DatabaseError, match=rf"pid {pid} of postgres \(maintenance\)"):
+            work(group)
+        holder.rollback()
+    work(group)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_waits")
+def test_a_first_upgrade_that_another_session_prevents_names_it(large_server: Postgres) -> None:
+    group = new_team(large_server, None, schema=False)
+    with group.connect("postgres", "elsewhere") as holder:
+        holder.execute(f"CREATE TABLE {migrate.VERSION_TABLE} (version_num VARCHAR(32) PRIMARY KEY)".encode())
+        with pytest.raises(DatabaseError, match=r"of postgres \(elsewhere\)"):
+            migrate.upgrade(group.waiting_url("postgres"))
+        holder.rollback()
+    assert migrate.upgrade(group.waiting_url("postgres")).before is None
+
+
+@pytest.mark.slow
+def test_a_table_that_another_session_commits_meanwhile_is_used(
+    large_server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_table = migrate._has_version_table
+    answers = iter([False])
+    monkeypatch.setattr(migrate, "_has_version_table", lambda connection: next(answers, has_table(connection)))
+    columns = f"version_num VARCHAR(32) NOT NULL, CONSTRAINT {migrate.VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
+    group = new_team(large_server, None, schema=False)
+    with group.connect("postgres") as other:
+        other.execute(f"CREATE TABLE {migrate.VERSION_TABLE} ({columns})".encode())
+    assert migrate.upgrade(group.waiting_url("postgres")).before is None
+    migrate.check(group.waiting_url("postgres"))
