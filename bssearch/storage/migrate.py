@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 
+VERSION_TABLE: Final = "bss_alembic_version"
+
 DEFAULT_PREFIX = "bssearch"
 NOTE = "roles of bssearch: "
 
@@ -133,12 +135,12 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
     ]
 
 
-def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]:
+def right_statements(roles: Roles, schema: str) -> list[str]:
     """SQL that sets the roles' rights exactly."""
-    tables = ", ".join([*WRITER_RIGHTS, version_table])
+    tables = ", ".join([*WRITER_RIGHTS, VERSION_TABLE])
     return [
-        *_owned(roles.owner, schema, [*WRITER_RIGHTS, version_table]),
-        f"COMMENT ON TABLE {version_table} IS '{NOTE}{roles.prefix}'",
+        *_owned(roles.owner, schema, [*WRITER_RIGHTS, VERSION_TABLE]),
+        f"COMMENT ON TABLE {VERSION_TABLE} IS '{NOTE}{roles.prefix}'",
         f"REVOKE ALL ON {tables} FROM PUBLIC, {roles.reader}, {roles.writer}",
         f"GRANT SELECT ON {tables} TO {roles.reader}, {roles.writer}",
         *(f"GRANT {', '.join(rights)} ON {table} TO {roles.writer}" for table, rights in WRITER_RIGHTS.items()),
@@ -165,12 +167,12 @@ def _owned(owner: str, schema: str, tables: Sequence[str]) -> list[str]:
 PRINT_COMMAND = "bssearch db init --roles --print"
 
 
-def found_roles(connection: Connection, version_table: str) -> Roles | None:
+def found_roles(connection: Connection) -> Roles | None:
     """Roles named in the version table's comment, or None."""
     if connection.dialect.name != "postgresql":
         return None
     comment = connection.scalar(
-        text("SELECT obj_description(to_regclass(:table)::oid, 'pg_class')"), {"table": version_table}
+        text("SELECT obj_description(to_regclass(:table)::oid, 'pg_class')"), {"table": VERSION_TABLE}
     )
     prefix = re.fullmatch(rf"{NOTE}(\w+)", comment or "")
     if prefix is None:
@@ -198,9 +200,9 @@ def make_roles(connection: Connection, roles: Roles) -> None:
     _execute(connection, role_statements(roles, _schema(connection)))
 
 
-def give_rights(connection: Connection, roles: Roles, version_table: str) -> None:
+def give_rights(connection: Connection, roles: Roles) -> None:
     """Set the roles' rights."""
-    _execute(connection, right_statements(roles, _schema(connection), version_table))
+    _execute(connection, right_statements(roles, _schema(connection)))
 
 
 def become_owner(connection: Connection, roles: Roles) -> None:
@@ -216,17 +218,17 @@ def is_member(connection: Connection, role: str) -> bool:
     return bool(connection.scalar(text("SELECT pg_has_role(current_user, :role, 'MEMBER')"), {"role": role}))
 
 
-def refuse_without_reading(connection: Connection, version_table: str, *, to_write: bool) -> None:
+def refuse_without_reading(connection: Connection, *, to_write: bool) -> None:
     """Raise `DatabaseError` if the login cannot read."""
-    roles = found_roles(connection, version_table)
+    roles = found_roles(connection)
     lacks = text("SELECT current_user WHERE NOT has_table_privilege(:table, 'SELECT')")
-    login = connection.scalar(lacks, {"table": version_table}) if roles else None
+    login = connection.scalar(lacks, {"table": VERSION_TABLE}) if roles else None
     if roles and login:
         role, doing = (roles.writer, "to write") if to_write else (roles.reader, "to look at studies")
         raise needs(role, login, doing, connection)
 
 
-def refuse_without_writing(connection: Connection, version_table: str) -> None:
+def refuse_without_writing(connection: Connection) -> None:
     """Raise `DatabaseError` if the login cannot write."""
     if connection.dialect.name != "postgresql":
         return
@@ -234,7 +236,7 @@ def refuse_without_writing(connection: Connection, version_table: str) -> None:
     if lacking is None:
         return
     login, right, thing = lacking
-    roles = found_roles(connection, version_table)
+    roles = found_roles(connection)
     if roles is None:
         raise missing_right(login, right, thing, shown(connection.engine.url))
     raise needs(roles.writer, login, f"to write: it lacks the right {right} on {thing}", connection)
@@ -286,7 +288,6 @@ REVISIONS: Final = ("0001_initial", "0002_world_size")
 UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
 
 SCHEMA_HEAD: Final = REVISIONS[-1]
-VERSION_TABLE: Final = "bss_alembic_version"
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
 # SQLSTATEs of a table that exists; the last two if another session has just committed it
@@ -342,7 +343,7 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
     if sqlite_file(engine.url) is None:
         _refuse_another(_current(engine, to_write=True), shown(engine.url))
         with reading(engine) as connection:
-            refuse_without_writing(connection, VERSION_TABLE)
+            refuse_without_writing(connection)
         return
     if current(engine) == SCHEMA_HEAD:
         return
@@ -382,7 +383,7 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
 
 
 def _upgrade(connection: Connection, before: str | None, roles: Roles | None) -> None:
-    there = found_roles(connection, VERSION_TABLE)
+    there = found_roles(connection)
     if before != SCHEMA_HEAD:
         if there:
             become_owner(connection, there)
@@ -393,9 +394,9 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
         _run_migrations(connection)
         _check_references(connection)
     if roles:
-        give_rights(connection, roles, VERSION_TABLE)
+        give_rights(connection, roles)
     elif there and is_member(connection, there.owner):
-        give_rights(connection, there, VERSION_TABLE)
+        give_rights(connection, there)
 
 
 def refuse_roles_of_a_file(url: URL) -> None:
@@ -419,7 +420,7 @@ def _current(engine: Engine, *, to_write: bool = False) -> str | None:
         except (OperationalError, ProgrammingError):
             connection.rollback()
             if _has_version_table(connection):
-                refuse_without_reading(connection, VERSION_TABLE, to_write=to_write)
+                refuse_without_reading(connection, to_write=to_write)
                 return _revision(connection)  # Created by another process in the meantime, unless this fails again.
             _check_schema_is_visible(connection)
             return None
@@ -461,7 +462,7 @@ def _refuse_unknown(revision: str, name: str) -> None:
 
 def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
     # Roles with another prefix would keep their rights.
-    there = found_roles(connection, VERSION_TABLE)
+    there = found_roles(connection)
     require(
         there in {None, roles},
         f"{shown(connection.engine.url)} already has the roles {', '.join(there.names if there else ())}",
@@ -540,22 +541,16 @@ def script(roles: Roles | None) -> str:
         "BEGIN",
         f"SET LOCAL search_path TO {SCHEMA}",
         *(role_statements(roles, SCHEMA) if roles else ()),
-        _refuse_other_revision(),
-        *_tables(),
-        *(right_statements(roles, SCHEMA, VERSION_TABLE) if roles else ()),
-        "COMMIT",
-    ]
-    return "".join(f"{statement.strip()};\n" for statement in statements)
-
-
-def _refuse_other_revision() -> str:
-    # EXECUTE, because plain SQL would fail if the table does not exist.
-    return (
+        # EXECUTE, because plain SQL would fail if the table does not exist.
         f"DO $$ DECLARE found text; BEGIN IF to_regclass('{VERSION_TABLE}') IS NOT NULL THEN "
         f"EXECUTE 'SELECT version_num FROM {VERSION_TABLE}' INTO found; IF found <> '{SCHEMA_HEAD}' THEN "
         f"RAISE 'the schema is at revision %, this is for {SCHEMA_HEAD}: `{UPGRADE_COMMAND}` first', found; "
-        "END IF; END IF; END $$"
-    )
+        "END IF; END IF; END $$",
+        *_tables(),
+        *(right_statements(roles, SCHEMA) if roles else ()),
+        "COMMIT",
+    ]
+    return "".join(f"{statement.strip()};\n" for statement in statements)
 
 
 def _tables() -> list[str]:

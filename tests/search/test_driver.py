@@ -149,14 +149,11 @@ def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_
             ends.append(search_end)
         now[0] += 1.0
 
-    def ten_seconds(_: LawExecutor) -> None:
-        now[0] += 10.0
-
     monkeypatch.setattr("bssearch.search.driver.time.monotonic", lambda: now[0])
     monkeypatch.setattr("bssearch.search.driver.save_finding", save)
     monkeypatch.setattr("bssearch.search.driver.Driver._take_over", lambda self: None)
     with pytest.raises(TargetNotReachedError):
-        run(make_spec(**SHORT), tmp_path, LawExecutor(reachable=False, on_look=ten_seconds))
+        run(make_spec(**SHORT), tmp_path, LawExecutor(reachable=False, on_look=lambda _: now.append(now.pop() + 10.0)))
     during, last = kept[:-1], kept[-1]
     assert during and all(later - earlier >= 1.0 / 0.02 for earlier, later in itertools.pairwise(during))
     assert last == now[0] - 1.0, "whatever it takes, at the end"

@@ -323,13 +323,6 @@ def live(spec: StudySpec, workers: int) -> Live:
     return Live(spec, workers, engine.journal, list(map(silent, engine.answers)))
 
 
-def assert_a_new_engine_goes_on_as_the_old_one(run: Live, cuts: Sequence[int]) -> None:
-    for cut in cuts:
-        engine = rebuilt(run.spec, run.journal[:cut], run.workers)
-        for at in range(cut, run.searched):
-            assert silent(run.journal[at].on(engine)) == run.answers[at], f"made anew after {cut}, at event {at}"
-
-
 CASES = [
     ("auto", "balanced", 1),
     ("tpe", "balanced", 2),
@@ -343,7 +336,10 @@ def test_an_engine_made_anew_in_mid_study_decides_as_the_live_one(sampler: str, 
     run = live(study(sampler, pruner, slots=workers), workers)
     ends = [at + 1 for at in run.places("found_saved") if at < run.searched]
     looks = [at for at in run.places("evaluated") if at < run.searched]
-    assert_a_new_engine_goes_on_as_the_old_one(run, [*ends[2::4], *looks[7::40]])
+    for cut in [*ends[2::4], *looks[7::40]]:
+        engine = rebuilt(run.spec, run.journal[:cut], run.workers)
+        for at in range(cut, run.searched):
+            assert silent(run.journal[at].on(engine)) == run.answers[at], f"made anew after {cut}, at event {at}"
 
 
 @pytest.mark.parametrize(("bytes_there", "given_up"), [(2**29, 0), (2**29 + 1, 1)])

@@ -146,7 +146,11 @@ class Curves(FakeExecutor):
         super().stop(stop)
 
     def events(self, timeout: float) -> list[Event]:
-        found = [_powered(event) for event in super().events(timeout)]
+        use = DeviceUse(mean_power_watts=WATTS)
+        found = [
+            one if isinstance(one, TrialObserved) else replace(one, outcome=replace(one.outcome, device_use=use))
+            for one in super().events(timeout)
+        ]
         if any(self._is_moment(event) for event in found):
             self._interrupted_in = 0
             os.kill(os.getpid(), signal.SIGINT)
@@ -159,12 +163,6 @@ class Curves(FakeExecutor):
             return True
         request = next(one for one in self.requests if one.number == event.number)
         return not request.plan.stop_at_target and event.observation.metric >= TARGET
-
-
-def _powered(event: Event) -> Event:
-    if isinstance(event, TrialObserved):
-        return event
-    return replace(event, outcome=replace(event.outcome, device_use=DeviceUse(mean_power_watts=WATTS)))
 
 
 @pytest.fixture
