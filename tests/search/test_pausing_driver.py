@@ -1,14 +1,21 @@
-"""A driver pauses, resumes, prunes and takes over trials."""
+"""Drivers pause, resume, prune and take over trials, also on several hosts that share checkpoints."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import threading
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from bssearch.commands.launch import Launch
@@ -16,6 +23,7 @@ from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
 from bssearch.records import (
+    Lease,
     Observation,
     Phase,
     TrialEnded,
@@ -26,11 +34,17 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
+from bssearch.search import leases
 from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
+from bssearch.search.leases import Leases
+from bssearch.search.pruners.checkpoints import Checkpoints, WaitingTrials
 from bssearch.spec import StudySpec
-from tests.factories import make_spec, not_none
+from bssearch.storage.repository import open_store
+from tests.factories import make_environment, make_plan, make_spec, make_study_record, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
+from tests.search.pruners.stores import Troubled, troubled
 from tests.search.study import trials_in, url_in
+from tests.waiting import Ear
 
 STEPS = 20
 
@@ -309,3 +323,320 @@ def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ende
         monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
     trials = run(spec, tmp_path, SteppingLaw(done=first.done))
     assert {trial.number for trial in trials if trial.state is TrialState.PAUSED} == (set() if ours else waiting)
+
+
+# Several hosts --------------------------------------------------------------------------------------------------------
+
+
+FAR = "elsewhere/1/0/0/far"
+"""A driver on another machine; whether it is alive is unknown."""
+
+
+def interrupt_once(law: SteppingLaw) -> None:
+    """Interrupt the driver during its fourth trial."""
+    if law.done.get(4) == 1:
+        law.on_look = lambda _: None
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Troubled]]:
+    """A store with injected faults, named by ``BSSEARCH_CHECKPOINT_DIR``."""
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    with troubled() as found:
+        yield found
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A shared place, named by ``BSSEARCH_CHECKPOINT_DIR``."""
+    (tmp_path / "shared").mkdir()
+    found = {
+        "folder": str(tmp_path / "shared"),
+        "file": f"file://{tmp_path / 'shared'}",
+        "memory": f"memory://{uuid.uuid4().hex}",
+    }[request.param]
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", found)
+    return found
+
+
+@pytest.fixture
+def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Function that makes this process act as on another host, with that host's own folders."""
+
+    def move(host: str) -> None:
+        monkeypatch.setattr("bssearch.search.leases.socket.gethostname", lambda: host)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host / "cache"))
+        monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / host / "state"))
+
+    move("one")
+    return move
+
+
+def run_noted(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[TrialRecord], list[str]]:
+    """Run a study; return its search trials and messages."""
+    ear = Ear()
+    executor.full = spec.budget.trial_train_seconds
+    run_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor))
+    return trials_in(folder, Phase.SEARCH), ear.notes
+
+
+def interrupted(folder: Path, trials: int = 12) -> tuple[StudySpec, dict[int, int]]:
+    """Interrupt a study during its fourth trial; return its spec and its trials' progress."""
+    spec = study_spec(budget={"trials": trials, "trial_train_seconds": 4.0})
+    executor = SteppingLaw(on_look=interrupt_once)
+    with pytest.raises(InterruptedRunError):
+        run_noted(spec, folder, executor)
+    return spec, executor.done
+
+
+def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
+    return trials_in(folder)[number - 1].outcome
+
+
+def kept(place: str) -> dict[str, str]:
+    """Paths of the checkpoints in a place, by name."""
+    files, root = fsspec.url_to_fs(place)
+    return {path.rpartition("/")[2]: path for path in files.find(root)}
+
+
+def test_what_is_interrupted_on_one_host_goes_on_on_another(
+    tmp_path: Path, place: str, on_host: Callable[[str], None]
+) -> None:
+    spec, done = interrupted(tmp_path)
+    paused = outcome_of(tmp_path, 4)
+    assert paused is not None and paused.state is TrialState.PAUSED
+    assert "trial-4.pt" in kept(place)
+    on_host("two")
+    second = SteppingLaw(done=done)
+    trials, _ = run_noted(spec, tmp_path, second)
+    assert (second.requests[0].number, second.requests[0].resumes) == (4, True)
+    assert len(trials) == 12
+    assert not any(trial.state in {TrialState.PAUSED, TrialState.LOST} for trial in trials)
+    assert not kept(place)
+
+
+@pytest.mark.slow
+def test_what_waits_on_a_host_whose_driver_died_goes_on_on_another(
+    tmp_path: Path, place: str, on_host: Callable[[str], None]
+) -> None:
+    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
+    doomed = SteppingLaw(on_look=die)
+    with pytest.raises(Dies):
+        run_noted(spec, tmp_path, doomed)
+    waiting = {int(name.removeprefix("trial-").removesuffix(".pt")) for name in kept(place)}
+    assert waiting
+    on_host("two")
+    executor = SteppingLaw(done=doomed.done)
+    with pytest.raises(TargetNotReachedError):
+        run_noted(spec, tmp_path, executor)
+    assert waiting <= set(executor.resumed)
+
+
+def test_two_drivers_share_what_waits_in_one_place(
+    tmp_path: Path, place: str, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.LOOK_SECONDS", 0.05)
+    spec, done = study_spec(), dict[int, int]()
+    slow = partial(SteppingLaw, done=done, on_look=lambda _: threading.Event().wait(0.005))
+    executors = [slow(), slow(slots=2)]
+    with ThreadPoolExecutor(2) as pool:
+        for ended in [pool.submit(run_noted, spec, tmp_path, executor) for executor in executors]:
+            ended.result()
+    trials = trials_in(tmp_path)
+    pauses = sum(one.pauses for one in executors)
+    resumed = sum(len(one.resumed) for one in executors)
+    assert pauses > resumed
+    pruned_at_once = sum(one.prunes for one in executors)
+    assert sum(trial.state is TrialState.PRUNED for trial in trials) == pauses - resumed + pruned_at_once
+    assert not any(trial.state in {TrialState.PAUSED, TrialState.LOST, TrialState.FAILED} for trial in trials)
+    assert not kept(place)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda content: content[:-1] + b"?", "the file is damaged: its SHA-256"),
+        (lambda content: b"something else", "not a checkpoint of bssearch"),
+        (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "the file belongs to study"),
+    ],
+)
+def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes_on(
+    tmp_path: Path,
+    on_host: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[bytes], bytes],
+    said: str,
+) -> None:
+    place = f"memory://{uuid.uuid4().hex}"
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", place)
+    spec, done = interrupted(tmp_path, trials=8)
+    path, files = kept(place)["trial-4.pt"], fsspec.filesystem("memory")
+    files.pipe_file(path, change(files.cat_file(path)))
+    on_host("two")
+    second = SteppingLaw(done=done)
+    trials, _ = run_noted(spec, tmp_path, second)
+    outcome = trials[3].outcome
+    assert outcome is not None and outcome.state is TrialState.LOST
+    assert f"the checkpoint store {place}: trial 4 cannot be downloaded: {said}" in outcome.reason
+    assert not second.resumed
+    (again,) = [trial for trial in trials if trial.retry_of == 4]
+    assert again.seed == trials[3].seed
+    assert not kept(place)
+
+
+def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
+    tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
+) -> None:
+    spec, done = interrupted(tmp_path)
+    on_host("two")
+    trouble.is_away = True
+    second = SteppingLaw(done=done)
+    trials, notes = run_noted(spec, tmp_path, second)
+    assert trials[3].state is TrialState.PAUSED, "it may go on once the store is back"
+    assert not second.resumed and not second.pauses
+    assert sum(not trial.state.is_missing for trial in trials) == 12
+    away = f"the checkpoint store troubled://{tmp_path}/store: "
+    assert sum(note.startswith(f"paused trials cannot be resumed for now: {away}") for note in notes) == 1
+    assert sum(note.startswith("trials can no longer be paused") and away in note for note in notes) == 1
+    trouble.is_away = False
+    third = SteppingLaw(done=done)
+    trials, _ = run_noted(spec, tmp_path, third)
+    assert third.resumed[0] == 4
+    assert trials[3].state not in {TrialState.PAUSED, TrialState.LOST}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does nothing for 0.3 s counts as silent."""
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.TICK_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_store_is_asked_no_more(
+    tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
+) -> None:
+    spec, done = interrupted(tmp_path, trials=8)
+    on_host("two")
+    second = SteppingLaw(done=done)
+    trouble.holds = "r"
+    trials, notes = run_noted(spec, tmp_path, second)
+    outcome = trials[3].outcome
+    assert outcome is not None and outcome.state is TrialState.LOST
+    assert "trial 4 cannot be downloaded: no progress for 0.3 s" in outcome.reason
+    assert [trial.number for trial in trials if trial.retry_of == 4]
+    assert sum("no progress for 0.3 s" in note for note in notes if note.startswith("paused trials cannot")) == 1
+
+
+def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_as_it_was(
+    tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
+) -> None:
+    spec, done = interrupted(tmp_path, trials=8)
+    before = outcome_of(tmp_path, 4)
+    on_host("two")
+    trouble.holds = "r"
+
+    def interrupt() -> None:
+        trouble.is_held.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    second = SteppingLaw(done=done)
+    with pytest.raises(InterruptedRunError):
+        run_noted(spec, tmp_path, second)
+    assert not second.requests
+    assert before is not None and before.state is TrialState.PAUSED
+    assert outcome_of(tmp_path, 4) == before
+    trouble.goes_on.set()
+    third = SteppingLaw(done=done)
+    run_noted(spec, tmp_path, third)
+    assert third.resumed[0] == 4
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("is_full", True), "No space left on device"),
+        (("holds", "rw"), "no progress for 0.3 s"),
+    ],
+    ids=["full", "silent"],
+)
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["to the end", "interrupted"])
+def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_interrupted_is_cancelled(
+    tmp_path: Path,
+    on_host: Callable[[str], None],
+    trouble: type[Troubled],
+    change: tuple[str, object],
+    said: str,
+    is_interrupted: bool,
+) -> None:
+    executor = SteppingLaw(on_submit=lambda _: setattr(trouble, *change))
+    pruner = {"name": "none" if is_interrupted else "balanced", "slack": 1.0}
+    spec = study_spec(pruner=pruner, budget={"trials": 20, "trial_train_seconds": 4.0})
+    if is_interrupted:
+        executor.on_look = interrupt_once
+        with pytest.raises(InterruptedRunError):
+            run_noted(spec, tmp_path, executor)
+    else:
+        _, notes = run_noted(spec, tmp_path, executor)
+        assert sum(note.startswith("trials can no longer be paused") and said in note for note in notes) == 1
+    outcomes = [trial.outcome for trial in trials_in(tmp_path) if trial.outcome is not None]
+    (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
+    assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
+    assert stopped.reason.endswith(f"cannot be stored: {said}")
+    assert not kept(f"file://{tmp_path / 'store'}")
+
+
+@pytest.fixture(params=["on another host", "in a process that serves other studies"])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A driver on another host, or one in another process of this host that lives on."""
+    if request.param == "on another host":
+        yield FAR
+        return
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        host, _, place, _, mark = leases.this_driver().rsplit("/", 4)
+        yield "/".join([host, str(process.pid), place, leases._start(process.pid), mark])
+        process.kill()
+
+
+def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "shared"))
+    spec, notes = study_spec(), list[str]()
+    with open_store(url_in(tmp_path)) as store:
+        store.studies.create(spec.new_study("ada"))
+        lease = Lease(owner=elsewhere, seconds=60.0, user="ada", spec=None)
+        store.trials.start("toy", make_plan(), environment=make_environment(), lease=lease)
+        paused = TrialOutcome(state=TrialState.PAUSED, reason="slow")
+        trial = store.trials.finish("toy", 1, paused, steps_x_step_time_s=None)
+
+        def waiting_for(driver: str) -> WaitingTrials:
+            return WaitingTrials(spec, store, Leases(store, "toy", driver), notes.append)
+
+        far, near = waiting_for(elsewhere), waiting_for("here/1/0/0/near")
+        file = not_none(near.file_for(1))
+        file.write_bytes(b"saved")
+        far.ended(trial)
+        near.settle([trial], TrialState.PRUNED, for_disk=False)
+        assert store.trials.get("toy", 1).state is TrialState.PAUSED
+        assert file.exists()
+        far.leave()
+        near.settle([trial], TrialState.PRUNED, for_disk=False)
+        assert store.trials.get("toy", 1).state is TrialState.PRUNED
+        assert not file.exists()
+    assert not notes
+
+
+def test_a_folder_that_another_driver_deletes_meanwhile_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "gone"))
+    monkeypatch.setattr(Path, "is_dir", lambda path, **_: True)  # it was there a moment ago
+    kept = Checkpoints(make_study_record())
+    kept.forget(3)
+    assert not kept.held().sizes
