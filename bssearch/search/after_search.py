@@ -262,8 +262,7 @@ def next_repeat(history: History) -> TrialPlan | None:
 
 def best_schedules(history: History) -> list[Configuration]:
     """`REPEATED` best distinct schedules that grew and reached the target."""
-    grown = [one for one in history.of_phase(Phase.GROWTH) if has_grown(one)]
-    reached = [one for one in grown if one.state is TrialState.REACHED]
+    reached = [one for one in history.of_phase(Phase.GROWTH) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 

@@ -22,8 +22,9 @@ from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import CountedSeconds
 from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.records import Configuration, TrialRecord, model_parameters
+from bssearch.records import TrialRecord
 from bssearch.records.step_times import step_seconds_of, with_step_time
+from bssearch.search.history import History
 from bssearch.search.stored_finding import SearchEnd
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
@@ -153,13 +154,8 @@ def compute_answer(
             hint="import the runs again with this target, if their table has the steps and seconds to the target",
         )
     easier = easier_target(study.target, target)
-    model = spec.timed_model
-
-    def step_seconds(one: Configuration) -> float | None:
-        probe = None if one.grows else probes.get(one.batch_size)
-        return probe.step_seconds if probe is not None and model_parameters(one) == model else None
-
-    timed = step_seconds_of(probes.values(), model)
+    timed = step_seconds_of(probes.values(), spec.timed_model)
+    step_seconds = History(spec, (), probes).step_seconds
     moved = [at_target(one, curves[one.number], easier, step_seconds(one.configuration)) for one in trials]
     moved = [with_step_time(one, timed) if one.configuration.grows else one for one in moved]
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)

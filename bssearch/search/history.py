@@ -354,11 +354,6 @@ class History:
         found = [trial for state in states for trial in self._by_state[state].values()]
         return sorted(found, key=lambda trial: trial.number)
 
-    @property
-    def interrupted(self) -> list[TrialRecord]:
-        """User-interrupted trials, by number."""
-        return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
-
     def tried(self, configuration: Configuration) -> bool:
         """True if the configuration has a trial that will not be retried."""
         return self._tried[identity_of(configuration)] > 0

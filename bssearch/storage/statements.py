@@ -342,8 +342,8 @@ def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]
 
 def mark_observed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
     """Mark finished trials with new observations as changed."""
-    ended = connection.scalars(_ENDED, {"of_study": study_id, "numbers": list(numbers)})
-    mark_changed(connection, study_id, ended.all())
+    among = {"of_study": study_id, "numbers": list(numbers)}
+    mark_changed(connection, study_id, connection.scalars(_ENDED, among).all())
 
 
 def mark_probed(connection: Connection, study_id: int) -> None:

@@ -83,7 +83,6 @@ PROPERTIES = (
     "feasible",
     "untimed",
     "largest",
-    "interrupted",
 )
 
 

@@ -156,8 +156,8 @@ class PruningController:
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         """See `Pruner.next_waiting`; trials that a user interrupted come first."""
-        for trial in self._history.interrupted:
-            if trial.number in self._saved:
+        for trial in self._history.in_state(TrialState.PAUSED):
+            if is_interrupted(trial) and trial.number in self._saved:
                 return trial
         self._refresh()
         number = self.pruner.next_waiting(self.standings, fresh=fresh) if self.standings.waiting else None

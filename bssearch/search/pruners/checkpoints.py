@@ -335,8 +335,7 @@ SILENT_SECONDS = 600.0  # until a silent store is listed again, because each try
 
 def check_checkpoint_place() -> None:
     """Raise `UsageError` if the checkpoint URL is invalid or its package is missing."""
-    url = checkpoint_url()
-    if url is not None:
+    if (url := checkpoint_url()) is not None:
         check_store_url(url)
 
 
