@@ -15,7 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Self, assert_never
 
-from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, UsageError
+from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, UsageError, require
 from bssearch.executors import base as executors
 from bssearch.records import (
     REFUSED,
@@ -174,8 +174,8 @@ class Shift:
 
     def raise_if_over(self, running: Collection[int] = ()) -> None:
         """Raise `InterruptedRunError` if the shift is ending and no trial runs."""
-        if self.is_ending and not running:
-            raise InterruptedRunError("made room for other studies; every trial is stored", hint=CONTINUE)
+        message = "made room for other studies; every trial is stored"
+        require(running or not self.is_ending, message, hint=CONTINUE, error=InterruptedRunError)
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
@@ -618,8 +618,7 @@ class Driver:
             raise self._error
 
     def _raise_if_interrupted(self) -> None:
-        if self.interrupts.count:
-            raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
+        require(not self.interrupts.count, "stopped; every trial is stored", hint=CONTINUE, error=InterruptedRunError)
 
     def _abandon(self) -> None:
         if self.engine.running:

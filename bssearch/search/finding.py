@@ -21,7 +21,7 @@ from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import CountedSeconds
 from bssearch.analysis.shape import Notice
-from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.errors import TargetNotReachedError, require
 from bssearch.records import TrialRecord
 from bssearch.records.step_times import step_seconds_of, with_step_time
 from bssearch.search.history import History
@@ -147,12 +147,12 @@ def compute_answer(
         warnings = [*found.warnings, *about_versions(versions), *about_moved(first_told(last, found), found)]
         return found.model_copy(update={"quick": promise, "warnings": warnings})
     curves = store.trials.curves(name, [trial.number for trial in trials])
-    if spec.is_imported and not any(curves.values()):
-        raise UsageError(
-            f"the runs of study {name!r} were imported without learning curves, so the time to "
-            f"{study.target.metric} {target:g} is unknown",
-            hint="import the runs again with this target, if their table has the steps and seconds to the target",
-        )
+    require(
+        any(curves.values()) or not spec.is_imported,
+        f"the runs of study {name!r} were imported without learning curves, so the time to "
+        f"{study.target.metric} {target:g} is unknown",
+        hint="import the runs again with this target, if their table has the steps and seconds to the target",
+    )
     easier = easier_target(study.target, target)
     timed = step_seconds_of(probes.values(), spec.timed_model)
     step_seconds = History(spec, (), probes).step_seconds

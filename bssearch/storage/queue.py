@@ -313,8 +313,8 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
 
 def rename_submission(connection: Connection, old: str, new: str) -> None:
     """Rename a finished submission; raise `UsageError` if the name is taken."""
-    if connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new)) is not None:
-        raise UsageError(f"{new!r} is already in the queue", hint="choose another name")
+    known = connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new))
+    require(known is None, f"{new!r} is already in the queue", hint="choose another name")
     connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from bssearch.errors import CheckpointError, UsageError
+from bssearch.errors import BSSearchError, CheckpointError, UsageError, require
 from bssearch.files import make_guarded_folder, new_guarded_file
 from bssearch.records import COULD_NOT_PAUSE, Phase, StudyRecord, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.search.history import INTERRUPTED
@@ -186,10 +186,9 @@ class CheckpointStore:
                 size = target.tell()
                 target.seek(0)
                 digest = _digest(target, on_progress)
-        if size != header["bytes"]:
-            raise _UnfitError(f"the file has {size} of {header['bytes']} bytes")
-        if digest != header["sha256"]:
-            raise _UnfitError("the file is damaged: its SHA-256 differs from the stored SHA-256")
+        require(size == header["bytes"], f"the file has {size} of {header['bytes']} bytes", error=_UnfitError)
+        message = "the file is damaged: its SHA-256 differs from the stored SHA-256"
+        require(digest == header["sha256"], message, error=_UnfitError)
 
     def remove(self, number: int) -> None:
         """Delete a trial's object."""
@@ -228,12 +227,10 @@ class CheckpointStore:
             kind, study, trial = found["kind"], found["study"], found["trial"]
         except (ValueError, KeyError, TypeError):
             raise _UnfitError("not a checkpoint of bssearch") from None
-        if kind != _KIND:
-            raise _UnfitError(f"the file is a {kind}; expected a {_KIND}")
-        if study != self._mark:
-            raise _UnfitError(f"the file belongs to study {study}; expected {self._mark}")
-        if trial != number:
-            raise _UnfitError(f"the file belongs to trial {trial}")
+        require(kind == _KIND, f"the file is a {kind}; expected a {_KIND}", error=_UnfitError)
+        expected = f"the file belongs to study {study}; expected {self._mark}"
+        require(study == self._mark, expected, error=_UnfitError)
+        require(trial == number, f"the file belongs to trial {trial}", error=_UnfitError)
         return dict(found)
 
     def _ask(
@@ -258,7 +255,7 @@ class CheckpointStore:
         return said
 
 
-class _UnfitError(Exception):
+class _UnfitError(BSSearchError):
     pass
 
 
@@ -274,8 +271,7 @@ def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], boo
     def on_progress() -> None:
         nonlocal heard
         heard = time.monotonic()
-        if is_given_up:
-            raise _UnfitError("abandoned")
+        require(not is_given_up, "abandoned", error=_UnfitError)
 
     def run() -> None:
         try:
@@ -286,10 +282,9 @@ def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], boo
     threading.Thread(target=run, name="bssearch checkpoint", daemon=True).start()
     try:
         while not wait([result], TICK_SECONDS).done:
-            if time.monotonic() - heard > PATIENCE_SECONDS:
-                raise _SilentError(f"no progress for {PATIENCE_SECONDS:g} s")
-            if not is_wanted():
-                raise _UnfitError("no longer wanted")
+            is_silent = time.monotonic() - heard > PATIENCE_SECONDS
+            require(not is_silent, f"no progress for {PATIENCE_SECONDS:g} s", error=_SilentError)
+            require(is_wanted(), "no longer wanted", error=_UnfitError)
     finally:
         is_given_up = True
     return result.result()
@@ -299,8 +294,11 @@ def check_store_url(url: str) -> None:
     """Raise `UsageError` for an invalid store URL or a missing package."""
     named = f"{CHECKPOINT_DIR_VARIABLE} = {masked(url)!r}"
     scheme, _, rest = url.partition("://")
-    if "::" in url or not rest.strip("/") or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
-        raise UsageError(f"{named} is not a folder or URL", hint="give a folder, or a URL such as s3://BUCKET/FOLDER")
+    require(
+        "::" not in url and rest.strip("/") and re.fullmatch(r"[A-Za-z][\w+.-]*", scheme),
+        f"{named} is not a folder or URL",
+        hint="give a folder, or a URL such as s3://BUCKET/FOLDER",
+    )
     import fsspec
 
     try:

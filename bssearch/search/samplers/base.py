@@ -12,7 +12,7 @@ from pydantic import Field
 
 from bssearch import registry
 from bssearch.analysis.objectives import objective_of
-from bssearch.errors import UsageError
+from bssearch.errors import require
 from bssearch.records import Configuration, ParameterValue
 from bssearch.search.history import History
 from bssearch.spec import StudySpec
@@ -93,13 +93,12 @@ class Grid(Sampler):
         dimensions = spec.space.dimensions()
         # "reference_" belongs to the coordinate of the learning rate.
         ranges = [one.name.removeprefix("reference_") for one in dimensions if not one.choices]
-        if ranges:
-            raise UsageError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
+        require(not ranges, f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
         each = math.prod(len(one.choices) for one in dimensions)
-        if each > MOST_CELLS:
-            raise UsageError(
-                f"sampler = grid would try {each} combinations at each batch size; it must be at most {MOST_CELLS}"
-            )
+        require(
+            each <= MOST_CELLS,
+            f"sampler = grid would try {each} combinations at each batch size; it must be at most {MOST_CELLS}",
+        )
         names = [dimension.name for dimension in dimensions]
         cells = [
             dict(zip(names, cell, strict=True)) for cell in itertools.product(*(one.choices for one in dimensions))

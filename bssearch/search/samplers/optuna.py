@@ -24,7 +24,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState as OptunaState
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records import ParameterValue, TrialRecord, TrialState
 from bssearch.records.curves import Progress
 from bssearch.search.history import History, octaves
@@ -218,8 +218,7 @@ class Random(OptunaSampler):
 def optuna_sampler(name: str) -> type[OptunaSampler]:
     """Sampler class of ``optuna.samplers``."""
     found = _samplers_in(optuna.samplers)
-    if name not in found:
-        raise UsageError(f"sampler = 'optuna:{name}' is not known; choose from {', '.join(found)}")
+    require(name in found, f"sampler = 'optuna:{name}' is not known; choose from {', '.join(found)}")
     return _named(found[name])
 
 
@@ -237,8 +236,7 @@ def hub_sampler(package: str) -> type[OptunaSampler]:
             f"{named} cannot be loaded: {type(error).__name__}: {error}",
             hint="https://hub.optuna.org lists the packages, as in optunahub:samplers/auto_sampler",
         ) from error
-    if len(found) != 1:
-        raise UsageError(f"{named} must have one sampler; it has {', '.join(found) or 'no sampler'}")
+    require(len(found) == 1, f"{named} must have one sampler; it has {', '.join(found) or 'no sampler'}")
     return _named(*found.values())
 
 

@@ -298,11 +298,11 @@ def check_study(copy: Copy) -> None:
         raise SpecError(f"{copy.source}: {error.message}", hint=error.hint) from None
     asked = to_columns(spec.new_study(study["created_by"]))
     for name in sorted(asked.keys() & study.keys() - {"spec"}):
-        if asked[name] != study[name]:
-            raise UsageError(
-                f"{copy.source}: study {copy.name!r}: {name} = {shown(study[name])}, but its spec says "
-                f"{shown(asked[name])}"
-            )
+        require(
+            asked[name] == study[name],
+            f"{copy.source}: study {copy.name!r}: {name} = {shown(study[name])}, but its spec says "
+            f"{shown(asked[name])}",
+        )
 
 
 def _check_digest(kind: Kind, values: Mapping[str, Any]) -> None:
@@ -312,8 +312,7 @@ def _check_digest(kind: Kind, values: Mapping[str, Any]) -> None:
         digest = spec_digest(values["spec"])
     else:
         return
-    if digest != values["digest"]:
-        raise UsageError(f"{words(kind, values)}: the digest of its content is {digest}")
+    require(digest == values["digest"], f"{words(kind, values)}: the digest of its content is {digest}")
 
 
 def _rows(connection: Connection, kind: Kind, study_id: int, with_running: bool) -> Iterator[Row]:
@@ -724,15 +723,18 @@ def _parsed(line: bytes) -> tuple[str, Any]:
 def _check_header(kind: str, header: Any) -> None:
     if kind != "header" or not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UsageError("not a file of `bssearch export STUDY --to study`: the header is missing")
-    if header.get("version") != FORMAT_VERSION or header.get("schema") not in (*REVISIONS, *UNRELEASED):
-        raise UsageError(
-            f"a newer bssearch ({shown(header.get('written_by'))}) wrote the file: its format is "
-            f"{shown(header.get('version'))} and its schema {shown(header.get('schema'))}; this version reads up to "
-            f"{FORMAT_VERSION} and {SCHEMA_HEAD}",
-            hint="update bssearch",
-        )
+    require(
+        header.get("version") == FORMAT_VERSION and header.get("schema") in (*REVISIONS, *UNRELEASED),
+        f"a newer bssearch ({shown(header.get('written_by'))}) wrote the file: its format is "
+        f"{shown(header.get('version'))} and its schema {shown(header.get('schema'))}; this version reads up to "
+        f"{FORMAT_VERSION} and {SCHEMA_HEAD}",
+        hint="update bssearch",
+    )
 
 
 def _check_end(end: Any, digest: str) -> None:
-    if not isinstance(end, dict) or end.get("sha256") != digest:
-        raise UsageError("the lines were changed after writing: their SHA-256 differs", hint="export the study again")
+    require(
+        isinstance(end, dict) and end.get("sha256") == digest,
+        "the lines were changed after writing: their SHA-256 differs",
+        hint="export the study again",
+    )
