@@ -1,14 +1,13 @@
-"""Measures on one GPU what bssearch claims, in three calls of ten minutes.
+"""Checks the claims of bssearch on one GPU, in three calls of ten minutes.
 
-Run as ``python tests/gpu_evidence.py --out FOLDER --call A``, then with ``--call B`` and ``--call C``, where bssearch,
-its dependencies and pytest are installed; with Fashion-MNIST not in its usual places also ``--data-dir``. Nothing is
-downloaded. Each call stands alone: on a machine that is new each time, or kept. With the export of call A in the folder
-B and C go on from its study. A measures step times and runs a study; B trains what other tools find; C repeats.
+Run as ``python tests/gpu_evidence.py --out FOLDER --call A``, then with ``--call B`` and ``--call C``. Install
+bssearch, its dependencies and pytest first. Pass ``--data-dir`` if Fashion-MNIST is not in its usual places; the script
+downloads no data. Each call may run on a new machine. If the folder has the export of call A, calls B and C use its
+study. Call A measures step times and runs a study; B trains the batch sizes of other tools; C measures repeatability.
 
-Each section runs in a process of its own, and its limit of seconds adds up with the others' to less than the call's
-minutes. One that fails, or takes longer, is recorded with what it had found and its last words, and the rest goes on.
-``evidence.json`` is written anew after every section, and keeps those of the other calls. Exits 1 where a section
-failed.
+Each section runs in a new process with a limit of seconds; the limits add up to less than the call's minutes. A section
+that fails or is late is recorded with its findings and last lines, and the next section starts. ``evidence.json`` is
+rewritten after every section and keeps the other calls. Exits 1 if a section failed.
 
 ``--device cpu --quick`` runs small versions of all sections on a CPU, to try the script.
 """
@@ -26,14 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)  # not this file's folder, whose packages have the names of others
+sys.path[0] = str(ROOT)  # instead of this file's folder, whose packages have the names of other packages
 
 if TYPE_CHECKING:
     from tests.evidence.task import Section
 
 CALLS = ("A", "B", "C")
 SPARE_SECONDS = 2.0
-"""So long before its end a late section prints where it is."""
+"""Seconds before its limit at which a late section prints its traceback."""
 
 
 def sections_of(call: str) -> tuple[Section, ...]:
@@ -43,7 +42,7 @@ def sections_of(call: str) -> tuple[Section, ...]:
 
 
 def has_data() -> bool:
-    """Return whether Fashion-MNIST lies where it is looked for without a network."""
+    """True if Fashion-MNIST is available without a network."""
     from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
     from bssearch.workloads.fashion_mnist import DEBIAN_FOLDER, FILES
 
@@ -54,12 +53,12 @@ def has_data() -> bool:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Run the sections of a call one after the other, or one of them in this process."""
+    """Run the sections of a call one after the other, or a single section in this process."""
     from tests.evidence.runner import CALL_SECONDS, START_SECONDS, run_call
     from tests.evidence.task import Task
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the folder for what is found")
+    parser.add_argument("--out", type=Path, required=True, help="the folder for the findings")
     parser.add_argument("--call", choices=CALLS, required=True)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu with --quick")
     parser.add_argument("--quick", action="store_true", help="small versions, of the digits")
@@ -73,7 +72,7 @@ def main(given: list[str] | None = None) -> int:
     if unknown := set(arguments.only or []) - set(names):
         parser.error(f"--only {', '.join(sorted(unknown))}: call {arguments.call} has {', '.join(names)}")
     if arguments.device == "cpu" and not arguments.quick:
-        parser.error("--device cpu takes --quick: the full size would take a CPU days")
+        parser.error("--device cpu takes --quick, because the full size would take a CPU days")
     if arguments.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", arguments.device):
         parser.error(f"--device {arguments.device}: it is cuda, cuda:N, or cpu with --quick")
     if not 0 < arguments.seconds < math.inf:
@@ -83,7 +82,7 @@ def main(given: list[str] | None = None) -> int:
 
         os.environ[DATA_DIR_VARIABLE] = arguments.data_dir
     if not arguments.quick and not has_data():
-        parser.error("Fashion-MNIST is not on this machine, and nothing is downloaded: name its folder by --data-dir")
+        parser.error("Fashion-MNIST is not on this machine; pass its folder by --data-dir")
     arguments.out.mkdir(parents=True, exist_ok=True)
     task = Task(arguments.device, arguments.quick, arguments.out, arguments.seconds)
     if arguments.section:

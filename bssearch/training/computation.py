@@ -87,7 +87,11 @@ class Computation:
     def training(self) -> AbstractContextManager[object]:
         """Context of a micro-batch's forward pass and loss."""
         if self.replays_graphs:
-            self._begin_micro_batch()
+            # free the CUDA graphs' memory, and copy the accumulated gradients out of it
+            for parameter in () if self._model is None else self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return autocast(self.precision, self.device)
 
     @property
@@ -155,14 +159,6 @@ class Computation:
     def replays_graphs(self) -> bool:
         """True if models run as CUDA graphs."""
         return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"
-
-    def _begin_micro_batch(self) -> None:
-        # free the CUDA graphs' memory, and copy the accumulated gradients out of it
-        if self._model is not None:
-            for parameter in self._model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = parameter.grad.clone()
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
 
 def _channels_last(leaf: Any) -> Any:

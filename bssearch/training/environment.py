@@ -16,7 +16,7 @@ import torch
 from bssearch.records import Environment, MetricInfo, ModelDescription, WorkloadDescription, is_metric
 from bssearch.training.computation import Computation
 from bssearch.training.process_times import found_in
-from bssearch.workloads.base import is_of_main
+from bssearch.workloads.base import MAIN
 
 OWN = "own"  # precision and compile mode of a user's program
 
@@ -114,7 +114,7 @@ def workload_revision(workload: object) -> str | None:
 
     In a notebook, of the source of the class and its bases.
     """
-    if is_of_main(workload):
+    if type(workload).__module__ == MAIN:
         parts = [_source(one) for one in type(workload).__mro__ if one.__module__ == type(workload).__module__]
         known = [part for part in parts if part is not None]
         code = "\n".join(known).encode() if len(known) == len(parts) else None

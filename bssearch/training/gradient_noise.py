@@ -19,7 +19,7 @@ from bssearch.errors import WorkloadError, require
 from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
 from bssearch.records.noise_scale import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
 from bssearch.training.batches import Growth, random_state_kept
-from bssearch.training.computation import Computation, buffers_kept
+from bssearch.training.computation import buffers_kept
 from bssearch.training.course import Approach
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import trained_by
@@ -57,13 +57,13 @@ def small_batch_size(configuration: Configuration, samples: int, small_batches: 
 
 
 class GradientPasses:
-    """Measures a trainer's gradient norms."""
+    """Measures a trainer's gradient norms; ``generator`` draws the samples."""
 
     def __init__(self, trainer: Trainer, seed: int) -> None:
         self._trainer = trainer
         trained = itertools.chain.from_iterable(map(trained_by, trainer.optimizers))
         self._parameters = [one for one in trained if one.requires_grad]
-        self._generator = np.random.default_rng(seed)
+        self.generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
         """Samples of each of ``small_batches``; 0 if the training part has too few."""
@@ -76,8 +76,8 @@ class GradientPasses:
         """Make a pass; None for a non-finite gradient. Waits for the device."""
         small_batch = self.small_batch(small_batches)
         train = self._trainer.train
-        rows = self._generator.choice(len(train), small_batches * small_batch, replace=False)
-        with _exact(self._trainer, seed=int(self._generator.integers(2**31))):
+        rows = self.generator.choice(len(train), small_batches * small_batch, replace=False)
+        with _exact(self._trainer, seed=int(self.generator.integers(2**31))):
             plain, adam = self._norms(torch.split(torch.from_numpy(rows).to(train.device), small_batch))
         if not plain.are_finite or (adam is not None and not adam.are_finite):
             return None
@@ -88,14 +88,6 @@ class GradientPasses:
         rows = torch.arange(self.small_batch(small_batches), device=self._trainer.train.device)
         with _exact(self._trainer, seed=0):
             self._norms((rows,))
-
-    def state(self) -> dict[str, Any]:
-        """The generator's state."""
-        return dict(self._generator.bit_generator.state)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the generator."""
-        self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
         divisors = adam_divisors(self._trainer.optimizers)
@@ -150,7 +142,10 @@ class NoiseMeter:
     ) -> None:
         self._make = GradientPasses(trainer, seed)
         self._loads_kernels = trainer.computation.device.type == "cuda"
-        self._slowdown = _slowdown(trainer.computation)
+        computation = trainer.computation
+        is_alike = computation.device.type == "cpu" and computation.precision == "fp32"
+        slowdown = SLOWDOWN if is_alike else SLOWDOWN_OF_OTHER
+        self._slowdown = SLOWDOWN_OF_COMPILED if computation.compiles else slowdown
         self._trainer = trainer
         self._approach = Approach(target)
         self._budget = budget or NoiseBudget()
@@ -171,7 +166,10 @@ class NoiseMeter:
             return
         self._ended = self._approach.target.is_met_by(metric)
         if self._small_batches is None:
-            self._small_batches = self._chosen_length(train_seconds)
+            is_long = self._make.small_batch(SMALL_BATCHES) > 0
+            interval_seconds = FEWEST_PASSES * self._expected_seconds(SMALL_BATCHES, train_seconds)
+            affords_long = is_long and interval_seconds <= NOISE_SHARE * train_seconds
+            self._small_batches = SMALL_BATCHES if affords_long else FEWEST_SMALL_BATCHES
         for _ in range(PASSES_AT_ONCE):
             if not self._affords_a_pass(self._small_batches, train_seconds):
                 return
@@ -186,7 +184,7 @@ class NoiseMeter:
     def state(self) -> dict[str, Any]:
         """Passes to save."""
         return {
-            "generator": self._make.state(),
+            "generator": dict(self._make.generator.bit_generator.state),
             "first_metric": self._approach.first,
             "ended": self._ended,
             "small_batches": self._small_batches,
@@ -198,7 +196,7 @@ class NoiseMeter:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore saved passes."""
-        self._make.restore(state["generator"])
+        self._make.generator.bit_generator.state = state["generator"]
         self._approach.first = state["first_metric"]
         self._ended = state["ended"]
         for one in state["passes"]:
@@ -210,11 +208,6 @@ class NoiseMeter:
     def result(self) -> GradientNoise:
         """The noise scale and its moments."""
         return gradient_noise(self._passes, self._spent if self._made else None)
-
-    def _chosen_length(self, train_seconds: float) -> int:
-        is_long = self._make.small_batch(SMALL_BATCHES) > 0
-        interval_seconds = FEWEST_PASSES * self._expected_seconds(SMALL_BATCHES, train_seconds)
-        return SMALL_BATCHES if is_long and interval_seconds <= NOISE_SHARE * train_seconds else FEWEST_SMALL_BATCHES
 
     def _affords_a_pass(self, small_batches: int, train_seconds: float) -> bool:
         seconds = self._expected_seconds(small_batches, train_seconds)
@@ -253,13 +246,6 @@ class NoiseMeter:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return self._now()
-
-
-def _slowdown(computation: Computation) -> int:
-    if computation.compiles:
-        return SLOWDOWN_OF_COMPILED
-    is_alike = computation.device.type == "cpu" and computation.precision == "fp32"
-    return SLOWDOWN if is_alike else SLOWDOWN_OF_OTHER
 
 
 @contextmanager
@@ -342,11 +328,14 @@ class NoiseGrowth:
 
     def state(self) -> dict[str, Any]:
         """Moments and generator."""
-        return {"generator": self._make.state(), "moments": [list(pair) for pair in self._moments]}
+        return {
+            "generator": dict(self._make.generator.bit_generator.state),
+            "moments": [list(pair) for pair in self._moments],
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state."""
-        self._make.restore(state["generator"])
+        self._make.generator.bit_generator.state = state["generator"]
         self._moments = [(trace, square) for trace, square in state["moments"]]
 
 

@@ -79,11 +79,6 @@ def throttle_reasons(device: torch.device) -> list[str] | None:
     return _ask(device, read)
 
 
-def is_power_capped(device: torch.device) -> bool:
-    """True if the device is at its power limit."""
-    return POWER_CAP in (throttle_reasons(device) or ())
-
-
 def total_energy_joules(device: torch.device) -> float | None:
     """Energy since the driver was loaded."""
     millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))

@@ -211,7 +211,20 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
     )
     parameters = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
-        _check(optimizer, parameters)
+        returned = f"build_optimizer() returned a {type(optimizer).__name__}"
+        require(
+            isinstance(optimizer, torch.optim.Optimizer),
+            f"{returned}; it must be a torch.optim.Optimizer, or a tuple, list or dict of them",
+            error=WorkloadError,
+        )
+        require(
+            any(id(parameter) in parameters for parameter in trained_by(optimizer)),
+            f"{returned} over parameters that are not the model's",
+            hint="build the optimizer over the parameters of the given model",
+            error=WorkloadError,
+        )
+        lacking = [index for index, group in enumerate(optimizer.param_groups) if "lr" not in group]
+        require(not lacking, f"{returned} without 'lr' in its parameter groups {lacking}", error=WorkloadError)
     return optimizers
 
 
@@ -235,26 +248,6 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _check(optimizer: object, parameters: set[int]) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise WorkloadError(
-            f"build_optimizer() returned a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, "
-            "or a tuple, list or dict of them"
-        )
-    require(
-        any(id(parameter) in parameters for parameter in trained_by(optimizer)),
-        f"build_optimizer() returned a {type(optimizer).__name__} over parameters that are not the model's",
-        hint="build the optimizer over the parameters of the given model",
-        error=WorkloadError,
-    )
-    for index, group in enumerate(optimizer.param_groups):
-        require(
-            "lr" in group,
-            f"build_optimizer() returned a {type(optimizer).__name__} whose parameter group {index} has no 'lr'",
-            error=WorkloadError,
-        )
 
 
 # Options that distinguish kinds of optimizers; without such an option a state has another meaning.

@@ -33,7 +33,7 @@ from bssearch.training.memory import (
     peak_process_memory_bytes,
     reset_peak_memory,
 )
-from bssearch.training.nvml import is_power_capped
+from bssearch.training.nvml import POWER_CAP, throttle_reasons
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import Data
@@ -105,7 +105,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             cadence = eval_every_steps(guess, evaluation, request.trial_train_seconds)
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
             step = timer.time("train", take_step, guess, request.seconds_limit, evaluate, steps)
-        if is_power_capped(device):
+        if POWER_CAP in (throttle_reasons(device) or ()):
             seconds = 0.0
             while seconds < SUSTAINED_SECONDS:
                 seconds += _seconds(clock, "warmup", take_step)
@@ -227,22 +227,12 @@ class _Timer:
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
         rows = math.ceil(per_run / in_a_row)
+        per_run = rows * in_a_row
 
         def row() -> None:
             for _ in range(in_a_row):
                 work()
 
-        def run() -> float:
-            seconds = 0.0
-            for _ in range(rows):
-                if between is not None:
-                    _seconds(self.clock, "evaluation", between)
-                seconds += _seconds(self.clock, ledger, row)
-            return seconds / (rows * in_a_row)
-
-        return self._time(run, rows * in_a_row, limit)
-
-    def _time(self, run: Callable[[], float], per_run: int, limit: float) -> WorkTiming:
         fewest, most = RUNS
         runs: list[TimedRun] = []
         counted: list[TimedRun] = []
@@ -255,11 +245,15 @@ class _Timer:
                 is_late &= len(runs) >= 2 * fewest and self.clock.wall_seconds - started >= PATIENCE * limit
             if is_late:
                 break
-            seconds = run()
+            seconds = 0.0
+            for _ in range(rows):
+                if between is not None:
+                    _seconds(self.clock, "evaluation", between)
+                seconds += _seconds(self.clock, ledger, row)
             after = 0.0 if self.core is None else self.core.look()
             self.reference.look()
-            spent += seconds * per_run
-            runs.append(TimedRun(seconds, per_run, max(before, after)))
+            spent += seconds
+            runs.append(TimedRun(seconds / per_run, per_run, max(before, after)))
             before = after
             counted = at_full_pace(runs, self.core)
             if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self.precision):

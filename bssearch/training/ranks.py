@@ -190,7 +190,7 @@ class GradientSum:
         """Add gradients in the next backward pass."""
         self._is_armed = True
         for bucket in self._buckets:
-            bucket.ready = 0
+            bucket.missing = len(bucket.parameters)
 
     def end(self) -> None:
         """Add the gradients that the backward pass left out; give each parameter its sum."""
@@ -211,9 +211,9 @@ class GradientSum:
     def _ready(self, bucket: _Bucket, _: torch.Tensor) -> None:
         if not self._is_armed:
             return
-        bucket.ready += 1
+        bucket.missing -= 1
         # all ranks must add the buckets in the same order
-        while len(self._works) < len(self._buckets) and self._buckets[len(self._works)].is_full:
+        while len(self._works) < len(self._buckets) and self._buckets[len(self._works)].missing <= 0:
             self._start_next()
 
     def _start_next(self) -> None:
@@ -245,17 +245,13 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.ready = 0
+        self.missing = len(parameters)
         first = parameters[0].detach()
         numbers = [parameter.numel() for parameter in parameters]
         self.flat = first.new_empty(sum(numbers) + len(parameters))
         *pieces, self._present = torch.split(self.flat, [*numbers, len(parameters)])
         self._views = [_shaped(piece, one.detach()) for piece, one in zip(pieces, parameters, strict=True)]
         self._lacks_some = False
-
-    @property
-    def is_full(self) -> bool:
-        return self.ready >= len(self.parameters)
 
     def fill(self) -> None:
         gradients = [parameter.grad for parameter in self.parameters]

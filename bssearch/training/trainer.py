@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -266,7 +266,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.train = train
         self._seed = seed
         self._last_factor: float | None = None
-        self._batches = self._micro_batches()
+        self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
         self._losses = LossSum(computation.device)
 
     def _shared_model(self, ranks: Ranks, seed: int) -> GradientSum:
@@ -393,7 +393,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.growth.restore(state["growth"])
         self.now = self._configurations[state["growth"]["last"]]
         self._batches.close()
-        self._batches = self._micro_batches()
+        self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
 
     def take_mean_loss(self) -> float | None:
         """Mean loss since the last call; waits for the device."""
@@ -482,10 +482,11 @@ class Trainer(AbstractContextManager["Trainer"]):
         if self._gradients is not None:
             self._gradients.end()
         if weights and accumulates:
-            if len(weights) < self.now.accumulation_steps:
-                raise WorkloadError(
-                    "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
-                )
+            require(
+                len(weights) == self.now.accumulation_steps,
+                "loss() returned a WeightedLoss for some micro-batches of a batch and not for others",
+                error=WorkloadError,
+            )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
             whole = torch.as_tensor(sum(weights, start=none))
             if self._ranks is not None:
@@ -497,9 +498,6 @@ class Trainer(AbstractContextManager["Trainer"]):
     def _factor(self) -> float:
         return self.schedule.factor(self.growth.position) * self.growth.rate_factor
 
-    def _micro_batches(self) -> Generator[Batch, None, None]:
-        return micro_batches(self.train, self.computation, self._seed, self.growth)
-
     def _augmented(self) -> Iterator[Batch]:
         for inputs, targets in self._batches:
             yield self.computation.inputs(self.augment(inputs)), targets
@@ -507,8 +505,11 @@ class Trainer(AbstractContextManager["Trainer"]):
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
         with self.computation.training():
             loss = self.loss(self.model, inputs, targets)
-        if not _scalar(loss, "loss", "a scalar tensor or a WeightedLoss with a scalar total").requires_grad:
-            raise WorkloadError("loss() returned a tensor without a gradient; it must depend on the model")
+        require(
+            _scalar(loss, "loss", "a scalar tensor or a WeightedLoss with a scalar total").requires_grad,
+            "loss() returned a tensor without a gradient; it must depend on the model",
+            error=WorkloadError,
+        )
         return loss
 
 

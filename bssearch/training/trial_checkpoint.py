@@ -124,7 +124,13 @@ class Checkpoint:
         try:
             with self.clock.ledger("other"):
                 _write_text(archive, IDENTITY, self.identity)
-                self._write(archive, {name: one.state() for name, one in training.items()})
+                state = {name: one.state() for name, one in training.items()}
+                with archive.open(TRAINING, "w", force_zip64=True) as member:
+                    chunks = _InChunks(member, self.on_progress)
+                    try:
+                        torch.save(state, cast("IO[bytes]", chunks), pickle_module=_BoundedPickle)
+                    except Exception as error:
+                        raise chunks.error or error from None
             with self.clock.ledger("other"):
                 _write_text(archive, _MEASURED, {name: one.state() for name, one in measured.items()})
                 archive.close()
@@ -135,14 +141,6 @@ class Checkpoint:
                 with suppress(OSError, ValueError):  # a full disk raises again on close
                     opened.close()
             part.unlink(missing_ok=True)
-
-    def _write(self, archive: zipfile.ZipFile, state: State) -> None:
-        with archive.open(TRAINING, "w", force_zip64=True) as member:
-            file = _InChunks(member, self.on_progress)
-            try:
-                torch.save(state, cast("IO[bytes]", file), pickle_module=_BoundedPickle)
-            except Exception as error:
-                raise file.error or error from None
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
         """Restore the parts in order; `CheckpointError` if the file is missing, damaged, or another trial's."""

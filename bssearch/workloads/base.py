@@ -221,8 +221,14 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
 def found_attribute(name: str, folder: Path) -> Any:
     """Object at ``package.module:attribute`` or ``path/file.py:attribute``."""
     location, _, attribute = name.rpartition(":")
-    is_file = location.endswith(".py")
-    module = import_file(name, folder / location) if is_file else _import_module(name, location, folder)
+    if location.endswith(".py"):
+        module = import_file(name, folder / location)
+    else:
+        place = str(folder.resolve())  # Python resolves a relative entry against the folder of its first use
+        if place not in sys.path:
+            sys.path.append(place)  # last, so that the folder does not shadow installed packages
+        with _imports(name):
+            module = importlib.import_module(location)
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -278,14 +284,6 @@ def refuse_while_importing() -> None:
             f"the file of workload {_importing[-1]!r} runs a study on import, and every worker imports the file",
             hint='put the code that runs the study under `if __name__ == "__main__":`',
         )
-
-
-def _import_module(name: str, module: str, folder: Path) -> ModuleType:
-    place = str(folder.resolve())  # Python resolves a relative entry against the folder of its first use
-    if place not in sys.path:
-        sys.path.append(place)  # last, so that the folder does not shadow installed packages
-    with _imports(name):
-        return importlib.import_module(module)
 
 
 def import_file(name: str, path: Path) -> ModuleType:
@@ -395,11 +393,6 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
     if name is None or not is_rebuilt:
         return GivenWorkload(name=f"{MAIN}:{maker.__name__}", settings=settings, in_process=workload)
     return GivenWorkload(name=name, settings=settings)
-
-
-def is_of_main(workload: object) -> bool:
-    """True if the object's class is from a notebook or the running script."""
-    return type(workload).__module__ == MAIN
 
 
 def is_maker(given: object) -> bool:

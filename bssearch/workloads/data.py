@@ -126,15 +126,13 @@ class DatasetPart(HostPart):
         self.collate = collate
         self._chunks_go_to = device
 
-    @property
-    def inputs(self) -> NoReturn:
-        """Raise `WorkloadError`."""
-        raise self._has_no("inputs")
+    def _whole(self) -> NoReturn:
+        raise WorkloadError(
+            f"a part made of a {type(self.samples).__name__} has no inputs and targets as a whole",
+            hint="read the part in batches: for inputs, targets in part.chunks(256)",
+        )
 
-    @property
-    def targets(self) -> NoReturn:
-        """Raise `WorkloadError`."""
-        raise self._has_no("targets")
+    inputs = targets = property(_whole)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -160,12 +158,6 @@ class DatasetPart(HostPart):
         if self.collate is not None:
             return pair_of(self.collate(samples), "collate()")
         return pair_of(default_collate(samples), "default_collate()")
-
-    def _has_no(self, name: str) -> WorkloadError:
-        return WorkloadError(
-            f"a part made of a {type(self.samples).__name__} has no {name} as a whole",
-            hint="read the part in batches: for inputs, targets in part.chunks(256)",
-        )
 
 
 class BatchStream(HostPart):

@@ -28,17 +28,18 @@ from bssearch.workloads.ten_classes import CLASSES, EVALUATION_CHUNK
 
 Weights = Mapping[str, torch.Tensor]
 
-_SEED = 0
-_DIGITS = 16  # hex digits of the recipe's digest in the file name
-
 
 def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -> Weights:
     """Weights from ``make``, or from the cache.
 
     ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from a seed.
     """
-    recipe = _recipe(made_of)
-    path = cache_folder() / "pretrained" / f"{name}-{recipe[:_DIGITS]}.pt"
+    # include PyTorch and the CPU, because the same training gives other bits elsewhere
+    digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
+    for part in (Path(__file__).read_bytes(), *made_of):
+        digest.update(hashlib.sha256(part).digest())
+    recipe = digest.hexdigest()
+    path = cache_folder() / "pretrained" / f"{name}-{recipe[:16]}.pt"
     found = _read(path, recipe)
     if found is not None:
         return found
@@ -53,14 +54,6 @@ def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -
     except (UsageError, OSError, RuntimeError) as error:  # PyTorch reports a full disk by a RuntimeError
         print(f"{name}: {error}; each process trains the weights again", file=sys.stderr)
     return weights
-
-
-def _recipe(made_of: Iterable[Any]) -> str:
-    # include PyTorch and the CPU, because the same training gives other bits elsewhere
-    digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
-    for part in (Path(__file__).read_bytes(), *made_of):
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()
 
 
 def _read(path: Path, recipe: str) -> Weights | None:
@@ -87,7 +80,7 @@ def _alone() -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(_SEED)
+            torch.manual_seed(0)
             yield
     finally:
         torch.set_num_threads(threads)

@@ -1,1 +1,1 @@
-"""The sections of `tests/gpu_evidence.py`: what three calls measure on one GPU."""
+"""The sections of `tests/gpu_evidence.py`: the measurements of three calls on one GPU."""

@@ -21,22 +21,22 @@ MODES = {
     "channels_last": ("training.compile=none", "training.channels_last=true"),
     "compiled": ("training.compile=default", "training.channels_last=false"),
 }
-"""The ways to run a step. The compiled one comes last: it may take minutes."""
+"""The ways to run a step; compilation, which may take minutes, comes last."""
 
 COMPILED_SIZES = (64, 1024, 256, 4096)
-"""Batch sizes at which compiling is worth its time, the most telling first."""
+"""Batch sizes at which compiling is worth its time, the most informative first."""
 
 SIZE_SECONDS = 1.0
-"""The longest that steps of one batch size are timed: a choice."""
+"""Longest timing of the steps of one batch size."""
 
 PRODUCT_BAR = 0.03
-"""Steps × step time is within this share of the measured time to the target, in the median."""
+"""The median of steps × step time ÷ measured time to the target is within this share of 1."""
 
 
 def step_times(task: Task, mode: str) -> Found:
     """Time the steps of the ladder in one mode, each with its host-bound share.
 
-    A short trial of the default says what the mode came to: its warnings name what ran eager.
+    A short trial of the default shows the mode in use; its warnings name the parts that ran eagerly.
     """
     from bssearch.commands.probes import run_request
     from tests.evidence.trials import for_seconds, step_times_at
@@ -69,7 +69,7 @@ def step_times(task: Task, mode: str) -> Found:
 
 
 def ladder(spec: StudySpec, mode: str, *, quick: bool) -> list[int]:
-    """Return the batch sizes to time, the default's first: a short trial of it says what the mode came to."""
+    """Return the batch sizes to time; the default, which also trains, comes first."""
     default = spec.default_configuration.batch_size
     if quick:
         others = [] if mode == "compiled" else [16, 64]
@@ -79,7 +79,7 @@ def ladder(spec: StudySpec, mode: str, *, quick: bool) -> list[int]:
 
 
 def study(task: Task) -> Found:
-    """Run a whole study: five fresh seeds each confirm the optimum, the default and the largest."""
+    """Run a whole study, with five fresh seeds each for the optimum, the default and the largest."""
     from bssearch.commands.run import run_study
     from bssearch.errors import TargetNotReachedError
 
@@ -98,9 +98,9 @@ def study(task: Task) -> Found:
 
 
 def export(task: Task) -> Found:
-    """Write the study's answer, trials, curves and all of it in one file, also of one that was cut short.
+    """Write the study's answer, trials, curves and full export, also if the study was cut short.
 
-    And say how far steps × step time are from the measured seconds, and what the answer says in short.
+    Add the ratio of steps × step time to the measured seconds, and a summary of the answer.
     """
     db = ["--db", task.database("call_a")]
     name, out = task.study, task.out
@@ -116,8 +116,8 @@ def export(task: Task) -> Found:
         path = out / file
         path.unlink(missing_ok=True)
         is_export = command[0] == "export"
-        told = [*command, "--file", str(path)] if is_export else command
-        done = subprocess.run([sys.executable, "-m", "bssearch", *told], capture_output=True, text=True)
+        words = [*command, "--file", str(path)] if is_export else command
+        done = subprocess.run([sys.executable, "-m", "bssearch", *words], capture_output=True, text=True)
         if done.returncode == 0 and not is_export:
             path.write_text(done.stdout)
         found["files"][file] = "written" if done.returncode == 0 else done.stderr.splitlines()[-5:]
@@ -126,7 +126,7 @@ def export(task: Task) -> Found:
     if trials.exists():
         found |= {"passes": None} | products(json.loads(trials.read_text()))
     else:
-        found["refused"] = "there is no study to be written"
+        found["refused"] = "there is no study to write"
     if (answer := task.answer()) is not None:
         found["answer"] = {
             name: answer[name] for name in ("optimal", "largest_that_fits", "speedup", "fit", "warnings")
@@ -135,7 +135,7 @@ def export(task: Task) -> Found:
 
 
 def products(trials: list[Found]) -> Found:
-    """Return how the trials ended, and steps × step time over the measured time to the target, of undisturbed ones."""
+    """Return the states of the trials, and the ratios of steps × step time to the measured time to the target."""
     ratios: dict[bool, list[float]] = {False: [], True: []}
     for trial in trials:
         if trial["time_to_target_s"] and trial["steps_x_step_time_s"]:

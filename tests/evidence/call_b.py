@@ -1,4 +1,4 @@
-"""Call B: what other tools find, trained in the same loop; memory to near the device's end; a compute-bound model."""
+"""Call B: batch sizes of other tools, in the same loop; memory up to the device's limit; a compute-bound model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 SEEDS = 5
 CAP_RATIO = 6.0
-"""A run that takes so many times as long as ours is expected to take counts as slower than that: a choice."""
+"""A run is stopped after this multiple of our expected seconds and counts as slower."""
 
 SHORTEST_CAP = 1.0
 STEPS = 50
-"""Steps that a micro-batch which fits must last."""
+"""Steps for which the largest micro-batch that fits must train."""
 
 PRETENDED_SAMPLES = 600
-"""Samples that fit in the quick version, whose CPU has memory for all."""
+"""Samples that fit in the quick version; a CPU has memory for all samples."""
 
 
 def finders(task: Task) -> Found:
@@ -51,7 +51,7 @@ def finders(task: Task) -> Found:
 
 
 def recommended(task: Task) -> Found:
-    """Return our configuration: the answer of call A's study, or of a short study where its export is not there."""
+    """Return our configuration: the answer of call A's study, or of a short study if the export is missing."""
     answer = task.answer()
     if answer is not None:
         time_to_target = answer["optimal"]["time_to_target_s"]
@@ -64,7 +64,7 @@ def recommended(task: Task) -> Found:
 
 
 def short_study(spec: StudySpec, db: str) -> Found:
-    """Run a study; return its optimum with the seconds to the target and the fit, or that no trial reached it."""
+    """Run a study; return its optimum, seconds to the target and fit, or an error if no trial reached the target."""
     from bssearch.commands.launch import Launch
     from bssearch.commands.run import run_study
     from bssearch.errors import TargetNotReachedError
@@ -85,7 +85,7 @@ def short_study(spec: StudySpec, db: str) -> Found:
 
 
 def peers(task: Task) -> Found:
-    """Train what the tools found, by each rule for the learning rate, and our configuration, with the same seeds."""
+    """Train each tool's batch size, by each learning rate rule, and our configuration, with the same seeds."""
     from bssearch.commands.probes import step_time_of_default
     from bssearch.records import ProbeRecord, TrialState
     from tests.evidence.peers import TrialFailed, fresh_seeds, race_of
@@ -93,7 +93,7 @@ def peers(task: Task) -> Found:
 
     known = section_of(task, "B", "recommended")
     if known.get("optimal") is None:
-        raise RuntimeError(f"there is no configuration of ours to compare with: {known or 'section recommended'}")
+        raise RuntimeError(f"section recommended has no configuration to compare with: {known}")
     spec = task.spec()
     expected = known["expected_seconds"] or spec.budget.trial_train_seconds / CAP_RATIO
     cap = min(max(SHORTEST_CAP, CAP_RATIO * expected), spec.budget.trial_train_seconds)
@@ -154,7 +154,7 @@ def char_spec(task: Task, *overrides: str) -> StudySpec:
 
 
 def char_lm(task: Task) -> Found:
-    """Time a compute-bound model's steps with their host-bound share, and search its batch size for half a minute."""
+    """Time the steps of a compute-bound model with their host-bound share; search its batch size for half a minute."""
     from tests.evidence.trials import step_times_at
 
     trials, wall, most = (4, 10, 2) if task.quick else (20, 30, 8)
@@ -169,7 +169,7 @@ def char_lm(task: Task) -> Found:
 
 
 def memory(task: Task) -> Found:
-    """Probe the micro-batch of the compute-bound model to near the device's end, and train at what fits."""
+    """Probe the micro-batch of the compute-bound model up to the device's limit; train at the largest that fits."""
     from bssearch.commands.launch import Launch
     from bssearch.commands.opening import opened
     from bssearch.commands.probes import probe_memory

@@ -1,4 +1,4 @@
-"""Call C: what repeats. Requests, processes, seconds and slots; the noise scale; the loop; the GPU tests."""
+"""Call C: repeatability of requests, processes, seconds and slots; the noise scale; the loop; the GPU tests."""
 
 import math
 import statistics
@@ -11,16 +11,16 @@ from tests.evidence.task import ENVIRONMENT, ROOT, Found, Section, Task, configu
 PROCESSES = 5
 SLOTS = 6
 OCTAVES_LIKELY = 1.96
-"""Standard deviations within which the noise scale tells the critical batch size: the convention."""
+"""Standard deviations within which the noise scale predicts the critical batch size, as in a 95 % interval."""
 
 
 def repeatability(task: Task) -> Found:
-    """Run the same request ten times: identical steps; on a GPU a CV of the train seconds of at most 1 %."""
+    """Run the same request ten times: equal steps, and on a GPU a CV of the train seconds of at most 1 %."""
     return task.benchmark("repeatability", "--workload", task.workload, "--runs", "3" if task.quick else "10")
 
 
 def fresh_processes(task: Task) -> Found:
-    """Time the steps of some batch sizes in five fresh processes: each draws its own choice of kernels."""
+    """Time the steps of some batch sizes in five fresh processes, each of which chooses its kernels."""
     from tests.evidence.trials import step_times_at
 
     spec = task.spec()
@@ -37,9 +37,9 @@ def fresh_processes(task: Task) -> Found:
 
 
 def spread(rows: list[Found]) -> list[Found]:
-    """Return for each batch size how far apart its step times in several processes are.
+    """Return the spread of the step times of several processes, for each batch size.
 
-    Beside their coefficient of variation stands the median half width of the interval that one process gives.
+    Rows have the coefficient of variation, and the median half width of a single process's interval.
     """
     found = []
     for size in sorted({row["batch_size"] for row in rows}):
@@ -61,7 +61,7 @@ def spread(rows: list[Found]) -> list[Found]:
 
 
 def sustained(task: Task) -> Found:
-    """Time steps for half a second, for ten seconds, and for half a second again: what a warm chip keeps."""
+    """Time steps for half a second, ten seconds, and half a second again, to show the pace of a warm chip."""
     from bssearch.search.calibration import default_at
 
     spec = task.spec()
@@ -85,7 +85,7 @@ def sustained(task: Task) -> Found:
 
 
 def slots(task: Task) -> Found:
-    """Run six trials at once on one GPU against its isolated step time: what sharing a device does to a step."""
+    """Compare the steps of six trials at once on one GPU with its isolated step time."""
     from bssearch.records import TrialEnded, TrialOutcome
     from bssearch.search.calibration import measure_step_time_at
     from bssearch.spec.space import UNKNOWN
@@ -119,7 +119,7 @@ def slots(task: Task) -> Found:
 
 
 def noise_scale(task: Task) -> Found:
-    """Measure the gradient noise scale near the target against the critical batch size that call A's study fits."""
+    """Compare the gradient noise scale near the target with the critical batch size of call A's study."""
     from bssearch.commands.probes import step_time_of_default
     from bssearch.records import NoiseRequest
 
@@ -143,13 +143,13 @@ def noise_scale(task: Task) -> Found:
     return {
         "measured": asdict(measured),
         "b_crit": fitted,
-        "missing": None if fitted else "no export of call A with a fitted law lies in the folder",
+        "missing": None if fitted else "the folder has no export of call A with a fitted law",
         **compared(measured.noise.scale, fitted),
     }
 
 
 def compared(scale: float | None, b_crit: Found | None) -> Found:
-    """Return how far the noise scale is from B_crit, and whether that is as far as the two usually are."""
+    """Return the distance of the noise scale from B_crit; pass if the distance is usual."""
     from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
     if scale is None or b_crit is None or not b_crit["estimate"]:
@@ -159,7 +159,7 @@ def compared(scale: float | None, b_crit: Found | None) -> Found:
 
 
 def loop_overhead(task: Task) -> Found:
-    """Compare the product's loop with the same steps in a bare loop: at most 2 % on a GPU, 3 % on a CPU."""
+    """Compare the product's loop with the same steps in a bare loop: at most 2 % slower on a GPU, 3 % on a CPU."""
     workload = ("--workload", task.workload)
     if task.quick:
         return judged(task.benchmark("loop_overhead", *workload, "--batch-size", "256", "--pairs", "10")["rows"])
@@ -168,7 +168,7 @@ def loop_overhead(task: Task) -> Found:
 
 
 def bare_loop(task: Task) -> Found:
-    """Compare the product's loop with one written as the fastest public speed runs are: at most 2 % on a GPU."""
+    """Compare the product's loop with a loop as in the fastest public speed runs: at most 2 % slower on a GPU."""
     rows: list[Found] = []
     for size in ("256",) if task.quick else ("64", "256", "1024"):
         pairs = ("--steps", "4", "--pairs", "10") if task.quick else ("--steps", "10", "--pairs", "100")
@@ -179,12 +179,12 @@ def bare_loop(task: Task) -> Found:
 
 
 def judged(rows: list[Found]) -> Found:
-    """Return a benchmark's rows with whether all of them meet its bar."""
+    """Return a benchmark's rows; pass if all rows meet the benchmark's bar."""
     return {"rows": rows, "passes": all(row["passes"] for row in rows)}
 
 
 def gpu_tests(task: Task) -> Found:
-    """Run the tests marked gpu, with pytest and none of its plugins."""
+    """Run the tests marked gpu, with pytest and without its plugins."""
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:pytest_alembic", "-p", "no:cacheprovider"]
     selected = ["-m", "gpu", "-v", "-rs", "--color=no", "tests/gpu"]
     lines: list[str] = []
@@ -199,7 +199,7 @@ def gpu_tests(task: Task) -> Found:
 
 
 def told(lines: list[str], code: int) -> Found:
-    """Return the last line of pytest's output and whether the tests pass; None where all were skipped."""
+    """Return the last line of pytest's output, and whether the tests pass; None if all were skipped."""
     summary = lines[-1] if lines else ""
     return {"summary": summary, "passes": code == 0 if code or " passed" in summary else None}
 

@@ -1,6 +1,6 @@
-"""The batch size that other tools find on a device: they look for the largest that fits into its memory.
+"""The batch size that other tools find on a device: the largest that fits into memory.
 
-Lightning's and accelerate's own finders run. If a package is not installed, the row of its finder says so.
+Lightning's and accelerate's own finders run. If a package is not installed, the row of its finder has the error.
 """
 
 import gc
@@ -30,7 +30,7 @@ FIT_STEPS = 3
 
 @dataclass(frozen=True)
 class Memory:
-    """Steps of a workload's default on a device; for a try on a CPU, memory ends beyond ``samples_limit``."""
+    """Steps of a workload's default on a device; on a CPU, memory is full beyond ``samples_limit`` samples."""
 
     workload: Workload
     data: Data
@@ -49,7 +49,7 @@ class Memory:
             raise torch.OutOfMemoryError(f"CUDA out of memory. {samples} samples, of {self.samples_limit} that fit.")
 
     def steps(self, batch_size: int) -> int:
-        """Take three steps at a batch size and return it; raise what runs out of memory."""
+        """Take three steps at a batch size and return the size; raise if memory runs out."""
         size = min(batch_size, self.samples)
         self.check(size)
         configuration = Configuration(
@@ -70,14 +70,14 @@ class Memory:
         return batch_size
 
     def free(self) -> None:
-        """Give back what PyTorch keeps of the GPU's memory for later."""
+        """Release the GPU memory that PyTorch reserves."""
         if self.computation.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
 
 
 def find_all(memory: Memory, folder: Path, save: Callable[[list[Found]], None]) -> list[Found]:
-    """Return the size that each installed tool finds, with the seconds that took; ``save`` gets all so far."""
+    """Return the size that each installed tool finds, with its seconds; ``save`` gets all rows so far."""
     tools: dict[str, Callable[[], int]] = {
         "Lightning, power": lambda: lightning_finds(memory, folder, "power"),
         "Lightning, binsearch": lambda: lightning_finds(memory, folder, "binsearch"),
@@ -97,7 +97,7 @@ def find_all(memory: Memory, folder: Path, save: Callable[[list[Found]], None]) 
 
 
 def accelerate_finds(memory: Memory) -> int:
-    """Return what accelerate's own finder finds, from all training samples on."""
+    """Return the size of accelerate's finder, which starts at all training samples."""
     from accelerate.utils import find_executable_batch_size
 
     @find_executable_batch_size(starting_batch_size=memory.samples)  # type: ignore[untyped-decorator]
@@ -109,7 +109,7 @@ def accelerate_finds(memory: Memory) -> int:
 
 
 def lightning_finds(memory: Memory, folder: Path, mode: str) -> int:
-    """Return what Lightning's own finder finds in a mode, with the same model, loss, optimizer and precision."""
+    """Return the size of Lightning's finder in a mode, with the same model, loss, optimizer and precision."""
     import lightning
     from lightning.pytorch.tuner import Tuner
 

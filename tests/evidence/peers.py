@@ -1,4 +1,4 @@
-"""Trains what other tools find and what bssearch recommends, in the same loop, seed by seed, and compares the times."""
+"""Trains the batch sizes of other tools and of bssearch in the same loop, seed by seed, and compares the times."""
 
 import random
 import time
@@ -10,22 +10,22 @@ from tests.evidence.ratios import paired_ratio
 from tests.evidence.task import Found
 
 MISSES = 2
-"""Runs in a row from the first that miss the cap, after which a candidate is not trained again: a choice."""
+"""A candidate stops after this number of misses of the cap, if it never reached the target."""
 
 Key = tuple[int, float]
 Timed = Callable[[Configuration, int], float | None]
-"""Trains a configuration with a seed; returns the seconds to the target, None for a run that missed the cap.
+"""Trains a configuration with a seed; returns the seconds to the target, or None if the run missed the cap.
 
 Raises `TrialFailed`."""
 
 
 class TrialFailed(Exception):  # noqa: N818
-    """A trial ended by an error or for want of memory: nothing is known of its time to the target."""
+    """A trial ended by an error or out of memory, so its time to the target is unknown."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A batch size with a learning rate and the rule that gave the rate; ``seconds`` is how long the tool searched."""
+    """A batch size with a learning rate and the rule for the rate; ``seconds``: the duration of the tool's search."""
 
     tool: str
     found: int
@@ -36,7 +36,7 @@ class Candidate:
 
     @property
     def key(self) -> Key:
-        """Return the trained configuration: candidates with equal keys share their runs."""
+        """Return the trained configuration; candidates with equal keys share their runs."""
         return self.batch_size, self.learning_rate
 
 
@@ -52,8 +52,8 @@ def by_rules(tool: str, found: int, batch_size: int, seconds: float, default: Ke
 class Race:
     """The candidates, and the seconds of their runs by batch size and learning rate; ``ours`` is one of them.
 
-    ``times`` has a value for each seed in order, None for a run that was not at the target after ``cap`` seconds. What
-    ``failed`` is not trained again, and says why.
+    ``times`` has a value for each seed in order, None for a run that missed the target within ``cap`` seconds.
+    ``failed`` has the errors of candidates, which are not trained again.
     """
 
     candidates: Sequence[Candidate]
@@ -64,7 +64,7 @@ class Race:
     failed: dict[Key, str] = field(default_factory=dict)
 
     def rows(self) -> list[Found]:
-        """Return a row for each candidate: its runs, and the ratio of their times to ours of the same seeds."""
+        """Return a row for each candidate: its times, and their ratio to our times with the same seeds."""
         own = self.times.get(self.ours, [])
         rows = []
         for one in self.candidates:
@@ -78,7 +78,7 @@ class Race:
     def run(
         self, seeds: Sequence[int], timed: Timed, seconds_left: Callable[[], float], save: Callable[[], None]
     ) -> int:
-        """Train all with one seed after the other, while there is time for a whole round; return the rounds made."""
+        """Train all candidates, seed by seed, while there is time for a whole round; return the number of rounds."""
         longest = 0.0
         for number, seed in enumerate(seeds):
             if seconds_left() < longest:
@@ -104,9 +104,9 @@ class Race:
 def race_of(
     found: Sequence[Found], ours: Configuration, default: Configuration, largest: int, samples: int, cap: float
 ) -> Race:
-    """Return the race of what the tools found, each by the usual rules for the learning rate, against ours.
+    """Return the race of the tools' batch sizes, each by the usual learning rate rules, against ours.
 
-    The default and the ``largest`` batch size of the study run too. A batch larger than the training data is all of it.
+    The default and the study's ``largest`` batch size run too. Batch sizes are at most the training samples.
     """
     base = default.batch_size, default.learning_rate
     candidates = [
@@ -125,6 +125,6 @@ def race_of(
 
 
 def fresh_seeds(count: int) -> list[int]:
-    """Return seeds that no study draws, the same in every run."""
+    """Return seeds that differ from a study's seeds and are equal in every run."""
     rng = random.Random(20)
     return [rng.randrange(2**31) for _ in range(count)]

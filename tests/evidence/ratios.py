@@ -1,4 +1,4 @@
-"""How many times as long one training takes to the target as another, from paired seeds."""
+"""The ratio of two trainings' times to the target, from paired seeds."""
 
 import math
 import statistics
@@ -8,16 +8,16 @@ from bssearch.records.intervals import student_t
 from tests.evidence.task import Found
 
 FEWEST_PAIRS = 3
-"""Pairs that an interval takes, as an interval over seeds everywhere in bssearch."""
+"""Pairs that an interval needs, as every interval over seeds in bssearch."""
 
 
 def paired_ratio(theirs: Sequence[float | None], ours: Sequence[float | None], cap: float) -> Found:
-    """Return the median of theirs / ours over the seeds that both have, with its 95 % interval.
+    """Return the median of theirs / ours over the common seeds, with its 95 % interval.
 
-    Both are seconds, one for each seed in the same order; None is a run that was not at the target after ``cap``
-    seconds. A pair in which theirs missed counts as ``cap`` / ours, and is more: ``at_least`` says that the median may
-    be more for that. The interval is Student's t on the logarithms of the pairs, widened to hold their median; None
-    below three pairs, and where a run missed. Where one of ours missed there is no ratio.
+    Both are seconds for each seed in the same order; None is a run that missed the target within ``cap`` seconds. If
+    their run missed, the pair counts as ``cap`` / ours, and ``at_least`` says that the true median may be larger. The
+    interval is Student's t on the logarithms of the pairs, widened to hold their median; None below three pairs, and if
+    a run missed. If one of our runs missed, the median is None.
     """
     pairs = list(zip(theirs, ours, strict=False))
     known = [(other, own) for other, own in pairs if own is not None]

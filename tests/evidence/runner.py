@@ -1,7 +1,7 @@
-"""Runs the sections of a call in processes of their own, and keeps what each found in one file.
+"""Runs each section of a call in a new process, and keeps the findings in one file.
 
-``evidence.json`` has the calls by name, each with its device and its sections. It is written anew after every section;
-of another call nothing is changed. Time that a section does not take is there for those after it.
+``evidence.json`` has the calls by name, each with its device and its sections. The file is rewritten after every
+section; other calls stay unchanged. Later sections may use the time that a section leaves.
 """
 
 import json
@@ -18,23 +18,22 @@ from pathlib import Path
 from tests.evidence.task import ROOT, Found, Section, Task, write_json
 
 CALL_SECONDS = 600.0
-"""What a machine gives to one call."""
+"""Seconds that a machine grants a call."""
 
 START_SECONDS = 60.0
-"""Of these, what the start of the machine may take."""
+"""Seconds of the call for the start of the machine."""
 
 LEAST_SECONDS = 5.0
-"""With less left a section is not begun: a choice."""
+"""A section starts only if at least these seconds are left."""
 
 LAST_WORDS = 60
-"""Lines that are kept of what a failed section printed: a choice."""
+"""Last lines to keep of a failed section's output."""
 
 
 class EvidenceFile:
     """``evidence.json`` of a folder, as one call writes it.
 
-    A call that had been made on another device, or in the other size, is begun anew. Raises `ValueError` where the file
-    that is there is none.
+    Sections of another device or size are discarded. Raises `ValueError` if the file has another format.
     """
 
     def __init__(self, folder: Path, call: str, device: str, quick: bool) -> None:
@@ -44,13 +43,13 @@ class EvidenceFile:
         self.sections()
 
     def sections(self) -> dict[str, Found]:
-        """Return what is known of the call's sections."""
+        """Return the findings of the call's sections so far."""
         known = self._calls().get(self._call, {})
         same = all(known.get(name) == value for name, value in self._head.items())
         return dict(known["sections"]) if same else {}
 
     def save(self, name: str, found: Found) -> None:
-        """Add a section, in the place of its former self."""
+        """Add or replace a section."""
         sections = {**self.sections(), name: found}
         call = {**self._head, "sections": sections}
         write_json(self._path, {"calls": {**self._calls(), self._call: call}})
@@ -61,17 +60,17 @@ class EvidenceFile:
         try:
             calls: dict[str, Found] = json.loads(self._path.read_text())["calls"]
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{self._path} is not the evidence of another call: move it away") from None
+            raise ValueError(f"{self._path} is not the evidence of another call; move the file away") from None
         return calls
 
 
 def section_of(task: Task, call: str, name: str) -> Found:
-    """Return what a section has found on this device, nothing where it has not run."""
+    """Return the findings of a section on this device; empty if the section has not run."""
     return EvidenceFile(task.out, call, task.device, task.quick).sections().get(name, {})
 
 
 def run_call(call: str, sections: Sequence[Section], task: Task, only: Sequence[str]) -> bool:
-    """Run the named sections of a call in their order; return whether none failed."""
+    """Run the named sections of a call in their order; return True if no section failed."""
     evidence = EvidenceFile(task.out, call, task.device, task.quick)
     chosen = [section for section in sections if section.name in only]
     is_whole = True
@@ -90,22 +89,21 @@ def run_call(call: str, sections: Sequence[Section], task: Task, only: Sequence[
 
 
 def verdict(found: Found) -> str:
-    """Return how a section ended, as the line for people has it."""
+    """Return the result of a section in words."""
     if "failed" in found:
-        told = "FAILED"
+        result = "FAILED"
     elif "refused" in found:
-        told = f"refused: {found['refused']}"
+        result = f"refused: {found['refused']}"
     else:
         passes = found.get("passes")
-        told = "done" if passes is None else "passes" if passes else "misses its bar"
-    return f"{told} ({found.get('seconds', 0):.0f} s)"
+        result = "done" if passes is None else "passes" if passes else "misses its bar"
+    return f"{result} ({found.get('seconds', 0):.0f} s)"
 
 
 def allowance(waiting: Sequence[Section], seconds_left: float) -> float:
-    """Return the seconds of the first of the sections that wait.
+    """Return the seconds of the first waiting section.
 
-    They are its own and those that others left over. Where there is less than all ask for, the time of those that must
-    come is kept.
+    The section gets its own seconds and all spare seconds. If time is short, the sections that must run keep theirs.
     """
     first, *later = waiting
     spare = seconds_left - sum(one.seconds for one in waiting)
@@ -117,7 +115,7 @@ def allowance(waiting: Sequence[Section], seconds_left: float) -> float:
 
 
 def run_section(call: str, name: str, task: Task, seconds: float) -> Found:
-    """Run a section in a process of its own; return what it found, and its last words where it failed."""
+    """Run a section in a new process; return its findings, and its last lines if it failed."""
     words, answer = task.out / "words.txt", task.out / "section.json"
     answer.unlink(missing_ok=True)
     started = time.monotonic()
@@ -135,7 +133,7 @@ def run_section(call: str, name: str, task: Task, seconds: float) -> Found:
         except subprocess.TimeoutExpired:
             end_group(process)
             file.write(f"\nstopped after {seconds:.0f} s\n")
-        except BaseException:  # it is a session of its own, which no Ctrl-C reaches
+        except BaseException:  # Ctrl-C does not reach the section's own session
             end_group(process)
             raise
     found: Found = json.loads(answer.read_text()) if answer.exists() else {}
@@ -152,7 +150,7 @@ def run_section(call: str, name: str, task: Task, seconds: float) -> Found:
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise what Ctrl-C does inside."""
+    """Context: SIGTERM raises `KeyboardInterrupt`."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -161,7 +159,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with all that it started."""
+    """Kill a process and its descendants."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -175,6 +173,6 @@ def command_of(call: str, name: str, task: Task, seconds: float) -> list[str]:
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a section's environment variables: the sections and benchmarks are imported from this checkout."""
+    """Return a section's environment variables, with this checkout on the import path."""
     path = [str(ROOT), *filter(None, [variables.get("PYTHONPATH")])]
     return {**variables, "PYTHONPATH": os.pathsep.join(path)}

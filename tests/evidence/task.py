@@ -1,4 +1,4 @@
-"""What a section is given: the device, the folder, the seconds it has; and the specs that all sections share."""
+"""The input of a section: device, folder, seconds; and the specs of all sections."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BENCHMARKS = ROOT / "tests" / "benchmarks"
 Found = dict[str, Any]
 
 EAGER = ("training.compile=none", "training.channels_last=false")
-"""The way to run a step that every device has."""
+"""The way to run a step that every device supports."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is measured, where, and for how many ``seconds`` at most; what is found goes to the folder ``out``."""
+    """A measurement on a device for at most ``seconds``; the findings go to the folder ``out``."""
 
     device: str
     quick: bool
@@ -41,7 +41,7 @@ class Task:
 
     @property
     def seconds_left(self) -> float:
-        """Return the seconds until the section is ended."""
+        """Return the seconds until the section must end."""
         return self.began + self.seconds - time.monotonic()
 
     @property
@@ -55,17 +55,17 @@ class Task:
         return f"{self.workload}_{self.device.partition(':')[0]}"
 
     def database(self, name: str) -> str:
-        """Return the URL of a database of this folder."""
+        """Return the URL of a database in this folder."""
         return f"sqlite:///{(self.out / f'{name}.db').resolve()}"
 
     def new_database(self, name: str) -> str:
-        """Return the URL of a database of this folder that is empty."""
+        """Return the URL of a new, empty database in this folder."""
         for path in self.out.glob(f"{name}.db*"):
             path.unlink()
         return self.database(name)
 
     def save(self, found: Found) -> None:
-        """Keep what a section has found so far: it stays where the section fails or is late."""
+        """Keep the findings of a section so far, in case the section fails or is late."""
         write_json(self.out / "section.json", found)
 
     def spec(self, *overrides: str) -> StudySpec:
@@ -82,14 +82,14 @@ class Task:
         return self.out / f"{self.study}.best.json"
 
     def answer(self) -> Found | None:
-        """Return the answer of call A's study, None where its export does not lie in the folder."""
+        """Return the answer of call A's study; None if the folder has no export of it."""
         if not self.answer_file.exists():
             return None
         found: Found = json.loads(self.answer_file.read_text())
         return found
 
     def benchmark(self, name: str, *options: str) -> Found:
-        """Return what a benchmark prints as JSON, whether or not it passes its bar."""
+        """Return the JSON of a benchmark, also if the benchmark misses its bar."""
         command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--json", "--device", self.device, *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if not done.stdout:
@@ -99,7 +99,7 @@ class Task:
 
 
 def write_json(path: Path, value: Found) -> None:
-    """Write a file whole or not at all; raise ValueError for what is not a finite number."""
+    """Write a file whole or not at all; raise ValueError for numbers that are not finite."""
     text = json.dumps(value, indent=1, default=str, allow_nan=False) + "\n"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
@@ -108,7 +108,7 @@ def write_json(path: Path, value: Found) -> None:
 
 @contextmanager
 def worker(spec: StudySpec) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give an executor with a new worker process that has loaded the workload, and its description."""
+    """Yield an executor whose new worker has loaded the workload, and the workload's description."""
     from bssearch.commands.launch import Launch
     from bssearch.commands.opening import described
 
@@ -136,7 +136,7 @@ Run = Callable[[Task], Found]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a call with the ``seconds`` it may take; for one that ``must`` come they are kept free."""
+    """A part of a call with its limit of ``seconds``, which are reserved if the section ``must`` run."""
 
     name: str
     run: Run
@@ -145,13 +145,13 @@ class Section:
 
 
 def can_build_kernels() -> bool:
-    """Return whether there is what Triton needs for a GPU's compiled kernels: a C compiler and Python's header."""
+    """True if Triton can compile kernels: with a C compiler and Python's header."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return compiler is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
 def environment(task: Task) -> Found:
-    """Say where this ran, and how long a worker takes to start: the first one, and a second beside warm caches."""
+    """Describe the machine, and time the start of a first worker and of a second, with warm caches."""
     from dataclasses import asdict
 
     started = time.monotonic()
@@ -167,4 +167,4 @@ def environment(task: Task) -> Found:
 
 
 ENVIRONMENT = Section("environment", environment, 70)
-"""The first section of every call: the first start of CUDA on a new machine may take a minute."""
+"""The first section of every call; the first start of CUDA on a new machine may take a minute."""

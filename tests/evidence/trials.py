@@ -14,7 +14,7 @@ from tests.evidence.task import Found
 from tests.factories import make_request
 
 OUT_OF_REACH = 1e9
-"""A metric that no training has."""
+"""A metric beyond the reach of every training."""
 
 
 def step_times_at(
@@ -29,7 +29,7 @@ def step_times_at(
 
 
 def row_of(measured: Any) -> Found:
-    """Return a step time as a row, with the share of it in which the host did not wait for the device."""
+    """Return a step time as a row, with its host-bound share."""
     return {**asdict(measured), "host_bound_share": getattr(measured, "host_bound_share", None)}
 
 
@@ -38,7 +38,7 @@ def run_to_target(
 ) -> TrialOutcome:
     """Train a configuration to the spec's target, for ``cap`` train seconds at most.
 
-    Cadence and micro-batches are those of a study's trials, from the step time ``probe`` of its batch size.
+    Cadence and micro-batches follow from the step time ``probe`` of the batch size, as in a study.
     """
     assert probe.eval_every_steps is not None, "the batch size was timed"
     request = make_request(
@@ -58,7 +58,7 @@ def run_to_target(
 def for_seconds(
     spec: StudySpec, configuration: Configuration, seconds: float, eval_every_steps: int, number: int = 1
 ) -> TrialRequest:
-    """Return the request to train for so many seconds, towards a target that is out of reach."""
+    """Return a request to train for ``seconds`` toward a target that is out of reach."""
     target = spec.record_target
     return make_request(
         number=number,

@@ -14,22 +14,15 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 MakeComputation = Callable[..., Computation]
 
-SLOWER = ("test_device_on_gpu", "test_pausing_on_gpu")
-"""Files whose tests start many workers, or train many times."""
-
-SLOWEST = "compiled"
-"""A part of the names of the tests that compile, a minute each."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the quick tests of this folder first: where time is short they tell the most."""
-    here = Path(__file__).parent
-    items.sort(key=lambda item: rank(item.path.stem, item.name) if item.path.parent == here else 0)
+    """Run the quick tests of this folder first, then those that start workers, then those that compile."""
 
+    def rank(item: pytest.Item) -> int:
+        starts_workers, compiles = item.path.stem == "test_device_on_gpu", "compiled" in item.name
+        return (item.path.parent == Path(__file__).parent) * (1 + starts_workers + 2 * compiles)
 
-def rank(file: str, name: str) -> int:
-    """Return where a test of this folder stands in the order, after the tests of others."""
-    return 4 if SLOWEST in name else 2 + SLOWER.index(file) if file in SLOWER else 1
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,7 @@ from tests.training.toys import configuration, request, run_trial
 
 
 def digits_request(**changes: Any) -> TrialRequest:
-    """Return a request that takes some hundred steps to 97 %."""
+    """Return a request that takes a few hundred steps to 97 %."""
     settings = configuration(changes.pop("batch_size", 64), learning_rate=0.05, warmup_epochs=0.5, dropout=0.1)
     return changed(request(settings, target=0.97, train_seconds_limit=60.0, eval_every_steps=10), **changes)
 
@@ -53,13 +53,13 @@ def run(
 
 
 def curve(seen: list[Observation]) -> list[tuple[int, float, float | None]]:
-    """Return what a trial saw at each evaluation, but for its seconds."""
+    """Return the observations of a trial without their seconds."""
     return [(one.step, one.metric, one.loss) for one in seen]
 
 
 @contextmanager
 def worker(workload: str = "digits", *, folder: Path | None = None, **options: Any) -> Iterator[LocalExecutor]:
-    """Yield an executor on the GPU; what is no option of it is a setting of the training."""
+    """Yield an executor on the GPU; options that the executor lacks are settings of the training."""
     own = {name: options.pop(name) for name in ("memory_limit_bytes", "allow_busy") if name in options}
     training = TrainingSpec(**{"measure_noise": False, **options})
     settings = ExecutorSettings(workload=workload, folder=folder or Path.cwd(), device="cuda", training=training, **own)
@@ -68,6 +68,6 @@ def worker(workload: str = "digits", *, folder: Path | None = None, **options: A
 
 
 def run_in(executor: LocalExecutor, trial: TrialRequest) -> tuple[TrialOutcome, list[tuple[int, float, float | None]]]:
-    """Run a trial in an executor's worker; return how it ended and its curve."""
+    """Run a trial in an executor's worker; return its outcome and its curve."""
     outcome, observations = run_to_the_end(executor, trial)
     return outcome, curve(observations)

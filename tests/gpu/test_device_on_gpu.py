@@ -1,8 +1,9 @@
-"""What a GPU says of itself: its memory, its counters, and who else is on it."""
+"""A GPU's memory, counters and processes."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 GIB = 2**30
 
-# 2 × 16384 activations of 4 bytes a sample and more: some 0.2 MiB.
+# At least 2 × 16384 activations of 4 bytes for each sample: about 0.2 MiB.
 WIDE = """
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ def test_a_memory_limit_lets_small_micro_batches_through_and_no_large_ones(tmp_p
         assert executor.measure_memory(MemoryRequest(configuration=configuration(16384))).fits
 
 
-def test_a_trial_without_enough_memory_ends_as_oom_and_the_worker_lives_on(tmp_path: Path) -> None:
+def test_a_trial_without_enough_memory_ends_as_oom_and_the_worker_survives(tmp_path: Path) -> None:
     (tmp_path / "wide.py").write_text(WIDE)
     with worker("wide.py:Wide", folder=tmp_path, precision="fp32", memory_limit_bytes=GIB) as executor:
         trial = changed(digits_request(), train_seconds_limit=1.0)
@@ -74,9 +75,9 @@ def test_a_trial_without_enough_memory_ends_as_oom_and_the_worker_lives_on(tmp_p
     assert small.peak_memory_bytes is not None
 
 
-def test_a_trial_tells_the_energy_power_and_clock(computation: MakeComputation, device: torch.device) -> None:
+def test_a_trial_reports_energy_power_and_clock(computation: MakeComputation, device: torch.device) -> None:
     if nvml.total_energy_joules(device) is None:
-        pytest.skip("this device counts no energy, or there is no nvidia-ml-py")
+        pytest.skip("this device counts no energy, or nvidia-ml-py is missing")
     trial = digits_request(stop_at_target=False, train_seconds_limit=2.0, eval_every_steps=50)
     use = run(computation(), trial)[0].device_use
     assert use.energy_joules is not None and use.energy_joules > 0
@@ -87,11 +88,11 @@ def test_a_trial_tells_the_energy_power_and_clock(computation: MakeComputation, 
 
 @pytest.fixture
 def busy(device: torch.device) -> Iterator[int]:
-    """Keep the GPU busy with another process, and give its id."""
+    """Keep the GPU busy with another process; yield the process's id."""
     with busy_process(BUSY_GPU) as pid:
         listed = nvml.listed_processes(device) or set()
         if pid not in listed:
-            pytest.skip(f"NVML does not list process {pid} by this number here, but {sorted(listed)}")
+            pytest.skip(f"NVML lists {sorted(listed)} instead of process {pid}")
         yield pid
 
 
@@ -108,7 +109,7 @@ def test_a_trial_beside_another_program_is_marked(busy: int) -> None:
     assert any(f"process {busy} " in warning for warning in outcome.warnings)
 
 
-def test_workers_of_one_driver_are_not_in_each_others_way() -> None:
+def test_workers_of_one_driver_do_not_refuse_each_other() -> None:
     with worker() as first, worker() as second:
         assert first.describe().environment.device_type == "cuda"
         assert second.describe().environment.device_type == "cuda"
@@ -157,17 +158,10 @@ def test_the_host_does_not_run_further_ahead_than_stated(device: torch.device) -
 
 
 def test_a_stop_takes_effect_at_the_next_step_of_the_host(computation: MakeComputation) -> None:
-    steps = 0
-    asked_at: list[int] = []
-
-    def on_progress() -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 40:
-            asked_at.append(steps)
+    on_progress = Mock()
 
     def stop() -> tuple[TrialState, str] | None:
-        return (TrialState.PRUNED, "enough") if asked_at else None
+        return (TrialState.PRUNED, "enough") if on_progress.call_count >= 40 else None
 
     endless = digits_request(stop_at_target=False, eval_every_steps=1000)
     outcome, _ = run(computation(), endless, stop=stop, on_progress=on_progress)

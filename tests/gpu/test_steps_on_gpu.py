@@ -1,7 +1,8 @@
-"""How steps are computed on a GPU: precisions, compilation, repetition, where the data lie."""
+"""Steps on a GPU: precisions, compilation, repetition, placement of the data."""
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,13 +29,13 @@ def test_every_precision_of_the_device_reaches_the_target(
     assert (outcome.skipped_steps is None) == (precision != "fp16")
 
 
-def test_bf16_is_what_auto_means_where_the_device_has_it(computation: MakeComputation, device: torch.device) -> None:
+def test_auto_is_bf16_if_the_device_has_it(computation: MakeComputation, device: torch.device) -> None:
     expected = "bf16" if "bf16" in available_precisions(device) else "fp32"
     assert computation(precision="auto").precision == expected
 
 
 class SteepDigits(Digits):
-    """Its loss is 2¹⁰ times as large: the first scaled gradients overflow fp16."""
+    """Digits with 2¹⁰ times the loss, so that the first scaled gradients overflow fp16."""
 
     def loss(
         self, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
@@ -50,7 +51,7 @@ def test_steps_whose_gradients_overflow_fp16_are_skipped_and_counted(computation
     assert outcome.state is TrialState.REACHED
 
 
-needs_compiler = pytest.mark.skipif(not can_build_kernels(), reason="there is no C compiler, or no header of Python")
+needs_compiler = pytest.mark.skipif(not can_build_kernels(), reason="the C compiler or Python's header is missing")
 
 
 @needs_compiler
@@ -62,7 +63,7 @@ def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_sh
     eager, _ = run(computation(precision="fp32"))
     compiling = computation(precision="fp32", compile=mode)
     first, _ = run(compiling)
-    from torch._dynamo.utils import counters  # seconds to import, and most who collect this have no GPU
+    from torch._dynamo.utils import counters  # takes seconds to import, and most machines have no GPU
 
     graphs = counters["stats"]["unique_graphs"]
     other = digits_request()
@@ -127,20 +128,20 @@ def test_measuring_the_noise_does_not_change_the_steps(computation: MakeComputat
 
 
 class NoisyDigits(Digits):
-    """Its augmentation draws from the device's own generator."""
+    """Digits with an augmentation that draws from the device's generator."""
 
     def augment(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs + 0.05 * torch.randn_like(inputs)
 
 
 def pause_after(computation: Computation, request: TrialRequest, steps: int) -> list[tuple[int, float, float | None]]:
-    """Pause a trial after so many steps and let it go on; return the curves of both parts as one."""
-    progress: list[None] = []
+    """Pause a trial after ``steps`` and resume it; return the curves of both parts as one."""
+    on_progress = Mock()
 
     def stop() -> tuple[TrialState, str] | None:
-        return (TrialState.PAUSED, "later") if len(progress) > steps else None
+        return (TrialState.PAUSED, "later") if on_progress.call_count > steps else None
 
-    paused, first = run(computation, request, NoisyDigits(), stop=stop, on_progress=lambda: progress.append(None))
+    paused, first = run(computation, request, NoisyDigits(), stop=stop, on_progress=on_progress)
     assert paused.state is TrialState.PAUSED and paused.steps > 0
     outcome, second = run(computation, changed(request, resumes=True), NoisyDigits())
     assert outcome.train_seconds > paused.train_seconds > 0
@@ -151,7 +152,7 @@ def pause_after(computation: Computation, request: TrialRequest, steps: int) -> 
 @pytest.mark.parametrize("data", ["device", "host"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_curve_is_that_of_a_trial_that_was_never_paused(
+def test_a_paused_trial_has_the_curve_of_an_unpaused_trial(
     computation: MakeComputation, device: torch.device, tmp_path: Path, precision: str, optimizer: str, data: str
 ) -> None:
     if precision not in available_precisions(device):

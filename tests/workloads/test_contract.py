@@ -377,6 +377,6 @@ def test_the_samples_of_an_epoch_of_own_batches_are_those_of_the_training_part_w
 
 
 def test_a_part_made_of_samples_has_no_whole_tensors() -> None:
-    with pytest.raises(WorkloadError, match="a part made of a list has no inputs as a whole") as caught:
+    with pytest.raises(WorkloadError, match="a part made of a list has no inputs and targets as a whole") as caught:
         _ = Part.of(ROWS).inputs
     assert "part.chunks" in str(caught.value.hint)

@@ -140,7 +140,7 @@ def test_a_device_at_its_power_limit_is_timed_at_its_lasting_clock(
     """The chip holds its clock for 60 steps, and takes half as long again for each after them."""
     steps = [0.02] * 60 + [0.03] * 1000
     assert measure(steps, [0.1] * 3).step_seconds == pytest.approx(0.02)
-    monkeypatch.setattr(probes, "is_power_capped", lambda device: True)
+    monkeypatch.setattr(probes, "throttle_reasons", lambda device: ["power cap"])
     found = measure(steps, [0.1] * 3)
     assert found.step_seconds == pytest.approx(0.03) == found.step_seconds_low
 
