@@ -203,13 +203,6 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
     )
 
 
-EDGE = "its learning rate lies at an end of the range"
-TRIED_EDGE = "its learning rate lies at an end of those tried"
-RISING = "its steps rise"
-STEEP = "the next larger batch size takes fewer samples"
-SINGLE = "only one configuration reached the target"
-
-
 @dataclass(frozen=True)
 class Tuning:
     """Why batch sizes are untuned, their slopes, and the points for the law."""
@@ -235,12 +228,12 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
             reason
             for reason, holds in (
                 (
-                    TRIED_EDGE if spec.is_imported else EDGE,
+                    f"its learning rate lies at an end of {'those tried' if spec.is_imported else 'the range'}",
                     bool(reached) and is_at_end(spec, trials, candidate.configuration),
                 ),
-                (RISING, size in up),
-                (STEEP, size in steep),
-                (SINGLE, len(tuned) == 1 and size in searched),
+                ("its steps rise", size in up),
+                ("the next larger batch size takes fewer samples", size in steep),
+                ("only one configuration reached the target", len(tuned) == 1 and size in searched),
             )
             if holds
         ]

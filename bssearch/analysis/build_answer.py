@@ -176,7 +176,10 @@ def build_answer(
         batch_schedule=batch_schedule_answer(
             spec, everything, verdict, step_seconds_of(probes.values(), spec.timed_model)
         ),
-        cost=_cost(everything, verdict.optimal),
+        cost=Cost(
+            train_seconds=train_seconds_of(everything),
+            trainings=trainings_of(everything, seconds) if (seconds := verdict.optimal.time.median) else None,
+        ),
         warnings=[
             *notices(spec, trials, verdict, probes.values()),
             *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),
@@ -233,14 +236,8 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     )
 
 
-def _cost(trials: Sequence[TrialRecord], optimal: Candidate) -> Cost:
-    time = time_of(optimal)
-    trainings = trainings_of(trials, time.median) if time is not None and time.median else None
-    return Cost(train_seconds=train_seconds_of(trials), trainings=trainings)
-
-
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:
-    ran = [one for one in verdict.by_batch.values() if one.fits]
+    ran = [one for one in verdict.by_batch.values() if any(run.state is not TrialState.OOM for run in one.runs)]
     whole = [
         one
         for one in ran
@@ -351,8 +348,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         )
     if any(objective.figure(trial) is not None for trial in trials):
         return _refuted(study, repeats([trial for trial in trials if trial.state.has_result], objective))
-    reached = sum(trial.state is TrialState.REACHED for trial in trials)
-    if reached:
+    if reached := sum(trial.state is TrialState.REACHED for trial in trials):
         return TargetNotReachedError(
             f"{reached} trials of study {study.name!r} reached the target, but {study.objective} was not measured",
             hint="energy needs a device that reports its power; samples_to_target needs only steps",
@@ -497,8 +493,7 @@ def at_target(
     """Trial as it would have ended at an easier target, by its curve; without its test metric."""
     if trial.outcome is None or trial.state.is_missing:
         return trial
-    found = first_crossing(curve, target)
-    if found is None:
+    if (found := first_crossing(curve, target)) is None:
         return trial
     if found.first_hit_step == 0:
         raise UsageError(
@@ -599,10 +594,10 @@ def _figure(time: Time) -> Figure:
 
 def _predicted_row(row: Batch, predicted: BeyondBatch) -> Batch:
     time = _predicted_time(predicted.time_to_target_s)
-    measured = ("lower_bound_s", "objective_lower_bound", "regime", "slope", "restricted", "energy_joules")
     return row.model_copy(
         update={
-            **dict.fromkeys((*measured, "final_metric", "steps_x_step_time_s", "generalisation", "noise_scale")),
+            **dict.fromkeys(("lower_bound_s", "objective_lower_bound", "regime", "slope", "restricted")),
+            **dict.fromkeys(("energy_joules", "final_metric", "steps_x_step_time_s", "generalisation", "noise_scale")),
             "trials": 0,
             "reached": 0,
             "ended": {},
@@ -726,8 +721,7 @@ def fit_and_predict(
     points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
 ) -> tuple[LawFit | None, Fit | None]:
     """Fitted law, and its form in the answer."""
-    law = fit_law(points)
-    if law is None:
+    if (law := fit_law(points)) is None:
         return None, None
     line = fit_step_time(list(probes))
     optimum = predict_optimum(law, runnable_steps(probes, law.largest_batch))

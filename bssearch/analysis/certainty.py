@@ -482,8 +482,7 @@ def _tells(candidate: Candidate) -> bool:
 
 def _values(candidate: Candidate) -> str:
     # Name of the sampled values, the same at all batch sizes to which they were carried
-    sampled = candidate.runs[0].sampled
-    if sampled is None:
+    if (sampled := candidate.runs[0].sampled) is None:
         return candidate.configuration.key
     return repr(sorted((name, f"{one:.5g}" if isinstance(one, float) else one) for name, one in sampled.items()))
 
@@ -495,8 +494,7 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
         return {}
     found = {}
     for size, probe in timed.items():
-        figure = objective.predicted(1.0, size, probe.step_seconds)
-        if figure is not None:
+        if (figure := objective.predicted(1.0, size, probe.step_seconds)) is not None:
             error = 0.0 if probe.error is None or not objective.trials_race else probe.error.own
             found[size] = figure, error
     return found

@@ -61,8 +61,7 @@ def further_metrics(answer: Answer) -> str:
 
 def about_growing(answer: Answer) -> str:
     """Whether a growing batch saves time, and its schedule."""
-    grown = answer.batch_schedule
-    if grown is None:
+    if (grown := answer.batch_schedule) is None:
         return ""
     saves = {
         "yes": "A growing batch saves time",
@@ -71,8 +70,8 @@ def about_growing(answer: Answer) -> str:
         "not_run": "Whether a growing batch saves time is unknown, because no other seed repeated it",
     }[grown.saves_time]
     if grown.ratio is not None:
-        bound = "≥ " if grown.ratio.at_least else ""
-        shown = f"{bound}{number(grown.ratio.value)}{ends(grown.ratio.low, grown.ratio.high)}"
+        ratio = grown.ratio
+        shown = f"{'≥ ' if ratio.at_least else ''}{number(ratio.value)}{ends(ratio.low, ratio.high)}"
         figure = "time" if answer.objective == "time_to_target" else answer.objective.replace("_", " ")
         saves += f": it takes {shown} × the {figure} of batch {answer.optimal.batch_size} ({plural(grown.runs, 'run')})"
     first, *later = grown.stages
@@ -293,8 +292,7 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
-    best = compared.get(optimal.configuration.batch_size)
-    if best is None:
+    if (best := compared.get(optimal.configuration.batch_size)) is None:
         return []
     own = {"cost_to_target": "time_to_target"}.get(optimal.objective.name, optimal.objective.name)
     noun = optimal.objective.noun

@@ -448,8 +448,7 @@ def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | 
     A host-bound step takes α + β·B by the sizes that are not host-bound, but at most the measured time t and at least
     (1 − share)·t. Other steps, and steps that accumulate, keep their measured time.
     """
-    line = fit_step_time(device_bound(probes), FEWEST_SIZES)
-    if line is None:
+    if (line := fit_step_time(device_bound(probes), FEWEST_SIZES)) is None:
         return None
     steps = []
     for one in probes:

@@ -147,8 +147,7 @@ def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
     outcome = trial.outcome
     if outcome is None or not (outcome.steps and outcome.undelayed_train_seconds and outcome.reference_seconds):
         return None
-    steps = steps_at_first_size(trial.configuration, outcome.steps, step_seconds)
-    if steps is None:
+    if (steps := steps_at_first_size(trial.configuration, outcome.steps, step_seconds)) is None:
         return None
     return TrialPace(
         steps=steps,

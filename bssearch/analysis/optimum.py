@@ -377,11 +377,6 @@ class Candidate:
         told = [one for one in ends if one is not None]
         return statistics.median(told) if len(told) == len(ends) else None
 
-    @property
-    def fits(self) -> bool:
-        """True if any run fitted into memory."""
-        return any(run.state is not TrialState.OOM for run in self.runs)
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -494,8 +489,7 @@ def decide(
     counted = [trial for trial in trials if trial.state.has_result]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     if fewest_runs(trials, confirmation_runs, objective) < min(confirmation_runs, ENOUGH_RUNS):
-        before = _before_the_neighbours(trials, confirmation_runs, objective, step_seconds)
-        if before is not None:
+        if (before := _before_the_neighbours(trials, confirmation_runs, objective, step_seconds)) is not None:
             return before
         fresh = []
     objective = objective.between(fresh, step_seconds, counted)
@@ -645,8 +639,7 @@ Steps = tuple[float, list[float], list[tuple[float, float]]]  # median, logs, an
 
 
 def _steps(candidate: Candidate) -> Steps | None:
-    median = median_steps(candidate)
-    if not median:
+    if not (median := median_steps(candidate)):
         return None
     reached = [one for one in candidate.outcomes if one.state is TrialState.REACHED]
     logs = [math.log(one.steps_to_target) for one in reached if one.steps_to_target]

@@ -186,7 +186,7 @@ def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[
         return [smallest]
     line = (
         f"A step takes {1e3 * fit.alpha_seconds:.3g} ms + {1e3 * fit.beta_seconds:.3g} ms a sample (largest error "
-        f"{fit.max_residual:.1%}); batch {fit.half_saturation_batch:.3g} has half of the full throughput."
+        f"{fit.max_residual:.1%}); batch {fit.alpha_seconds / fit.beta_seconds:.3g} has half of the full throughput."
     )
     return [line, smallest]
 

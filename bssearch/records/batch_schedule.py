@@ -102,8 +102,7 @@ class BatchSchedule:
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
     """Batch schedule of a configuration; None if its batch size is constant."""
-    name = configuration.parameters.get(BATCH_SCHEDULE)
-    if name is None:
+    if (name := configuration.parameters.get(BATCH_SCHEDULE)) is None:
         return None
     if name not in get_args(BatchScheduleName):
         raise UsageError(f"{BATCH_SCHEDULE} = {name!r} must be one of {', '.join(get_args(BatchScheduleName))}")
@@ -135,8 +134,7 @@ def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> t
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
     """For each stage, a configuration with its batch size throughout."""
-    schedule = batch_schedule_of(configuration)
-    if schedule is None:
+    if (schedule := batch_schedule_of(configuration)) is None:
         return [configuration]
     parameters = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
     return [

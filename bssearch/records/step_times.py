@@ -138,8 +138,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     t is undelayed step time / reference kernel time if known, else wall time without contended visits.
     """
     # Visits are random effects, so that a visit to one batch size still adds information.
-    chosen = _comparable(visits)
-    if not chosen:
+    if not (chosen := _comparable(visits)):
         return {}
     splits, rounds = _fit(chosen)
     residuals = [log - splits[split] - rounds[visit] for split, visit, log in chosen]

@@ -38,8 +38,7 @@ class Loader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._nodes = self._levels = 0
-        self._deepest = 0
+        self._nodes = self._levels = self._deepest = 0
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:

@@ -120,7 +120,6 @@ def test_a_line_is_found_again(alpha: float, beta: float) -> None:
     assert fit.alpha_seconds == pytest.approx(alpha, rel=1e-6, abs=1e-6 * beta)
     assert fit.beta_seconds == pytest.approx(beta, rel=1e-6)
     assert fit.max_residual < 1e-6
-    assert fit.half_saturation_batch == pytest.approx(alpha / beta, rel=1e-5, abs=1e-5)
 
 
 def test_the_relative_error_is_made_small_not_the_absolute_one() -> None:

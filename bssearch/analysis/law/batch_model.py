@@ -35,11 +35,6 @@ class StepTimeFit:
     max_residual: float
     measured: Mapping[int, float]
 
-    @property
-    def half_saturation_batch(self) -> float:
-        """α/β: batch size with half of the limiting throughput."""
-        return self.alpha_seconds / self.beta_seconds
-
     def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
         """Seconds of a step: t(B), or with k micro-batches k·(t(micro-batch) − update) + update.
 
@@ -211,8 +206,8 @@ class LawLikelihood:
         shares = [
             np.exp(-np.logaddexp(0, log_b_crit[:, None] - sizes)) for sizes in (self.reached_sizes, self.missed_sizes)
         ]
-        known = (reached * shares[0]).sum(axis=-1)
-        return np.asarray(known + self.deviation * (_hazard(-missed / self.deviation) * shares[1]).sum(axis=-1))
+        unseen = self.deviation * (_hazard(-missed / self.deviation) * shares[1]).sum(axis=-1)
+        return np.asarray((reached * shares[0]).sum(axis=-1) + unseen)
 
     def _residuals(self, log_b_crit: Numbers) -> tuple[Numbers, Numbers]:
         reached, missed = self._bare(log_b_crit)
@@ -435,8 +430,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
         time_to_target_s=seconds[best],
         flat_range=[sizes[flat[0]], sizes[flat[1]]],
     )
-    steps_of_all = fit.steps_of_all(sizes)
-    if steps_of_all is None:
+    if (steps_of_all := fit.steps_of_all(sizes)) is None:
         return optimum
     with np.errstate(over="ignore"):  # a time beyond all numbers is infinite
         by_law = steps_of_all * _drawn_step_seconds(list(fastest.values()))

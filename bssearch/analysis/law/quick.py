@@ -230,8 +230,7 @@ def expected_optimum(
     """Size of the ``ladder`` with the least expected log time; raises ValueError without a timed size."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
-    choices = [size for size in sizes if size in set(ladder)]
-    if not choices:
+    if not (choices := [size for size in sizes if size in set(ladder)]):
         raise ValueError(f"no step time is known of the batch sizes {', '.join(map(str, ladder))}")
     logs = np.log([by_size[size].step_seconds for size in sizes])
     times = posterior.log_steps(sizes) + logs  # (draws, sizes), up to the level of the law

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
+from bssearch.analysis.build_answer import compared_trials
 from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
 from bssearch.analysis.objectives import make_objective, objective_of
@@ -174,8 +175,7 @@ def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleF
     confirmed = {size: estimate(one.runs, samples) for size, one in optima.items() if one.is_confirmed}
     found = []
     for size, larger in ((one, LARGER * one) for one in sorted(confirmed) if LARGER * one in confirmed):
-        interval = ratio_interval(confirmed[larger], confirmed[size])
-        if interval is None:
+        if (interval := ratio_interval(confirmed[larger], confirmed[size])) is None:
             found.append(_not_run(Rule.EPOCHS, larger, f"an interval needs three runs of batch {size} and {larger}"))
             continue
         value = math.exp(confirmed[larger].log_mean - confirmed[size].log_mean)
@@ -390,13 +390,8 @@ def tuned_optima(
     memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
     """Best candidate of each batch size; see `decide`."""
-    fitting = [
-        one
-        for one in trials
-        if not one.configuration.grows
-        and (one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size))
-    ]
-    verdict = decide(fitting, spec.confirm.runs, objective_of(spec), step_seconds_of(step_times, spec.timed_model))
+    compared, step_seconds = compared_trials(trials, memory), step_seconds_of(step_times, spec.timed_model)
+    verdict = decide(compared, spec.confirm.runs, objective_of(spec), step_seconds)
     return {} if verdict is None else verdict.by_batch
 
 

@@ -262,8 +262,7 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
         regret = Regret(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half), at_least=False)
         return regret, f"paired by {len(pairs)} seeds"
     value = math.exp(rule.estimate.log_mean - tuned.estimate.log_mean)
-    interval = ratio_interval(rule.estimate, tuned.estimate)
-    if interval is None:
+    if (interval := ratio_interval(rule.estimate, tuned.estimate)) is None:
         counts = f"{len(mine)} against {len(theirs)} runs"
         return Regret(value=value, low=None, high=None, at_least=False), f"{counts} (an interval takes {FEWEST_RUNS})"
     low, high = interval

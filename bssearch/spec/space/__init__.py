@@ -11,7 +11,6 @@ from bssearch.spec.space.domains import (
     WORKLOAD_PARAMETERS,
     Dimension,
     Domain,
-    RelativeLearningRate,
     ScheduleName,
     StrictModel,
     are_coordinates,
@@ -28,7 +27,7 @@ from bssearch.spec.space.micro_batches import (
     in_force,
     split_batch,
 )
-from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
+from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, Optimizer
 from bssearch.spec.space.search_space import SearchSpace, is_alike
 
 __all__ = [
@@ -41,18 +40,14 @@ __all__ = [
     "UNKNOWN",
     "UNKNOWN_KEY",
     "WORKLOAD_PARAMETERS",
-    "AdamW",
     "BatchGrowth",
     "BatchRules",
     "Dimension",
     "Domain",
     "MemoryBoundary",
     "Optimizer",
-    "OptimizerOptions",
-    "RelativeLearningRate",
     "ScheduleName",
     "SearchSpace",
-    "Sgd",
     "StrictModel",
     "are_coordinates",
     "bounds",
