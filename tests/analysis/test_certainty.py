@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bssearch.analysis.certainty import ENOUGH, Beliefs, Certainty, StepFigures, beliefs
+from bssearch.analysis.certainty import ENOUGH, Beliefs, Certainty, beliefs
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.analysis.posterior import (
     DEPARTURE_SCALE,
@@ -54,8 +54,7 @@ def certainty(
 def believed(
     verdict: Verdict, law: dict[int, float], trials: Sequence[TrialRecord] = (), sizes: Sequence[int] = ()
 ) -> Beliefs | None:
-    steps: StepFigures = {size: (figure, 0.02) for size, figure in law.items()}
-    return beliefs(verdict, steps, trials, sizes)
+    return beliefs(verdict, {size: (figure, 0.02) for size, figure in law.items()}, trials, sizes)
 
 
 def verdict_over(*trials: TrialRecord, confirmation_runs: int = 3) -> Verdict:
@@ -135,24 +134,20 @@ def test_a_batch_size_that_was_not_confirmed_counts_by_its_one_trial() -> None:
     assert not_none(beside).is_provisional and not not_none(alone).is_provisional
 
 
-def test_common_seeds_are_compared_seed_by_seed() -> None:
-    def share(turned: int) -> float:
-        own, other = spread(1.0, 0.2, 7), spread(1.1, 0.2, 7, turned)
-        return not_none(
-            certainty(verdict_over(*runs(32, *own, dropout=0.1), *runs(64, *other, dropout=0.1)), {})
-        ).within_5_percent
+def share_of(own: list[float], other: list[float], dropout: float = 0.1) -> float:
+    """Probability of a verdict over batch 32 at dropout 0.1, and batch 64."""
+    verdict = verdict_over(*runs(32, *own, dropout=0.1), *runs(64, *other, dropout=dropout))
+    return not_none(certainty(verdict, {})).within_5_percent
 
-    assert 1 - share(turned=0) < 0.6 * (1 - share(turned=1))
+
+def test_common_seeds_are_compared_seed_by_seed() -> None:
+    paired, apart = (share_of(spread(1.0, 0.2, 7), spread(1.1, 0.2, 7, turned)) for turned in (0, 1))
+    assert 1 - paired < 0.6 * (1 - apart)
 
 
 def test_equal_values_compare_batch_sizes_whatever_better_values_would_gain() -> None:
-    def share(dropout: float) -> float:
-        own, other = spread(1.0, 0.1, 7), spread(1.15, 0.1, 7, 1)
-        return not_none(
-            certainty(verdict_over(*runs(32, *own, dropout=0.1), *runs(64, *other, dropout=dropout)), {})
-        ).within_5_percent
-
-    assert share(0.1) > share(0.3) + 0.02
+    equal, unlike = (share_of(spread(1.0, 0.1, 7), spread(1.15, 0.1, 7, 1), dropout) for dropout in (0.1, 0.3))
+    assert equal > unlike + 0.02
 
 
 def test_a_lucky_second_configuration_makes_its_batch_size_no_better_than_all_runs_say() -> None:

@@ -21,10 +21,6 @@ from tests.figures.test_plots import answer_of
 NOISE = GradientNoise(scale=100.0, low=80.0, high=130.0, passes=16)
 
 
-def noisy(trial: TrialRecord, noise: GradientNoise) -> TrialRecord:
-    return with_outcome(trial, noise=noise)
-
-
 def test_nothing_measured_is_null_and_not_zero() -> None:
     found = measured([], [], UNKNOWN, [], [make_trial(1)])
     assert (found.step_time, found.memory, found.noise_scale) == (None, None, None)
@@ -53,7 +49,7 @@ def test_memory_is_what_was_run_and_the_line_through_the_peaks() -> None:
 
 
 def test_a_probe_of_the_noise_scale_comes_before_what_trials_measured_in_passing() -> None:
-    runs = [noisy(make_trial(4), replace(NOISE, passes=8)), noisy(make_trial(5), NOISE), make_trial(6)]
+    runs = [make_trial(4, noise=replace(NOISE, passes=8)), make_trial(5, noise=NOISE), make_trial(6)]
     in_passing = not_none(measured([], [], UNKNOWN, [], runs).noise_scale)
     assert (in_passing.trial, in_passing.step, in_passing.passes) == (5, None, 16)
     unknown, bound = GradientNoise(passes=16), GradientNoise(low=300.0, passes=16)
@@ -70,11 +66,8 @@ def test_a_probe_of_the_noise_scale_comes_before_what_trials_measured_in_passing
 
 
 def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:
-    def warned(trial: TrialRecord, *sentences: str) -> TrialRecord:
-        return with_outcome(trial, warnings=sentences)
-
-    runs = [warned(one, "it was compiled in vain") for one in confirmed(32, 0.5, 0.6, 0.4)]
-    runs[0] = warned(runs[0], "it was compiled in vain", "a gap")
+    runs = confirmed(32, 0.5, 0.6, 0.4, warnings=("it was compiled in vain",))
+    runs[0] = with_outcome(runs[0], warnings=("it was compiled in vain", "a gap"))
     found = answer([*searched(), *runs], probes={16: make_probe(16, contended=True)})
     told = {notice.code: notice.message for notice in found.warnings}
     assert told["measurement"] == "it was compiled in vain"
@@ -83,7 +76,7 @@ def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:
 
 
 def short(number: int, noise: GradientNoise, batch_size: int = 32, **changes: Any) -> TrialRecord:
-    return noisy(make_trial(number, batch_size=batch_size, **changes), noise)
+    return make_trial(number, batch_size=batch_size, noise=noise, **changes)
 
 
 PARTS = [
@@ -125,8 +118,10 @@ def test_the_answers_noise_scale_is_pooled_over_the_trials_of_the_optimums_batch
 
 def on_device(number: int, device: str | None, pace: float, batch_size: int = 32, **changes: Any) -> TrialRecord:
     """Return a trial whose steps took ``pace`` times as long as on any other device."""
-    trial = make_trial(number, batch_size=batch_size)
-    return with_outcome(trial, device_uuid=device, steps=100, train_seconds=pace * 0.01 * batch_size * 100, **changes)
+    seconds = pace * 0.01 * batch_size * 100
+    return with_outcome(
+        make_trial(number, batch_size=batch_size, seconds=seconds, device_uuid=device, **changes), steps=100
+    )
 
 
 def node(pace: float, device: str | None = "GPU-7", trials: int = 2, **changes: Any) -> list[TrialRecord]:

@@ -223,9 +223,7 @@ def test_no_hit_says_how_near_it_came() -> None:
 def test_steps_that_rise_with_the_batch_are_marked_untuned() -> None:
     trials = [make_trial(0, batch_size=8, steps=100, seconds=2.0), make_trial(1, batch_size=16, steps=150, seconds=1.0)]
     trials += [make_trial(2 + n, batch_size=size, seconds=9.0, learning_rate=0.2) for n, size in enumerate((8, 16))]
-    rows = {row.batch_size: row for row in answer(trials).batches}
-    assert rows[16].untuned
-    assert not rows[8].untuned
+    assert [row.batch_size for row in answer(trials).batches if row.untuned] == [16]
 
 
 def test_the_answer_fits_its_schema_and_holds_no_nan() -> None:
@@ -246,9 +244,8 @@ def test_what_fresh_seeds_refuted_is_not_recommended() -> None:
 
 
 def test_a_seed_that_ran_twice_counts_once() -> None:
-    runs = confirmed(32, 1.0, 1.1, 0.9)
     again = make_trial(500, batch_size=32, seconds=0.2, phase=Phase.CONFIRM, seed=0)
-    time = not_none(answer([*searched(), *runs, again]).optimal.time_to_target_s)
+    time = not_none(answer([*CONFIRMED, again]).optimal.time_to_target_s)
     assert (time.runs, time.median) == (3, 1.0)
 
 
@@ -450,17 +447,14 @@ def test_further_metrics_of_the_optimum_are_medians_with_the_interval_of_their_m
     trials = [*searched(), *confirmed(32, 1.5, 1.6, 1.4), *confirmed(64, 1.0, 1.05, 1.1), *missed]
     values = {164: 0.1, 165: 0.2, 166: 0.6}
 
-    def told(metrics: dict[str, float], trial: TrialRecord) -> TrialRecord:
-        return with_outcome(trial, further_test_metrics=metrics)
-
     assert answer(trials).optimal.further_metrics == {}
-    reported = [told({"forgetting": values.get(one.number, 9.0)}, one) for one in trials]
+    reported = [with_outcome(one, further_test_metrics={"forgetting": values.get(one.number, 9.0)}) for one in trials]
     found = answer(reported).optimal.further_metrics["forgetting"]
     half = 4.302653 * 0.2645751 / 3**0.5  # Student's t of 2 degrees of freedom, standard deviation of the three
     assert (found.median, found.runs) == (0.2, 3)
-    assert found.low == pytest.approx(0.3 - half)
-    assert found.high == pytest.approx(0.3 + half)
-    two = [told({"forgetting": 0.1}, one) if one.number < 166 else one for one in trials]
+    assert (found.low, found.high) == pytest.approx((0.3 - half, 0.3 + half))
+    metrics = {"further_test_metrics": {"forgetting": 0.1}}
+    two = [with_outcome(one, **metrics) if one.number < 166 else one for one in trials]
     assert answer(two).optimal.further_metrics["forgetting"].model_dump() == {
         "median": 0.1, "low": None, "high": None, "runs": 2
     }  # fmt: skip
@@ -704,8 +698,8 @@ def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, lar
 
 
 def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
-    told = commands(make_spec(name="mine"), verdict(), Certainty(0.95))
-    assert told == ["bssearch best mine --export yaml", "bssearch report mine --html mine.html"]
+    expected = ["bssearch best mine --export yaml", "bssearch report mine --html mine.html"]
+    assert commands(make_spec(name="mine"), verdict(), Certainty(0.95)) == expected
 
 
 @pytest.mark.parametrize(

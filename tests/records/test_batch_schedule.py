@@ -63,15 +63,9 @@ def test_a_schedule_stands_in_a_configuration_and_is_read_from_it() -> None:
 
 
 def test_one_that_is_measured_says_no_samples() -> None:
-    schedule = BatchSchedule(
-        name="noise_scale",
-        stages=(Stage(0, 32, 32), Stage(0, 64, 64), Stage(0, 256, 64)),
-        rate_rule=LearningRateRule.NONE,
-        noise_share=0.5,
-    )
-    configuration = with_batch_schedule(BASE, schedule)
-    assert configuration.parameters["batch_stages"] == "64 256/64"
-    assert batch_schedule_of(configuration) == schedule
+    configuration = with_batch_schedule(BASE, BY_NOISE)
+    assert configuration.parameters["batch_stages"] == "64/32 128"
+    assert batch_schedule_of(configuration) == BY_NOISE
 
 
 def test_how_a_batch_is_split_makes_no_other_training() -> None:

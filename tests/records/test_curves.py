@@ -21,8 +21,7 @@ def test_crossing_is_interpolated_by_the_same_fraction() -> None:
 
 
 def test_target_met_at_once_takes_no_steps() -> None:
-    (hit,) = make_curve((0.0, 0.95))
-    assert crossing(None, hit, ACCURACY).steps == 0
+    assert crossing(None, make_curve((0.0, 0.95))[0], ACCURACY).steps == 0
 
 
 def test_sparkline_shows_the_ends_of_a_long_curve() -> None:

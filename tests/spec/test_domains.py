@@ -318,8 +318,8 @@ def test_any_other_value_is_refused_and_named(templates: Templates, key: str, va
 def test_a_choice_of_text_stays_the_text_that_it_is(tmp_path: Path, text: str) -> None:
     """Not what YAML would make of it."""
     path = written(tmp_path, {"workload_settings.fault": {"choices": ["no", "a: [b", "1.5", "x=y"]}})
-    spec = load_templates(path)["task"].study("mine", {"workload_settings.fault": text})
-    assert spec.workload_settings["fault"] == text
+    template = load_templates(path)["task"]
+    assert template.study("mine", {"workload_settings.fault": text}).workload_settings["fault"] == text
 
 
 def test_a_template_that_is_not_there_is_refused_naming_those_that_are(templates: Templates) -> None:
@@ -330,9 +330,8 @@ def test_a_template_that_is_not_there_is_refused_naming_those_that_are(templates
 @pytest.mark.parametrize("field", sorted(OFFERS_NONE))
 @pytest.mark.parametrize("inner", ["", ".x"])
 def test_no_template_offers_code_places_or_the_machine(tmp_path: Path, field: str, inner: str) -> None:
-    path = written(tmp_path, {f"{field}{inner}": {"choices": ["a"]}})
     with pytest.raises(SpecError, match=f"no template may admit {field}"):
-        load_templates(path)
+        load_templates(written(tmp_path, {f"{field}{inner}": {"choices": ["a"]}}))
 
 
 @pytest.mark.parametrize(

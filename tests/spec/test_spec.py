@@ -159,9 +159,8 @@ def test_errors_name_file_line_and_field(tmp_path: Path, old: str, new: str, sai
 def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
     tmp_path: Path, optimizer: str, said: str
 ) -> None:
-    path = write(tmp_path, GOOD)
     with pytest.raises(SpecError, match=re.escape(said)):
-        load_spec(path, [f"space.optimizer={optimizer}"])
+        load_spec(write(tmp_path, GOOD), [f"space.optimizer={optimizer}"])
 
 
 @pytest.mark.parametrize(
@@ -174,9 +173,8 @@ def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
     ],
 )
 def test_wrong_overrides_are_named_as_given(tmp_path: Path, override: str, said: str) -> None:
-    path = write(tmp_path, GOOD)
     with pytest.raises(SpecError, match="--set") as caught:
-        load_spec(path, [override])
+        load_spec(write(tmp_path, GOOD), [override])
     assert said in str(caught.value)
 
 
