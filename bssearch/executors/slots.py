@@ -376,8 +376,7 @@ class SlotExecutor(ABC):
             # A repetition needs a new process: cuDNN chooses kernels once per process and shape.
             if self._has_gpus and request.configuration in slot.timed:
                 self._discard(slot)
-            if slot.state is SlotState.EMPTY:
-                self._start(slot)
+            self._start(slot)
         try:
             for slot, _ in jobs:
                 self._make_ready(slot)
@@ -537,11 +536,11 @@ class SlotExecutor(ABC):
 
     def _start_all(self) -> None:
         for slot in self._slots:
-            if slot.state is SlotState.EMPTY:
-                self._start(slot)
+            self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
+        if slot.state is SlotState.EMPTY:
+            slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
 
     def _worker_environment(self) -> dict[str, str]:
         # User programs configure their own allocator.
@@ -551,8 +550,7 @@ class SlotExecutor(ABC):
     def _make_ready(self, slot: Slot) -> None:
         while slot.worker is not None and (slot.state is SlotState.CONDEMNED or slot.worker.has_exited()):
             self._pump(_TICK_SECONDS)
-        if slot.state is SlotState.EMPTY:
-            self._start(slot)
+        self._start(slot)
         self._wait_until_ready(slot)
 
     def _wait_until_ready(self, slot: Slot) -> None:
@@ -577,12 +575,8 @@ class SlotExecutor(ABC):
             while True:
                 self._take(*self._inbox.get_nowait())
         for slot in self._slots:
-            slot.end_if_hung(self._hang_seconds(slot))
-
-    def _hang_seconds(self, slot: Slot) -> float:
-        settings = self._settings
-        compiles = settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
-        return max(settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0)
+            compiles = self._settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
+            slot.end_if_hung(max(self._settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0))
 
     def _take(self, worker: WorkerHandle, reply: Reply | None) -> None:
         slot = next(one for one in self._slots if one.index == worker.slot)

@@ -199,54 +199,33 @@ def _excess(steps: list[float]) -> float:
     return sum(max(0.0, seconds - typical) for seconds in steps[:WARM_UP_STEPS])
 
 
+@dataclass(slots=True)
 class DataPass:
     """The current pass over the data: its initial random state and completed micro-batches.
 
     ``own`` are the loader's random generators; after a pause at a pass's end, only their state is ``restored``.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._random = RandomState(device)
-        self._at_start: dict[str, Any] = {}
-        self._own_at_start: list[torch.Tensor] = []
-        self.own: Sequence[torch.Generator] = ()
-        self.micro_batches = 0
-        self.restored = False
+    at_start: dict[str, Any] = field(default_factory=dict)
+    own_at_start: list[torch.Tensor] = field(default_factory=list)
+    own: Sequence[torch.Generator] = ()
+    micro_batches: int = 0
+    restored: bool = False
 
-    def begin(self) -> None:
-        """Begin a pass."""
-        self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
-        self._own_at_start = [generator.get_state() for generator in self.own]
-
-    def end(self) -> None:
-        """End the pass early; a trial paused now resumes with the next pass."""
-        self._at_start, self.micro_batches = {}, 0
-        self._own_at_start = [generator.get_state() for generator in self.own]
-
-    def rewind(self) -> None:
-        """Restore the pass's initial random state."""
-        self._random.restore(self._at_start)
-        self.restored = False
-
-    def rewind_own(self) -> None:
-        """Rewind only the loader's own generators."""
-        for generator, state in zip(self.own, self._own_at_start, strict=True):
-            generator.set_state(state)
-
-    @property
-    def was_within(self) -> bool:
-        """True if the trial was paused within a pass."""
-        return self.restored and bool(self._at_start)
+    def begin(self, at_start: dict[str, Any]) -> None:
+        """Begin a pass; an empty random state marks a trial between two passes."""
+        self.at_start, self.micro_batches, self.restored = at_start, 0, False
+        self.own_at_start = [generator.get_state() for generator in self.own]
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
+        return {"at_start": self.at_start, "own_at_start": self.own_at_start, "micro_batches": self.micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's state."""
-        self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
-        self._own_at_start = state["own_at_start"]
-        self.restored = bool(self._at_start or self._own_at_start)
+        self.at_start, self.micro_batches = state["at_start"], state["micro_batches"]
+        self.own_at_start = state["own_at_start"]
+        self.restored = bool(self.at_start or self.own_at_start)
 
 
 def generators_of(loader: object) -> list[torch.Generator]:
@@ -338,7 +317,7 @@ class TrialRun(Assignment):
         self._data_seconds: float | None = None
         self._random = RandomState(self._torch_device)
         self._saved_random: dict[str, Any] | None = None
-        self._pass = DataPass(self._torch_device)
+        self._pass = DataPass()
         self._test_metric: float | None = None
         self._noise: NoiseNearTarget | None = None
         self._memory.start()
@@ -378,14 +357,16 @@ class TrialRun(Assignment):
 
     def passes(self, loader: object, in_order: bool) -> int | None:
         """See `Assignment.passes`."""
-        was_within, self._pass.own = self._pass.was_within, generators_of(loader)
-        if self._pass.restored:
-            self._pass.rewind_own()
+        now = self._pass
+        now.own, was_within = generators_of(loader), now.restored and bool(now.at_start)
+        for generator, state in zip(now.own, now.own_at_start, strict=True) if now.restored else ():
+            generator.set_state(state)
         if was_within and not in_order:
-            self._pass.rewind()
-            return self._pass.micro_batches
+            self._random.restore(now.at_start)
+            now.restored = False
+            return now.micro_batches
         if self._request.checkpoint is not None:
-            self._pass.begin()
+            now.begin(self._random.state())
         return 0 if was_within else None
 
     def skipped(self) -> None:
@@ -395,7 +376,7 @@ class TrialRun(Assignment):
 
     def pass_ended(self) -> None:
         """See `Assignment.pass_ended`."""
-        self._pass.end()
+        self._pass.begin({})
 
     def is_due(self, step: int) -> bool:
         """True if an evaluation is due and not already made."""

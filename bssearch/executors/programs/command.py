@@ -284,10 +284,12 @@ def revision_of(program: Program, folder: Path) -> str:
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
     """Files that arguments name, also after "=", by name."""
-    names = [
-        name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
-    ]
-    return {name: folder / name for name in names if os.path.isfile(folder / name)}  # noqa: PTH113 - False for no name
+    return {
+        name: folder / name
+        for token in command
+        for name in (token, token.partition("=")[2])
+        if name and len(name) <= LONGEST_NAME and os.path.isfile(folder / name)  # noqa: PTH113 - False for no name
+    }
 
 
 def digest_of(path: Path) -> str:

@@ -235,43 +235,6 @@ def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialO
     return replace(outcome, warnings=(*outcome.warnings, warning))
 
 
-class TrialSocket:
-    """A Unix socket for one program.
-
-    Does not listen if the path exceeds 108 bytes (Linux, unix(7)).
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.line: socket.socket | None = None
-        self._door = socket.socket(socket.AF_UNIX)
-        try:
-            self._door.bind(str(path))
-            self._door.listen(1)
-        except OSError:
-            self.shut()
-
-    @property
-    def listening(self) -> list[socket.socket]:
-        """The socket, while open."""
-        return [] if self._door.fileno() < 0 else [self._door]
-
-    def accept(self) -> None:
-        """Accept the program, and no other."""
-        self.line, _ = self._door.accept()
-        self.shut()
-
-    def shut(self) -> None:
-        """Refuse further connections."""
-        self._door.close()
-
-    def close(self) -> None:
-        """Close the line and refuse connections."""
-        self.shut()
-        if self.line is not None:
-            self.line.close()
-
-
 @dataclass(slots=True)
 class SilenceLimit:
     """A limit of silence since the ``last`` reply."""
@@ -349,6 +312,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         self._has_left = False
         self._code: int | None = None
         self._first_reports: Iterator[Report] | None = None
+        self._line: socket.socket | None = None
         self.began, self.kernel_kills = time.monotonic(), kernel_memory_kills()
         with ExitStack() as kept:
             try:
@@ -360,7 +324,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                         "PYTHONUNBUFFERED": "1",
                         **os.environ,
                         REPORT_VARIABLE: str(pipe),
-                        TRIAL_VARIABLE: str(self._socket.path),
+                        TRIAL_VARIABLE: str(pipe.with_name("trial")),
                     },
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -406,20 +370,20 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
     @property
     def line(self) -> socket.socket:
         """The worker's end of a connected program's socket."""
-        assert self._socket.line is not None, "the program has connected"
-        return self._socket.line
+        assert self._line is not None, "the program has connected"
+        return self._line
 
     def connects(self, is_over: Callable[[], bool]) -> bool:
         """Wait until the program connects or reports; True if it connected.
 
         False if the program reports first or exits, or ``is_over``; later connections are refused.
         """
-        while self._socket.line is None and self._first_reports is None and self.goes_on() and not is_over():
+        while self._line is None and self._first_reports is None and self.goes_on() and not is_over():
             reports = self.reports(TICK_SECONDS)
             if (first := next(reports, None)) is not None:
                 self._first_reports = chain([first], reports)
-        self._socket.shut()
-        return self._socket.line is not None
+        self._door.close()
+        return self._line is not None
 
     def exit_code(self) -> int | None:
         """Log output; return the exit code, None while running."""
@@ -479,14 +443,19 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         # Also open for writing, so that reads never see end-of-file when the program closes the pipe.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         kept.callback(os.close, self._pipe)
-        self._socket = TrialSocket(Path(folder) / "trial")
-        kept.callback(self._socket.close)
+        self._door = kept.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            self._door.bind(str(pipe.with_name("trial")))
+            self._door.listen(1)
+        except OSError:  # a path above 108 bytes (Linux, unix(7))
+            self._door.close()
         return pipe
 
     def _chunks(self, seconds: float) -> Iterator[tuple[int, bytes]]:
         for descriptor in select.select(self._sources, [], [], seconds)[0]:
             if not isinstance(descriptor, int):
-                self._socket.accept()
+                self._line = self._kept.enter_context(self._door.accept()[0])
+                self._door.close()  # only one program may connect
                 continue
             chunk = os.read(descriptor, CHUNK_BYTES)
             if not chunk:
@@ -498,7 +467,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def _sources(self) -> list[int | socket.socket]:
-        return [*self._readers, *self._socket.listening]
+        return [*self._readers, *([self._door] if self._door.fileno() >= 0 else [])]
 
     def _log(self, chunk: bytes) -> None:
         self._tail = (self._tail + chunk)[-_TAIL_BYTES:]

@@ -210,7 +210,7 @@ def test_a_trial_that_is_to_go_on_needs_its_state_and_its_file(tmp_path: Path) -
     resumed = changed(asked(tmp_path), resumes=True)
     with pytest.raises(CheckpointError, match=r"trial\.state"):
         trained("batches", resumed, keeps_state=False)
-    with pytest.raises(CheckpointError, match="not there"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         trained("batches", resumed)
 
 
