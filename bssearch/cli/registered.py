@@ -160,10 +160,14 @@ def _broken(message: str) -> Callable[..., None]:
 
 
 def _store(made: Studies, db: str | None, form: Format) -> None:
+    told: list[str] = []
     if not made.dry_run:
+        from bssearch.exchange.importers.imported_studies import with_stored
+
         with bssearch.open_store(db, notify=note) as store:
-            store.transfer.import_finished(made.studies)
-    for text in made.notes:
+            studies, replaced, told = with_stored(store, made.studies)
+            store.transfer.import_finished(studies, replaced)
+    for text in (*made.notes, *told):
         note(text)
     if made.dry_run:
         note("no study was stored, because of --dry-run")

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, Connection, select
+from sqlalchemy import URL, Connection, delete, select
 
 from bssearch.settings import database_url
 from bssearch.storage import migrate
@@ -52,8 +52,8 @@ def check_writable(url: str | None = None) -> None:
 class Transfer(StorePart):
     """Copies of whole studies."""
 
-    def import_finished(self, studies: Sequence[FinishedStudy]) -> None:
-        """Store all studies or none; raise `UsageError` if a name is taken."""
+    def import_finished(self, studies: Sequence[FinishedStudy], replaced: Collection[str] = ()) -> None:
+        """Store all studies or none, instead of those ``replaced``; raise `UsageError` if a name is taken."""
         tried_at: datetime | None = None
 
         def add() -> None:
@@ -63,6 +63,7 @@ class Transfer(StorePart):
                     tried_at = now(connection)
                 elif all(is_stored(connection, one, tried_at) for one in studies):
                     return  # the connection broke after the commit
+                connection.execute(delete(StudyRow).where(StudyRow.name.in_(replaced)))
                 for one in studies:
                     add_study(self._database, connection, one, tried_at)
 

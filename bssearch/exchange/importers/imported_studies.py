@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 
 from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
 from bssearch.errors import UsageError, require
-from bssearch.exchange.importers.imported_run import TYPED, ImportedRun, Studies
-from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState, grouped
+from bssearch.exchange.importers.imported_run import LARGEST, TYPED, ImportedRun, Studies
+from bssearch.exchange.trial_rows import observations_of
+from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialRecord, TrialState, grouped
 from bssearch.records.curves import with_crossing
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
-from bssearch.spec.reader import check_study_name
+from bssearch.spec.reader import check_study_name, spec_of
 from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.storage.repository import Store
 from bssearch.storage.studies import FinishedStudy, FinishedTrial
 
 UNKNOWN = "unknown"
@@ -88,6 +90,52 @@ def make_studies(
             f"study {study_name}: {text}" for text in _about(spec, seeded, kind, renumbered, objective, default_batch)
         ]
     return Studies(tuple(studies), tuple(notes))
+
+
+def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
+    """Studies to store, names of the stored ones that they replace, and notes.
+
+    An import of more runs replaces the imported study of its name. The runs that it has keep their numbers.
+    """
+    wanted, replaced, notes = [], [], []
+    for study in studies:
+        name = study.study.name
+        stored = store.studies.find(name)
+        if stored is None or stored.target != study.study.target or not spec_of(stored).is_imported:
+            wanted.append(study)  # a name that is taken is refused later
+            continue
+        before = store.trials.of(name)
+        numbers = grouped((_identity(one), one.number) for one in before)
+        lacking = Counter(map(_identity, before)) - Counter(map(_identity, study.trials))
+        require(
+            not lacking,
+            f"study {name!r} has {lacking.total()} of its {len(before)} runs from logs that this import lacks",
+            hint=f"import all logs together, or give another --name, or `bssearch study delete {name}`",
+        )
+        # Each run takes the place of a stored one, or follows them all
+        trials = sorted(study.trials, key=lambda one: (numbers.get(_identity(one)) or [LARGEST]).pop(0))
+        curves = Counter(number for number, _ in observations_of(store, name, before))
+        if [_figures(one) for one in before] == [_figures(one) for one in trials] and (
+            [curves[one.number] for one in before] == [len(one.curve) for one in trials]
+        ):
+            notes.append(f"study {name}: all {len(before)} runs are stored already")
+            continue
+        wanted.append(replace(study, trials=trials))
+        replaced.append(name)
+        notes.append(f"study {name}: {len(trials) - len(before)} of {len(trials)} runs are new")
+    return wanted, replaced, notes
+
+
+def _identity(trial: TrialRecord | FinishedTrial) -> tuple[str, str]:
+    # Configuration and place; a table's line may change when other runs have more rows
+    place = "" if trial.outcome is None else trial.outcome.reason.rpartition("(imported, ")[2]
+    return trial.configuration.key, re.sub(r":\d+", "", place, count=1)
+
+
+def _figures(trial: TrialRecord | FinishedTrial) -> tuple[object, ...]:
+    found = trial.outcome
+    assert found is not None, "imported runs have ended"
+    return found.state, found.steps, found.train_seconds, found.time_to_target_s, found.final_metric
 
 
 def _about(

@@ -144,11 +144,20 @@ def test_the_studies_are_answered_and_cannot_be_run(folder: Path, importer: str)
     assert bssearch("study", "confirm", importer, cwd=folder).returncode == 2
 
 
-@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("importer", IMPORTERS)
 def test_a_name_that_is_taken_or_is_none_stores_nothing(folder: Path, importer: str) -> None:
-    assert importer in refuse(folder, importer, f"{importer}.txt", code=2)
+    (other,) = {"runs", "curves"} - {importer} if importer in ("runs", "curves") else {"runs"}
+    do(folder, other)
+    assert other in refuse(folder, importer, f"{importer}.txt", "--name", other, code=2)
     assert "'a b'" in refuse(folder, importer, f"{importer}.txt", "--name", "a b", code=2)
+
+
+@pytest.mark.usefixtures("imported")
+@pytest.mark.parametrize("importer", IMPORTERS)
+def test_a_second_import_of_the_same_file_changes_nothing(folder: Path, importer: str) -> None:
+    before = stored(folder)
+    assert "stored already" in ran(folder, "import", importer, f"{importer}.txt").stderr
+    assert stored(folder) == before
 
 
 @pytest.mark.parametrize("importer", IMPORTERS)

@@ -17,7 +17,7 @@ from bssearch.exchange.importers.curves import import_curves
 from bssearch.exchange.importers.imported_run import Studies
 from bssearch.exchange.importers.logs import number_in
 from bssearch.records import Goal, Phase, SecondsBasis, TrialState
-from tests.cli.task import printed, read
+from tests.cli.task import printed, ran, read, refused
 
 EVERY = 10
 
@@ -147,6 +147,7 @@ def wandb_runs(folder: Path) -> Path:
         launch(number, points[:20] if is_last else points)
         if is_last:
             launch(number, points[20:])
+    wandb.teardown()  # else the files may not be written yet
     return folder / "wandb"
 
 
@@ -322,6 +323,29 @@ def test_a_setting_that_differs_with_the_batch_size_is_named(tmp_path: Path) -> 
     assert told[0].endswith("0.01 at 16, 0.01 at 32, 0.1 at 64")
 
 
+def test_a_later_import_adds_the_new_runs_and_what_others_logged_since(tmp_path: Path) -> None:
+    whole = list(csv.reader(wandb(tmp_path).read_text().splitlines()))
+    file = tmp_path / "history.csv"
+
+    def write(runs: str, steps: int) -> None:
+        rows = [row for row in whole[1:] if row[0] in runs.split() and int(row[2]) < steps]
+        file.write_text("\n".join(map(",".join, [whole[0], *rows])))
+
+    words = ("import", "curves", "history.csv", "--target", "0.4")
+    write("r1 r3 r5", 200)
+    printed(tmp_path, *words)
+    write("r0 r1 r3 r4 r5", 500)
+    assert "2 of 5 runs are new" in ran(tmp_path, *words).stderr
+    trials = read(tmp_path, "trial", "list", "history")
+    assert [(one["batch_size"], one["state"]) for one in trials] == [
+        (size, "reached") for size in (16, 32, 64, 16, 64)
+    ], "the first three keep their numbers"
+    assert read(tmp_path, "best", "history")["optimal"]["time_to_target_s"]["median"] == pytest.approx(0.4 * 16)
+    write("r0 r1", 500)
+    assert "from logs that this import lacks" in refused(tmp_path, *words, code=2)
+    assert len(read(tmp_path, "trial", "list", "history")) == 5
+
+
 def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
     wandb(tmp_path)
     shown = json.loads(
@@ -450,6 +474,7 @@ def test_the_step_of_weights_and_biases_counts_only_if_it_is_no_count_of_calls(e
     with wandb.init(project="p", dir=tmp_path, config={"batch_size": 8}, settings=settings) as run:
         for step in range(every, 6 * every, every):
             run.log({"val/acc": step / 100}, step=step)
+    wandb.teardown()
     if every > 1:
         assert only_run(import_curves([str(tmp_path)], target=0.3)).outcome.steps_to_target == 30
     else:
