@@ -202,7 +202,7 @@ class QueueStore(StorePart):
     @inside(Database.reading)
     def unsettled(self, connection: Connection) -> dict[str, list[int]]:
         """Running and paused trials of cancelled studies, by study."""
-        of_cancelled = (
+        left = connection.execute(
             select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
             .join(StudyRow, StudyRow.name == SubmissionRow.name)
             .join(TrialRow, TrialRow.study_id == StudyRow.id)
@@ -210,8 +210,7 @@ class QueueStore(StorePart):
                 SubmissionRow.state == SubmissionState.CANCELLED,
                 TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED]),
             )
-        )
-        left = connection.execute(of_cancelled).all()
+        ).all()
         processes = {_process(name) for name in connection.scalars(select(WorkerRow.name))} if left else set()
         served = (one for one in left if one.lease_owner is not None and _process(one.lease_owner) in processes)
         return grouped((one.name, one.number) for one in served)

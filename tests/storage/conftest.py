@@ -1,5 +1,5 @@
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,12 @@ def begun(store: Store, **changes: Any) -> int:
     """Store the study toy and start a trial of it."""
     add_study(store)
     return start(store, **changes)
+
+
+def store_in(url: str | None = None, make: Callable[[Store], object] = add_study) -> None:
+    """Store the study toy in a database, by default without a trial."""
+    with open_store(url) as store:
+        make(store)
 
 
 def start_after(store: Store, after: int, owner: str, study: str = "toy") -> int | None:

@@ -37,7 +37,7 @@ from bssearch.storage.connection.engine import (
 from bssearch.storage.models import Base, UtcDateTime
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
-from tests.storage.conftest import add_study, start
+from tests.storage.conftest import add_study, start, store_in
 
 
 class TestUrls:
@@ -263,8 +263,7 @@ class TestSqlite:
             open_store(f"sqlite:///{path}", write=False)
 
     def test_a_read_only_file_can_be_read_and_not_written(self, path: Path) -> None:
-        with open_store(f"sqlite:///{path}") as store:
-            add_study(store)
+        store_in(f"sqlite:///{path}")
         path.chmod(0o444)
         with pytest.raises(DatabaseError, match="is read-only"):
             open_store(f"sqlite:///{path}")
@@ -321,8 +320,7 @@ class TestReadOnlyFolder:
     @pytest.fixture
     def path(self, folder: Path) -> Path:
         path = folder / "runs.db"
-        with open_store(f"sqlite:///{path}") as store:
-            add_study(store)
+        store_in(f"sqlite:///{path}")
         path.chmod(0o666)
         return path
 
@@ -474,8 +472,7 @@ def test_which_file_systems_several_machines_write_to() -> None:
 @pytest.fixture
 def remote(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of a file with a study on a simulated NFS."""
-    with open_store(f"sqlite:///{path}") as store:
-        add_study(store)
+    store_in(f"sqlite:///{path}")
     say_mounted(monkeypatch, [("/", "ext4"), (str(path.parent.resolve()), "nfs4")])
     monkeypatch.delenv(NETWORK_FILE_VARIABLE, raising=False)
     return f"sqlite:///{path}"

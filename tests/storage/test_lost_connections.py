@@ -21,7 +21,7 @@ from bssearch.storage.connection.engine import SERVER_OPTIONS
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe, not_none
 from tests.postgres import SECURED, Postgres
-from tests.storage.conftest import add_study, begun, enqueue, start, start_after, start_queued
+from tests.storage.conftest import add_study, begun, enqueue, start, start_after, start_queued, store_in
 from tests.storage.test_queue import new
 from tests.waiting import wait_for
 
@@ -394,8 +394,7 @@ def test_a_role_without_rights_on_the_tables_is_told_which(postgres: Postgres, r
 def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
     url = postgres.create_database()
     database = url.partition("@/")[2].partition("?")[0]
-    with open_store(url) as store:
-        begun(store)
+    store_in(url, begun)
     postgres.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO alice", database=database)
     with open_store(_with_password(url, role), write=False) as store:
         assert len(store.trials.of("toy")) == 1

@@ -23,7 +23,7 @@ from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.schema import execute
-from tests.storage.conftest import add_revision, add_study, begun
+from tests.storage.conftest import add_revision, begun, store_in
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
@@ -200,8 +200,7 @@ class TestUpgrade:
     def test_one_that_fails_changes_nothing(
         self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
     ) -> None:
-        with open_store(sqlite_url) as store:
-            begun(store)
+        store_in(sqlite_url, begun)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path, then)
             with pytest.raises((RuntimeError, DatabaseError), match=r"half way|nothing was changed"):
@@ -214,8 +213,7 @@ class TestUpgrade:
     def test_one_that_is_killed_half_way_is_made_whole_by_the_next(
         self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with open_store(sqlite_url) as store:
-            begun(store)
+        store_in(sqlite_url, begun)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path, "import os; os.kill(os.getpid(), 9)")
             if (child := os.fork()) == 0:
@@ -256,8 +254,7 @@ class TestUpgrade:
         self, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         empty, ours = postgres.create_database(schema=False), postgres.create_database()
-        with open_store(ours) as store:
-            begun(store)
+        store_in(ours, begun)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
             for url, message in ((empty, "has no bssearch tables"), (ours, f"at revision {HEAD}; .* needs {LATER}")):
@@ -288,8 +285,7 @@ class TestForeignTables:
         assert migrate.current(sqlite_url) is None
         with pytest.raises(SchemaError, match="no bssearch tables"):
             open_store(sqlite_url, write=False)
-        with open_store(sqlite_url) as store:
-            add_study(store)
+        store_in(sqlite_url)
         assert not list(path.parent.glob("*.bak"))
         assert execute(path, "SELECT * FROM alembic_version") == [("v3.2.0.a",)]
         assert execute(path, "SELECT * FROM studies") == [(1, "theirs")]

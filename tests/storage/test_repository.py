@@ -54,7 +54,17 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import start_trial
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_trial, not_none
 from tests.schema import execute
-from tests.storage.conftest import CANCELLED, OUTCOME, add_study, begun, enqueue, start, start_after, start_queued
+from tests.storage.conftest import (
+    CANCELLED,
+    OUTCOME,
+    add_study,
+    begun,
+    enqueue,
+    start,
+    start_after,
+    start_queued,
+    store_in,
+)
 
 
 class TestStudies:
@@ -325,8 +335,7 @@ class TestTrials:
 
 
 def test_a_store_opened_for_reading_writes_nothing(url: str) -> None:
-    with open_store(url) as store:
-        add_study(store)
+    store_in(url)
     with open_store(url, write=False) as store:
         assert isinstance(store.studies.get("toy"), StudyRecord)
         with pytest.raises(DatabaseError, match="opened read-only"):
@@ -343,8 +352,7 @@ def test_a_reader_sees_what_a_writer_commits(url: str) -> None:
 
 def test_the_url_comes_from_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSSEARCH_DB_URL", f"sqlite:///{path}")
-    with open_store() as store:
-        add_study(store)
+    store_in()
     assert path.exists()
 
 

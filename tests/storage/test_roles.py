@@ -25,7 +25,7 @@ from tests.cli.task import bssearch, printed, refused
 from tests.factories import make_environment, make_probe, make_spec
 from tests.postgres import Postgres, running_postgres
 from tests.search.law import LawExecutor
-from tests.storage.conftest import OUTCOME, add_revision, add_study, start
+from tests.storage.conftest import OUTCOME, add_revision, add_study, start, store_in
 from tests.storage.transfer.copies import copies, finish, make_study, rows
 
 ROLES = Roles("team")
@@ -354,8 +354,7 @@ def test_without_roles_who_made_a_study_keeps_it_too(server: Postgres) -> None:
         "GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO will, wanda",
         database=team.database,
     )
-    with open_store(team.url("wanda")) as store:
-        add_study(store)
+    store_in(team.url("wanda"))
     with open_store(team.url("will")) as store, pytest.raises(DatabaseError, match="by wanda, who made it"):
         store.studies.delete("toy")
     with open_store(team.url("wanda")) as store:
