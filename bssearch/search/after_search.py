@@ -375,7 +375,7 @@ def next_run_on_devices(rows: Sequence[OnDevices]) -> Callable[[History], TrialP
 
 
 def _missing_on_devices(history: History, made: CompletedRuns, chosen: Sequence[Configuration]) -> Iterator[TrialPlan]:
-    # Fresh seeds for each number of devices: the runs also tell more of the steps.
+    # Fresh seeds for each number of devices, because the runs also refine the steps to the target.
     for index in range(history.spec.confirm.runs):
         for one in chosen:
             seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + one.world_size)

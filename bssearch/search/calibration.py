@@ -84,8 +84,9 @@ def missing_step_times(
 def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
     """Batch sizes without accumulation whose step time is implausible.
 
-    A step of the next smaller one takes longer by more than `STANDARD_ERRORS` (both are doubtful), or a step of
-    uncontended trials of the same `kind_of` takes less by more than a factor of `TOLERANCE`.
+    A size and the next smaller one are doubtful if the smaller one's step takes longer by more than `STANDARD_ERRORS`.
+    A size is doubtful if uncontended trials of the same `kind_of` were faster per step by more than a factor of
+    `TOLERANCE`.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.is_whole]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -227,8 +228,8 @@ def confirm_out_of_memory(
 ) -> None:
     """Retry in a fresh process the smallest micro-batch size that ran out of memory in only one trial.
 
-    If it fits, it is used until a second trial runs out of memory. External programs are not retried: their processes
-    were fresh.
+    A size that fits is used until a second trial runs out of memory. External programs are not retried, because their
+    processes were fresh.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
@@ -372,8 +373,8 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None], *, is_cpu: bool
 ) -> TimesSideBySide | None:
-    # The executor, if its devices, all timed at once, agree with each other and `alone` within `FLAT_RATIO`. Slots of
-    # one CPU are never timed at once.
+    # The executor, if its devices agree with each other and with `alone` within `FLAT_RATIO`, all timed at once. Slots
+    # of one CPU are never timed at once.
     if is_cpu or not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
     try:

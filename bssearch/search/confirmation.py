@@ -51,8 +51,9 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Configurations to confirm, in current micro-batches.
 
-    The two best of each of the ``confirm.top`` best batch sizes; those `beside` the best size; the default and the best
-    at its batch size; the best, or nearest to the target, at the largest batch size without accumulation.
+    The two best of each of the ``confirm.top`` best batch sizes, and the configurations `beside` the best size. The
+    default, and the best at its batch size. The best, or nearest to the target, at the largest batch size without
+    accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -77,10 +78,10 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Best configuration of each neighbour of a batch size; without one, this batch size's best.
+    """Best configuration of each neighbour of a batch size; for an untried neighbour, this batch size's best.
 
-    Omits the latter if it missed the target in a whole trial at the neighbour; if a trial was stopped early, its seed
-    may be unlucky.
+    This batch size's best is left out if it missed the target in a whole trial at the neighbour. Trials that were
+    stopped early do not count, because their seed may be unlucky.
     """
     sizes = list(history.feasible)
     if batch_size not in sizes:
@@ -116,7 +117,7 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     """Missing runs, seed by seed over all finalists, each round shuffled.
 
     A configuration with runs stays a finalist unless it is a `PlainMiss`. Lost and cancelled runs are repeated, failed
-    ones once; after out of memory every run of the batch size, in smaller micro-batches.
+    runs once. After out of memory, all runs of the batch size are repeated in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs
@@ -230,7 +231,7 @@ def ending(history: History) -> str | None:
 def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
     """True if the answer is sure, and was sure before the last run, too.
 
-    An answer that is checked after every run passes any bound at some time.
+    One check is not enough: an answer that is checked after every run passes any bound at some time.
     """
     if not known.are_sure:
         return False
@@ -319,7 +320,7 @@ class CompletedRuns:
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Number of this seed's earlier run that came to nothing."""
+        """Number of this seed's earlier run without a result."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:

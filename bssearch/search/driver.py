@@ -68,7 +68,7 @@ from bssearch.storage.repository import Store
 
 
 class Listener:
-    """Receives a driver's events; every method of this base class does nothing."""
+    """Receives a driver's events; the base class ignores them."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """The study was opened; the password in ``database`` is masked."""
@@ -231,7 +231,7 @@ FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 tria
 class Recorder:
     """Writes observations, outcomes and answers of the driver ``owner``; buffers observations.
 
-    Nothing is written of a trial whose lease the driver has lost.
+    Skips trials whose lease the driver has lost.
     """
 
     def __init__(self, store: Store, study: str, owner: str) -> None:
@@ -291,7 +291,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the current answer, unless some driver recently did; ``trials``: the study's number of trials."""
+        """Store the current answer, unless a driver did so recently; ``trials``: the study's number of trials."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE

@@ -1,4 +1,4 @@
-"""Which driver runs a trial or holds a claim, and whether that driver is alive."""
+"""Drivers' leases of trials and claims, and whether drivers are alive."""
 
 import hashlib
 import os
@@ -21,7 +21,9 @@ from bssearch.storage.repository import Store
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
-LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # counted between two looks at most: in longer gaps the database was unreachable
+LONGEST_LOOK = (
+    2 * HEARTBEAT_SECONDS
+)  # most seconds counted between two looks; in longer gaps the database was unreachable
 
 GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewal counts as dead, even if its process exists
 
@@ -74,7 +76,7 @@ def _place() -> str:
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (PROC / "self/ns/pid").readlink()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         boot, namespace = str(uuid.getnode()), Path()
     return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:8]
 

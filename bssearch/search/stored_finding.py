@@ -19,7 +19,7 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """How the search ended; None if it has not, or if the stored value is invalid."""
+    """How the search ended; None if the search is open or the stored value is invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None
@@ -49,12 +49,12 @@ class ShortAnswer(BaseModel):
 
     @property
     def seconds(self) -> float | None:
-        """Median seconds to the target; None for an objective without them."""
+        """Median seconds to the target; None for objectives without a time."""
         return None if self.optimal.time_to_target_s is None else self.optimal.time_to_target_s.median
 
     @property
     def medians(self) -> dict[int, float]:
-        """Median of each batch size that has one, in the objective's unit."""
+        """Known medians by batch size, in the objective's unit."""
         return {one.batch_size: one.objective_value.median for one in self.batches if one.objective_value is not None}
 
     @property
@@ -68,7 +68,7 @@ class ShortAnswer(BaseModel):
 
 
 def short_answer(store: Store, name: str) -> ShortAnswer | None:
-    """The last stored answer; None if no valid one is stored."""
+    """The last stored answer; None without a valid answer."""
     with suppress(ValidationError):
         return ShortAnswer.model_validate(store.findings.last(name).get("answer"))
     return None

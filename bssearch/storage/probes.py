@@ -106,7 +106,7 @@ class ProbeStore(StorePart):
     ) -> dict[int, ProbeRecord]:
         """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any.
 
-        Of several numbers of devices the least, which is the search's.
+        Of several numbers of devices, only the smallest, which is the search's.
         """
         rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
         timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]

@@ -182,7 +182,7 @@ _ENDS_OWN = _ENDS.where(TrialRow.lease_owner == bindparam("of_owner"))
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
-    """End a running trial and its lease; False if it is not running, or not by ``owner``."""
+    """End a running trial and its lease; False if the trial is not running or has another owner."""
     values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
     statement, of = (_ENDS, {}) if owner is None else (_ENDS_OWN, {"of_owner": owner})
     return connection.execute(statement, {**values, **of}).rowcount == 1

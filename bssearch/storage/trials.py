@@ -393,7 +393,7 @@ IsAlive = Callable[[str], bool | None]
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Leases that end by this time have expired; shortly after a server's start, no lease has."""
+    """Leases that ended by this time have expired; shortly after a server's start, no lease has expired."""
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
         return datetime.min.replace(tzinfo=UTC)

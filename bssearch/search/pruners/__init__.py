@@ -1,1 +1,1 @@
-"""Which trials stop early, and which pause."""
+"""Pruners stop trials early or pause them."""

@@ -473,7 +473,7 @@ class Checkpoints:
 class WaitingTrials(Checkpoints):
     """Paused trials of a study; any driver with the checkpoint may resume one.
 
-    While its trials are paused, this driver holds a claim that shows that it is alive.
+    While its trials are paused, this driver holds a claim as a sign of life.
     """
 
     def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
@@ -544,7 +544,7 @@ class WaitingTrials(Checkpoints):
         self.close()
 
     def leave(self) -> None:
-        """Release this driver's claim: others may end its paused trials."""
+        """Release this driver's claim, so that other drivers may end its paused trials."""
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:

@@ -1,1 +1,1 @@
-"""Which configuration a search tries next."""
+"""Samplers choose the next configuration of a search."""

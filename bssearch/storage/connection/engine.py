@@ -515,7 +515,7 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
         return connection
     log = path.with_name(path.name + "-wal")
     if not log.exists() and not (_has_write_bit(path) and _has_write_bit(path.parent)):
-        # Nobody writes to it. As a reader root would leave a log and a shared-memory file there.
+        # The file has no writers. As a reader, root would leave a log and a shared-memory file there.
         return _open(path, "mode=ro&immutable=1")
     connection = _open(path, "mode=ro")
     try:
@@ -631,7 +631,7 @@ def file_system_of(path: Path) -> str:
 
 
 def is_shared_by_machines(file_system: str) -> bool:
-    """Return whether several machines may write here."""
+    """True if several machines may write here."""
     kind, _, subtype = file_system.lower().partition(".")
     return kind in NETWORK_FILE_SYSTEMS or (kind in {"fuse", "fuseblk"} and subtype.startswith(NETWORK_FUSE))
 
@@ -652,7 +652,7 @@ def refuse_network_file(path: Path) -> None:
 
 LONGEST_WAIT_S = 10.0  # longest wait for a lock on a server
 
-LOOK_EVERY_S = 0.5  # interval between looks at those who hold a lock; a shorter wait needs no second connection
+LOOK_EVERY_S = 0.5  # interval between looks at the sessions that hold a lock; a shorter wait needs no second connection
 
 ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"  # conflicts with itself, not with reading or writing rows
 
@@ -689,8 +689,8 @@ def lock_tables(connection: Connection, names: Collection[str], mode: str = ONE_
 def limited_waits(connection: Connection, *states: str) -> Iterator[None]:
     """Limit each wait for a lock to `LONGEST_WAIT_S` until the transaction ends.
 
-    A wait inside the block that takes longer raises `BlockedError` with the sessions that hold the lock; so do errors
-    with one of the SQLSTATEs ``states``.
+    Longer waits inside the block, and errors with one of the SQLSTATEs ``states``, raise `BlockedError` with the
+    blocking sessions.
     """
     if connection.dialect.name != "postgresql":
         yield
@@ -708,7 +708,7 @@ def limited_waits(connection: Connection, *states: str) -> Iterator[None]:
 
 
 class _Watch:
-    """Looks, on a separate connection, who blocks a connection; connects only after `LOOK_EVERY_S`."""
+    """Finds the sessions that block a connection, on a separate connection that opens after `LOOK_EVERY_S`."""
 
     def __init__(self, connection: Connection) -> None:
         driver = connection.connection.driver_connection

@@ -270,7 +270,7 @@ class Copy:
 def read_copy(connection: Connection, study_id: int, source: str, *, with_running: bool = False) -> Copy:
     """Read a study; raise `DatabaseError` for an invalid row.
 
-    Running trials need ``with_running``, because leases do not travel.
+    Running trials need ``with_running``, because leases are not copied.
     """
     copy = Copy(source)
     try:
@@ -289,7 +289,9 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Raise `UsageError` if the name is invalid or the spec asks another question, `SpecError` if unreadable."""
+    """Raise `UsageError` if the name is invalid or the spec differs from the study, `SpecError` if the spec is
+    unreadable.
+    """
     study = copy.study
     check_study_name(copy.name)
     try:
@@ -392,7 +394,7 @@ class Joined:
 
     @property
     def sentence(self) -> str:
-        """A sentence."""
+        """Message for the user."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
         done = f"{new} trials added, {changed} replaced" if self.is_changed else "no changes"
         running = ", ".join(map(str, self.skipped))

@@ -37,7 +37,7 @@ Coordinates = Mapping[str, ParameterValue]
 
 
 class SpaceCandidates:
-    """Indexed points of a search space; those from `among` keep their index until its next call."""
+    """Indexed points of a search space; points from `among` keep their index until its next call."""
 
     def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
         self.batch_sizes = sorted(batch_sizes)
