@@ -1,19 +1,18 @@
-"""Whether input that nobody meant ever makes a traceback, a hang, or takes the memory of a machine.
+"""Whether random input ever causes a traceback or a hang, or takes the memory of a machine.
 
 Run as ``python tests/benchmarks/hostile_input.py [--cases 10000] [--seeds 3] [--kind NAME]``: some forty minutes a seed
-on two cores, most of them for the rows. Of each kind in ``tests/hostile.py`` (specs, values to enqueue, run tables,
-reference points, worker messages, program reports, templates, stored rows, rows on a PostgreSQL server, databases of
-Optuna) so many cases are made at random and
-tried, in a process for each kind and seed.
+on two cores, most of them for the rows. A process for each kind and seed tries random cases: the kinds of
+``tests/hostile.py``, stored rows, rows on a PostgreSQL server, databases of Optuna, and transfers of whole studies
+(``tests/hostile_transfers.py``), after which a database is as before or has the whole study.
 
-Bar: nothing but an error of bssearch comes of one, none takes more than 2 s of CPU time (of stored rows: none of the
-questions asked of them, and none of the commands that show them), and no process grows by more than 300 MB while it
-tries them. Exits 1 where it is missed.
+Bar: a case raises only bssearch's errors and takes at most 2 s of CPU time (of stored rows: each question and each
+command), and no process grows by more than 300 MB. Exits 1 if a bar is missed.
 """
 
 if not __package__:
     __import__("from_clone")
 
+import random
 import resource
 import tempfile
 import time
@@ -30,6 +29,7 @@ from bssearch.commands.run import run_study
 from tests.benchmarks.harness import one_of, script, verdict
 from tests.factories import make_spec
 from tests.hostile import KINDS, Kind, OptunaDatabases, StoredRows, make_optuna_database, server_rows
+from tests.hostile_transfers import Transfers
 from tests.postgres import running_postgres
 from tests.search.law import LawExecutor
 
@@ -39,7 +39,7 @@ MOST_MB = 300
 
 @dataclass(frozen=True)
 class Result:
-    """What came of the cases of a kind with one seed."""
+    """The cases of a kind with one seed."""
 
     kind: str
     seed: int
@@ -54,7 +54,7 @@ class Result:
 
 
 def stored_rows(folder: Path) -> Kind:
-    """Return the kind of a study's rows, of a study that is made here."""
+    """Run a study; return the kind of its rows."""
     file = folder / "made.db"
     spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 3})
     run_study(spec, Launch(db=f"sqlite:///{file}", make_executor=lambda *_: LawExecutor()))
@@ -64,11 +64,21 @@ def stored_rows(folder: Path) -> Kind:
 
 @contextmanager
 def made_kind(name: str, folder: Path) -> Iterator[Kind]:
-    """Give a kind; rows and databases are made first."""
+    """Give a kind, after its rows or databases are made."""
     if name == "optuna databases":
         make_optuna_database(folder / "optuna.db")
         databases = OptunaDatabases(folder / "optuna.db")
         yield Kind(name, databases.attempt, databases.seconds)
+    elif name == "study transfers":
+        transfers = Transfers(folder)
+
+        def attempt(rng: random.Random, folder: Path) -> None:
+            fault = transfers.fails(rng.getrandbits(31))
+            assert fault is None, fault
+
+        yield Kind(name, attempt)
+        print(f"study transfers: {dict(transfers.outcomes)}", flush=True)
+        transfers.close()
     elif name == "server rows":
         stored_rows(folder)
         with running_postgres() as server, server_rows(server, folder / "made.db", make_spec().name) as rows:
@@ -85,7 +95,7 @@ def peak_mb() -> float:
 
 
 def tried(name: str, seed: int, cases: int) -> Result:
-    """Try the cases of a kind; seeds of cases are apart from those of the tests."""
+    """Try the cases of a kind; the tests use other seeds."""
     with tempfile.TemporaryDirectory() as made, made_kind(name, Path(made)) as kind:
         inside = Path(made) / "case"
         inside.mkdir()
@@ -103,7 +113,7 @@ def tried(name: str, seed: int, cases: int) -> Result:
         return Result(name, seed, cases, failed, longest, peak_mb() - before)
 
 
-NAMES = [*(kind.name for kind in KINDS), "stored rows", "server rows", "optuna databases"]
+NAMES = [*(kind.name for kind in KINDS), "stored rows", "server rows", "optuna databases", "study transfers"]
 
 
 def main(

@@ -1,4 +1,4 @@
-"""What samplers with pruners would have spent to find the best of a recorded table.
+"""Train seconds of samplers with pruners to find the best of a recorded table.
 
 Run as ``python tests/benchmarks/simulate/searching.py TABLE.csv.gz --sampler S --pruner P --budget SECONDS
 [--repeats 50] [--default NAME=VALUE,…]``, or with ``--study`` for whole studies. Samplers and pruners are those of a
@@ -6,7 +6,7 @@ study, those of installed packages too; without ``--study`` random, tpe and gp a
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +21,11 @@ from bssearch.cli.output import Format, FormatOption, print_json, print_rows, pr
 from bssearch.errors import UsageError
 from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read
-from tests.benchmarks.simulate.searches import Plan, SearchSummary, check_pair, simulate_searches
+from tests.benchmarks.simulate.searches import Plan, check_pair, simulate_searches
 from tests.benchmarks.simulate.studies import simulate_studies
 from tests.benchmarks.simulate.table_space import table_space
 
-STUDY_TRIALS = 20
-"""The default budget of a study's search, in trials that run to their limit."""
+STUDY_TRIALS = 20  # default budget of a study's search, in trials that run to their limit
 
 STUDY_COLUMNS = (
     "study",
@@ -79,11 +78,11 @@ def simulate(
 ) -> None:
     """Search the combinations of parameters of a recorded table on a virtual clock, with every sampler and pruner.
 
-    Printed are the train seconds until the incumbent's mean over the seeds is within 25 % and 10 % of the best
-    combination's, the median over the repeats.
+    Prints the median train seconds until the incumbent's mean over the seeds is within 25 % and 10 % of the best
+    combination's.
 
-    With --study the searches are whole studies: what would have been recommended, at what cost, and how true the claims
-    of the answers are. Fresh seeds come from a smooth model of the table and the residuals of its other runs.
+    With --study the searches are whole studies: their recommendations, costs, and shares of true claims. Fresh seeds
+    come from a smooth model of the table and the residuals of its other runs.
     """
     pairs = [(one, other) for one in sampler or ["auto"] for other in pruner or ["balanced"]]
     for one, other in () if study else pairs:
@@ -96,43 +95,28 @@ def simulate(
     space = table_space(table)
     point = None if default is None else space.point_of(default)
     plan = Plan(space, budget, default=point, workers=workers, seed=seed)
-    if study:
-        _print_studies(plan, pairs, repeats, form)
-    else:
-        _print_searches(plan, pairs, repeats, form)
-
-
-def _print_searches(plan: Plan, pairs: Sequence[tuple[str, str]], repeats: int, form: Format) -> None:
-    """Run searches of every pair, and print what they spend."""
-    found = simulate_searches(plan, pairs, repeats=repeats, done=_progress)
-    summaries = {f"{sampler}+{pruner}": one for (sampler, pruner), one in found.items()}
+    run, key, columns = (
+        (simulate_studies, "studies", STUDY_COLUMNS) if study else (simulate_searches, "samplers", COLUMNS)
+    )
+    found = {pair: asdict(one) for pair, one in run(plan, pairs, repeats=repeats, done=_progress).items()}
+    named = {f"{sampler}+{pruner}": one for (sampler, pruner), one in found.items()}
     if form is Format.TABLE:
-        print_table([_row(name, one) for name, one in summaries.items()], COLUMNS)
+        cells = _study_cells if study else _cells
+        print_table([dict(zip(columns, (name, *cells(one)), strict=True)) for name, one in named.items()], columns)
     elif form is Format.JSON:
-        print_json({"samplers": {name: asdict(one) for name, one in summaries.items()}})
+        print_json({key: named})
     else:
-        rows = [{"sampler": pair[0], "pruner": pair[1], **asdict(one)} for pair, one in found.items()]
-        print_rows(rows, (), form)
+        rows = [{"sampler": sampler, "pruner": pruner, **one} for (sampler, pruner), one in found.items()]
+        print_rows([row | {"recommended": _counts(row["recommended"])} if study else row for row in rows], (), form)
 
 
-def _print_studies(plan: Plan, pairs: Sequence[tuple[str, str]], repeats: int, form: Format) -> None:
-    """Run whole studies of every pair, and print what they recommend and claim."""
-    found = simulate_studies(plan, pairs, repeats=repeats, done=_progress)
-    summaries = {f"{sampler}+{pruner}": asdict(one) for (sampler, pruner), one in found.items()}
-    if form is Format.TABLE:
-        print_table([_study_row(name, one) for name, one in summaries.items()], STUDY_COLUMNS)
-    elif form is Format.JSON:
-        print_json({"studies": summaries})
-    else:
-        rows = [{"sampler": pair[0], "pruner": pair[1], **asdict(one)} for pair, one in found.items()]
-        print_rows([{**row, "recommended": _counts(row["recommended"])} for row in rows], (), form)
-
-
-def _study_row(name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+def _study_cells(one: Mapping[str, Any]) -> list[Any]:
     shares = ("recommended_within_5", "recommended_within_10", "claimed_within_5", "covered_95", "provisional")
-    percents = ["–" if one[share] is None else f"{100 * one[share]:.0f} %" for share in shares]
-    cells = (name, *percents, one["cost_s"], one["runs"], _counts(one["recommended"]))
-    return dict(zip(STUDY_COLUMNS, cells, strict=True))
+    return [*map(_percent, map(one.get, shares)), one["cost_s"], one["runs"], _counts(one["recommended"])]
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
 
 
 def _counts(recommended: Mapping[str, int]) -> str:
@@ -145,11 +129,10 @@ def _progress(sampler: str, pruner: str) -> None:
         typer.echo(f"{sampler}+{pruner} done", err=True)
 
 
-def _row(name: str, one: SearchSummary) -> dict[str, Any]:
-    shares = (one.found_25, one.found_10, one.recommended_within_10)
-    found_25, found_10, right = (f"{share:.0%}".replace("%", " %") for share in shares)
-    cells = (name, one.cost_to_within_25, found_25, one.cost_to_within_10, found_10, right, one.trials)
-    return dict(zip(COLUMNS, cells, strict=True))
+def _cells(one: Mapping[str, Any]) -> list[Any]:
+    shares = ("found_25", "found_10", "recommended_within_10")
+    found_25, found_10, right = map(_percent, map(one.get, shares))
+    return [one["cost_to_within_25"], found_25, one["cost_to_within_10"], found_10, right, one["trials"]]
 
 
 if __name__ == "__main__":

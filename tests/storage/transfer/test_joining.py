@@ -355,7 +355,7 @@ def test_through_files_and_both_databases_the_bytes_are_the_same(
 
 
 CASES = 100
-"""``tests/benchmarks/fuzzed_transfers.py`` tries ten thousand."""
+"""``tests/benchmarks/hostile_input.py`` tries ten thousand."""
 
 
 @pytest.mark.slow
