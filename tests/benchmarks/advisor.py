@@ -1,9 +1,9 @@
-"""Whether `BatchAdvisor` finds the noise scale, and how much time it takes from a training.
+"""Whether `BatchAdvisor` finds the noise scale, and the time that it adds to a training.
 
-Run as ``python tests/benchmarks/advisor.py``. Bars: on linear models, whose noise scale is known exactly, the 95 %
-interval holds it in 92 to 98 % of the trainings and the mean of the estimates is 0.9 to 1.1 of it, for a loop that
-accumulates and for one whose batches the advisor halves; and the shipped digits, in two micro-batches a step, train at
-most 2 % longer with an advisor. The A/A row is one plain loop against another.
+Run as ``python tests/benchmarks/advisor.py``. Bars: on linear models with a known noise scale, the 95 % interval holds
+the noise scale in 92 to 98 % of the trainings, and the mean of the estimates is 0.9 to 1.1 of it. This is tested for an
+accumulating loop and for a loop whose batches the advisor halves. The shipped digits, in two micro-batches a step,
+train at most 2 % longer with an advisor. The A/A row compares two plain loops.
 """
 
 if not __package__:
@@ -61,7 +61,7 @@ def loop(batch_size: int, steps: int, *, is_advised: bool) -> Iterator[None]:
 
 
 def main(trainings: int = 300, batch_size: int = 256, steps: int = 100, pairs: int = 60) -> bool:
-    """Print what the advisor finds and takes, and judge."""
+    """Print noise scales and times, and judge."""
     torch.set_num_threads(1)
     is_met = True
     for name, backward in (("accumulated", accumulated), ("halved", halved)):

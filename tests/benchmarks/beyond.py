@@ -1,11 +1,11 @@
-"""Claim: learning curves foretell the critical batch size and the best batch size of a harder target.
+"""Claim: learning curves predict the critical batch size and the best batch size of a harder target.
 
 Run as ``python tests/benchmarks/beyond.py NAME.csv.gz …`` on tables of recorded curves (``export STUDY --to curves``).
-Levels of a table are targets that every run of some configuration reached, at all but two batch sizes. From each level,
-as a study's target, each harder one up to four times the samples is predicted, from the curves up to that target
-only, and compared with the law and the times in the table. Bars: the median of predicted / actual B_crit in 0.85–1.18;
-the 90 % interval covers 85 to 95 %; the recommended batch size within 10 % of the table's least time in 80 %. Beside
-them: the same if nothing changed, and by the law fitted at the harder level itself. Exits 1 below a bar.
+A level of a table is a target that every run of some configuration reached, at all but two batch sizes. Each level
+predicts the harder levels of up to four times the samples, from curves that end at the level. Predictions are compared
+with the law and the times in the table. Bars: the median of predicted / actual B_crit in 0.85–1.18; the 90 % interval
+covers 85 to 95 %; the recommended batch size within 10 % of the table's least time in 80 %. Also printed: the same for
+an unchanged B_crit, and by the law fitted at the harder level. Exits 1 below a bar.
 """
 
 if not __package__:
@@ -98,7 +98,7 @@ class Table:
 
 
 def cut(curves: BatchCurves, gain: float) -> BatchCurves:
-    """Return curves that end where they reach a gain, as trials of a study do."""
+    """Cut curves at a gain, as a study ends its trials."""
     ends = [int(np.searchsorted(gains, gain)) + 1 for _, gains in curves.runs]
     runs = [(steps[:end], gains[:end]) for (steps, gains), end in zip(curves.runs, ends, strict=True)]
     return BatchCurves(curves.batch_size, curves.micro_batch_size, curves.step_seconds, runs)

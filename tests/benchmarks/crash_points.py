@@ -1,14 +1,12 @@
-"""Whether a study in a SQLite file survives its process at any write: killed there, or told that the disk has failed.
+"""Whether a study in a SQLite file survives a kill, or a disk failure, at any write.
 
 Run as ``python tests/benchmarks/crash_points.py [--points 200]``: some fifteen minutes, with a C compiler and Linux. A
-study runs by a law, in a process whose writes to the database and its log are counted by a preloaded library. At one of
-them, drawn at random over the whole study, the process ends at once, in the middle of the write, or the write fails as
-on a broken disk, once. What the process had reported as ended is known from its output. Then the study is run to its
-end.
+study runs by a law; a preloaded library counts the writes to the database and its log. At a random write the process
+ends in the middle of the write, or the write fails once, as on a broken disk. The output names the trials that the
+process reported as ended. Then the study runs to its end.
 
-Bar, for every point: the file is whole (``PRAGMA integrity_check``), every trial that was reported as ended is stored
-so, and the study completes with its budget and each number once. Exits 1 where it is missed. What a power cut takes is
-another matter: see the guide, "Working as a team".
+Bar, for every point: the file is whole (``PRAGMA integrity_check``), every trial that was reported as ended is stored,
+and the study completes with its budget and each number once. Exits 1 if a point misses the bar.
 """
 
 if not __package__:
@@ -106,14 +104,13 @@ SPEC = make_spec(budget={"trials": TRIALS, "trial_train_seconds": 100.0}, confir
 
 
 class Reports(Listener):
-    """Prints the number of each trial that has ended, once it is stored."""
+    """Prints the number of each ended trial, once it is stored."""
 
     def ended(self, trial: TrialRecord, history: object) -> None:
         print(f"ended {trial.number} {trial.state.value}", flush=True)
 
 
 def run_study_in(folder: Path) -> int:
-    """Run the study; exit as the command does."""
     try:
         run_study(
             SPEC,
@@ -126,7 +123,7 @@ def run_study_in(folder: Path) -> int:
 
 
 def run(folder: Path, shim: Path | None = None, at: int = 0, how: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the study in a process of its own, with the library where one is given."""
+    """Run the study in a new process, with the library if given."""
     preloaded = {} if shim is None else {"LD_PRELOAD": str(shim), "CRASH_AT": str(at), "CRASH_HOW": how}
     return subprocess.run(
         [sys.executable, __file__, "--child", str(folder)],
@@ -138,13 +135,12 @@ def run(folder: Path, shim: Path | None = None, at: int = 0, how: str = "") -> s
 
 
 def reported(output: str) -> dict[int, str]:
-    """Return the states by number that a process reported."""
     words = [line.split() for line in output.splitlines() if line.startswith("ended ")]
     return {int(number): state for _, number, state in (one for one in words if len(one) == 3)}
 
 
 def faults(folder: Path, told: dict[int, str]) -> list[str]:
-    """Return what is wrong with the file and the study after a crash; run it to its end meanwhile."""
+    """Faults of the file and the study after a crash; also runs the study to its end."""
     found: list[str] = []
     database = folder / "study.db"
     if database.exists() and database.stat().st_size:
@@ -178,7 +174,7 @@ def faults(folder: Path, told: dict[int, str]) -> list[str]:
 def main(
     points: int = 200, seed: int = 0, child: Annotated[Path | None, typer.Option(hidden=True)] = None
 ) -> bool | int:
-    """Try all points, print what was wrong, and judge."""
+    """Try all points, print the faults, and judge."""
     if child is not None:
         return run_study_in(child)
     rng = random.Random(seed)

@@ -1,11 +1,12 @@
 """Synthetic studies on several numbers of devices: is the chosen cell right, and do the intervals hold the truth?
 
-Run as ``python tests/benchmarks/devices.py [--studies 60]``. Each study has its own law of steps
-S_min (1 + B_crit / B), step time α + β B / W and time of the reduction, drawn at random. Steps vary by 10 % between
-seeds, a visit's step time by 5 %, a trial's by 1 %. A cell is a batch size on a number of devices; the chosen one has
-the least seconds in the answer. Exits 1 if fewer than 95 % of the chosen cells are within 5 % of the best of all, if
-the intervals of times or speed-ups hold in fewer than 92 %, or if eight devices, each with a slot, are busy for less
-than 90 % of a search with trials of two seconds.
+Run as ``python tests/benchmarks/devices.py [--studies 60]``. Each study draws its law of steps S_min (1 + B_crit / B),
+step time α + β B / W and time of the reduction. Steps vary by 10 % between seeds, a visit's step time by 5 %, a trial's
+by 1 %. A cell is a batch size on a number of devices; the chosen cell has the least seconds in the answer.
+
+Exits 1 if fewer than 95 % of the chosen cells are within 5 % of the best of all, or if the intervals of times or
+speed-ups hold in fewer than 92 %. Also exits 1 if eight devices, each with a slot, are busy for less than 90 % of a
+search with trials of two seconds.
 """
 
 if not __package__:
@@ -39,7 +40,7 @@ TRIAL_SECONDS = 2.0
 
 @dataclass
 class Node(LawExecutor):
-    """Devices whose law and step times are drawn from a seed."""
+    """Devices with a law and step times drawn from a seed."""
 
     seed: int = 0
     b_crit: float = field(init=False)
@@ -142,7 +143,7 @@ def busy_share() -> float:
 
 
 def shares_of(node: Node) -> tuple[pd.DataFrame, bool]:
-    """Return what is right in each row of an answer, and whether its fastest cell is within 5 % of the best of all."""
+    """Return the right cells and intervals of an answer, and whether its fastest cell is within 5 % of the best of all."""
     found = answer_of(node)
     best = {row.batch_size: row.best.parameters for row in found.batches if row.best is not None}
     true = [

@@ -1,11 +1,11 @@
-"""What a driver costs per trial beside 100, 1,000 and 5,000 stored trials, and its first look at 5,000.
+"""Seconds of a driver per trial beside 100, 1,000 and 5,000 stored trials, and of its first look at 5,000.
 
-A real driver and a SQLite file; the executor ends each trial at once after 20 observations, and the sampler's choice is
-made beforehand. A trial's cost is the time from its submission to that of the next one: its observations and its end
-stored, the pruner asked at each, the answer made where it is due, the next trial planned and stored as started. The
-first look is the time from the making of the driver to its first submission.
+A real driver and a SQLite file. The executor ends each trial at once after 20 observations; the sampler's choices are
+prepared. A trial's cost is the time from its submission to the next submission: storing its observations and its end,
+asking the pruner at each, computing a due answer, planning and storing the next trial. The first look is the time from
+the driver's creation to its first submission.
 
-Bars: the median at 5,000 is at most 1.5 times that at 100 and at most 40 ms; the first look takes at most 2 s.
+Bars: the median at 5,000 is at most 1.5 times the median at 100 and at most 40 ms; the first look takes at most 2 s.
 Run: python tests/benchmarks/driver_overhead.py
 """
 
@@ -43,7 +43,7 @@ RATIO_BAR, OVERHEAD_BAR_S, FIRST_LOOK_BAR_S = 1.5, 0.040, 2.0
 
 @dataclass(frozen=True)
 class Started:
-    """When a trial could begin to train, and for how long its slot had been free."""
+    """When a trial could begin to train, and how long its slot was free before."""
 
     at: float
     wait_s: float
@@ -51,7 +51,7 @@ class Started:
 
 @dataclass
 class EmptyTrials(law.LawExecutor):
-    """Ends each trial at once with 20 observations, and notes how long each slot waited for its next trial."""
+    """Ends each trial at once with 20 observations, and records the idle seconds of its slot."""
 
     free_since: float = field(default_factory=time.monotonic)
     starts: list[Started] = field(default_factory=list)
@@ -76,7 +76,7 @@ class EmptyTrials(law.LawExecutor):
 
 @dataclass
 class MadeBeforehand(Sampler):
-    """Chooses at once, from all batch sizes in turn with random learning rates."""
+    """Chooses at once, cycling through the batch sizes with random learning rates."""
 
     spec: StudySpec
     rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -93,7 +93,7 @@ class MadeBeforehand(Sampler):
 
 
 def spec_of(trials: int, sampler: str = "auto", trial_train_seconds: float = 10.0) -> StudySpec:
-    """Return a study that is searched to this many trials and not confirmed."""
+    """Return a study of this number of search trials, without confirmation."""
     return make_spec(
         sampler={"name": sampler},
         pruner={"checkpoint_gib": 0},
@@ -103,7 +103,7 @@ def spec_of(trials: int, sampler: str = "auto", trial_train_seconds: float = 10.
 
 
 def run(url: str, trials: int) -> tuple[float, list[float]]:
-    """Search a study to a number of trials; return the seconds of the first look, and those of each trial."""
+    """Search a study to a number of trials; return the seconds of the first look, and of each trial."""
     spec, executor = spec_of(trials), EmptyTrials()
     with open_store(url) as store:
         if store.studies.find(spec.name) is None:
@@ -117,7 +117,7 @@ def run(url: str, trials: int) -> tuple[float, list[float]]:
 
 
 def multiply(file: Path, trials: int) -> None:
-    """Copy the trials of a study, with their observations, until it has a number of them."""
+    """Copy the trials of a study, with their observations, up to a number of trials."""
     with closing(sqlite3.connect(file)) as connection:
         names = {
             table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]

@@ -1,7 +1,7 @@
-"""Imported first by every benchmark that is run as a file: it measures the code of its own checkout.
+"""Imported first by every benchmark that runs as a file, so that it measures its own checkout.
 
-The root of the checkout comes first in the path of this process and of the Python processes that it starts, before a
-bssearch that is installed.
+Puts the checkout's root before an installed bssearch in the path of this process and of the Python processes that it
+starts.
 """
 
 import os

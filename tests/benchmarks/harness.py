@@ -1,4 +1,4 @@
-"""What the benchmarks share: options from a function's parameters, work timed in turns, ratios with intervals."""
+"""Shared by the benchmarks: options from a function's parameters, timing in turns, ratios with intervals."""
 
 import functools
 import statistics
@@ -35,7 +35,7 @@ def script(main: Callable[..., bool | int | None], about: str | None = None) -> 
 
 
 def one_of(names: Sequence[str] | Mapping[str, object], about: str = "") -> Any:
-    """Return an option whose value is one of some names."""
+    """Return an option with a choice of names."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -46,7 +46,7 @@ def one_of(names: Sequence[str] | Mapping[str, object], about: str = "") -> Any:
 
 
 def verdict(is_met: bool) -> bool:
-    """Print whether all bars are met, and return it."""
+    """Print and return whether all bars are met."""
     print("met" if is_met else "missed")
     return is_met
 
@@ -65,7 +65,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def timed_in_turns(work: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
-    """Do each piece of work once, then time them ``pairs`` times in turns; return the seconds of each by name."""
+    """Do each piece of work once, then time each ``pairs`` times in turns; return the seconds by name."""
     for piece in work.values():
         piece()
     times: dict[str, list[float]] = {name: [] for name in work}
@@ -76,7 +76,7 @@ def timed_in_turns(work: Mapping[str, Callable[[], object]], pairs: int) -> dict
 
 
 def turned(names: Sequence[str], number: int) -> list[str]:
-    """Return the names in the order of a round: each comes first as often as last."""
+    """Return the names in the order of a round: each name is first as often as last."""
     order = [*names[number % len(names) :], *names[: number % len(names)]]
     return order if number % 2 else order[::-1]
 

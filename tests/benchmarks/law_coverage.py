@@ -1,9 +1,9 @@
 """Claim: the 90 % interval of B_crit holds the truth in 85 to 95 % of 1,000 studies with log-normal noise.
 
 Run as ``python tests/benchmarks/law_coverage.py``. Six batch sizes, octaves around B_crit, five runs each, 4 % noise;
-exits 1 outside the bar. The other rows vary that and have no bar. ``bounded``: share of intervals with both ends;
-``width``: median ratio of those ends; ``steps``: share of 95 % intervals of S at the largest batch size that hold the
-truth. Tuning error moves each batch size's runs together, with a deviation of 4 %: the law then does not fit.
+exits 1 outside the bar. The other rows vary the studies and have no bar. ``bounded``: share of intervals with both
+ends; ``width``: median ratio of the ends; ``steps``: share of 95 % intervals of S at the largest batch size that hold
+the truth. Tuning error moves all runs of a batch size together, by 4 %: the law then does not fit.
 """
 
 if not __package__:
@@ -27,7 +27,7 @@ SIX = tuple(2**exponent for exponent in range(10, 16))
 
 @dataclass(frozen=True)
 class Study:
-    """What is drawn: ``runs`` at each batch size; the ``censored`` largest sizes miss where half of the runs do."""
+    """A study to draw: ``runs`` at each batch size; at the ``censored`` largest sizes half of the runs miss the target."""
 
     name: str
     cv: float = 0.04
@@ -37,7 +37,6 @@ class Study:
     tuning_error: float = 0.0
 
     def draw(self, random: np.random.Generator) -> list[LawPoint]:
-        """Return the runs of one replicate."""
         deviation = math.sqrt(math.log1p(self.cv**2))
         points = []
         for size, runs in zip(self.sizes, self.runs, strict=True):
@@ -68,7 +67,6 @@ STUDIES = [
 
 
 def measure(study: Study) -> float:
-    """Print a row; return the coverage of B_crit."""
     random = np.random.default_rng(1)
     largest = study.sizes[-1]
     steps = E_MIN * (1 / largest + 1 / B_CRIT)
@@ -91,7 +89,7 @@ def measure(study: Study) -> float:
 
 
 def main() -> bool:
-    """Print the table; return 1 where the first row misses the bar."""
+    """Print the table; return False if the first row misses the bar."""
     print(f"{'study':42} {'coverage':>8} {'bounded':>8} {'width':>7} {'steps':>8}")
     coverage, *_ = [measure(study) for study in STUDIES]
     print(f"bar: {BAR[0]:.0%} to {BAR[1]:.0%} in the first row")

@@ -1,10 +1,10 @@
 """Claim: the law fits ResNet-50 and Flux.1 as published, not BERT and RetinaNet, and interpolates from three sizes.
 
 Run as ``python tests/benchmarks/law_rcp.py``. The runs are MLPerf's (``tests/data/mlperf-rcp``), 10 to 28 per batch
-size. First B_crit, the verdict and the batch sizes whose steps rise, over all runs; the bars for B_crit are 95 %
-bootstrap intervals of a fit to one run per batch size. Then the law fitted to the smallest batch size, the largest and
-the one nearest their geometric mean predicts the samples of the others: bar, a median |error| of 7 %. Exits 1 below a
-bar.
+size. The first table has B_crit, the verdict and the batch sizes with rising steps, over all runs. The bars for B_crit
+are 95 % bootstrap intervals of a fit to one run per batch size. In the second table a law predicts samples from three
+batch sizes: the smallest, the largest and the nearest to their geometric mean. Bar: a median |error| of 7 %. Exits 1
+below a bar.
 """
 
 if not __package__:
@@ -24,7 +24,7 @@ ERROR_BAR = 0.07
 
 @dataclass(frozen=True)
 class Bar:
-    """What must come out for a workload."""
+    """The expected result of a workload."""
 
     verdict: str
     b_crit: tuple[float, float] = (0, math.inf)
@@ -40,7 +40,7 @@ BARS = {
 
 
 def three_of(points: list[LawPoint]) -> list[LawPoint]:
-    """Return the smallest, the largest, and of the others the one nearest their geometric mean."""
+    """Return the smallest, the largest, and the point nearest to their geometric mean."""
     smallest, *others, largest = sorted(points, key=lambda point: point.batch_size)
     middle = math.sqrt(smallest.batch_size * largest.batch_size)
     return [smallest, min(others, key=lambda point: abs(math.log(point.batch_size / middle))), largest]
@@ -62,7 +62,7 @@ def judge(workload: str, bar: Bar) -> bool:
 
 
 def errors(workload: str) -> list[float]:
-    """Print and return the relative errors of the law of three batch sizes at the other ones."""
+    """Print and return the relative errors of the law of three batch sizes at all other sizes."""
     points = rcp_points(workload)
     three = three_of(points)
     fit = not_none(fit_law(three))
@@ -74,12 +74,11 @@ def errors(workload: str) -> list[float]:
 
 
 def mean(point: LawPoint) -> float:
-    """Return the geometric mean of the samples."""
     return statistics.geometric_mean(point.samples)
 
 
 def main() -> bool:
-    """Print both tables; return 1 below a bar."""
+    """Print both tables; return False below a bar."""
     print(
         f"{'workload':10} {'sizes':>5} {'B_crit':>8} {'90 % interval':>18} {'deviation':>9} {'residual':>8} "
         f"{'verdict':8} {'rising':8} bar"

@@ -1,25 +1,24 @@
-"""How much time bssearch's training loop adds to a bare PyTorch loop of the same steps.
+"""Time that bssearch's training loop adds to a bare PyTorch loop of the same steps.
 
-Run as ``python tests/benchmarks/loop_overhead.py``, on a GPU with
-``--device cuda --workload fashion_mnist --precision bf16 --batch-size 256 --batch-size 4096 --steps 20 --pairs 60``.
-Exits 1 if a median is above 3 % on the CPU or 2 % on a GPU.
+Run as ``python tests/benchmarks/loop_overhead.py``, on a GPU with ``--device cuda --workload fashion_mnist --precision
+bf16 --batch-size 256 --batch-size 4096 --steps 20 --pairs 60``. Exits 1 if a median is above 3 % on the CPU or 2 % on a
+GPU.
 
 The loops train a shipped workload at one batch size on one CPU thread. They take turns in one process, segment by
-segment, in alternating order. The product's segment is what a trial runs between two evaluations: ledger, stop check,
-limit check, progress, schedule and loss bookkeeping, and on a GPU the wait for the device at its end, which the bare
-loop has too. The A/A row is a second bare loop against the first: it shows the noise of the method. Where a model's
-tensors are in memory moves a whole loop by a few per cent, so ``--builds`` sets up all loops anew so many times and
-compares the medians of each.
+segment, in alternating order. The product's segment is the work of a trial between two evaluations: ledger, stop check,
+limit check, progress, schedule and loss bookkeeping. On a GPU both loops wait for the device at the end of a segment.
+The A/A row compares two bare loops: it shows the noise of the method. Memory addresses change the time of a loop by a
+few per cent, so ``--builds`` sets up all loops several times and compares the medians of each.
 
 ``--reference`` chooses the bare loop:
 
-- ``hand`` is a loop as people write it, with the trial's seed, data order, learning rate, precision and optimizer; on
-  the CPU both loops end with bit-equal weights. With ``--compile`` only the product's model is compiled: the row says
-  how much that gains over the eager loop, and there is no bar.
-- ``fast`` is written for speed alone, as the fastest public runs of small image models are (Jordan 2024, "94 % on
-  CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, and its repository cifar10-airbench): data and order lie
-  on the device, batches are gathered by index, SGD is fused, nothing waits before the end of a segment. With
-  ``--compile`` both models are compiled. The bar holds on a GPU only, for eager models, and without a warning.
+- ``hand`` is a hand-written loop, with the trial's seed, data order, learning rate, precision and optimizer; on the CPU
+  both loops end with bit-equal weights. With ``--compile`` only the product's model is compiled: the row shows its gain
+  over the eager loop, without a bar.
+- ``fast`` is written for speed, as the fastest public runs of small image models (Jordan 2024, "94 % on CIFAR-10 in
+  3.29 seconds on a single GPU", arXiv 2404.00498, and its repository cifar10-airbench): data and order are on the
+  device, batches are gathered by index, SGD is fused, and the loop synchronises once a segment. With ``--compile`` both
+  models are compiled. The bar holds on a GPU only, for eager models without a warning.
 """
 
 if not __package__:
@@ -65,9 +64,9 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {"digits": Digits, "fashion_mnist
 
 @dataclass(frozen=True)
 class Overhead:
-    """The measurement at one batch size; ratios of seconds over those of the bare loop, with 95 % intervals.
+    """The measurement at one batch size; ratios of seconds over the bare loop's, with 95 % intervals.
 
-    ``warnings`` are those of the computation, if they count: the fast loop makes no concessions to a device.
+    ``warnings`` of the computation count, because the fast loop makes no concessions to a device.
     """
 
     batch_size: int
@@ -86,7 +85,7 @@ class Overhead:
 
 
 class BareLoop:
-    """What one writes by hand: momentum SGD over shuffled epochs, the incomplete batch dropped."""
+    """A hand-written loop: momentum SGD over shuffled epochs without the incomplete batch."""
 
     def __init__(self, workload: Workload, data: Data, batch_size: int, computation: Computation) -> None:
         torch.manual_seed(SEED)
@@ -124,7 +123,7 @@ class BareLoop:
 
 
 class FastLoop:
-    """SGD as fast as PyTorch has it, on data that lie on the device."""
+    """PyTorch's fastest SGD, on data on the device."""
 
     def __init__(self, workload: Workload, data: Data, batch_size: int, computation: Computation) -> None:
         torch.manual_seed(SEED)
@@ -169,7 +168,7 @@ REFERENCES: dict[str, type[BareLoop] | type[FastLoop]] = {"hand": BareLoop, "fas
 def product(
     workload: Workload, data: Data, batch_size: int, computation: Computation, steps: int
 ) -> tuple[Trial, Trainer]:
-    """Return a prepared trial whose segments are ``steps`` long, and its trainer."""
+    """Return a prepared trial with segments of ``steps``, and its trainer."""
     request = make_request(
         number=0,
         configuration=Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=LEARNING_RATE),
@@ -202,7 +201,7 @@ def measure(
     pairs: int,
     builds: int,
 ) -> Overhead:
-    """Let the loops take turns ``pairs`` times in all, a segment of ``steps`` each."""
+    """Let the loops take ``pairs`` turns in all, each a segment of ``steps``."""
     times: dict[str, list[float]] = {"bare": [], "again": [], "bssearch": []}
     bit_equal = True
     for build in range(builds):
@@ -254,7 +253,7 @@ def _take_turns(
 
 
 def print_rows(again: tuple[float, float, float], name: str, found: tuple[float, float, float]) -> None:
-    """Print ratios with their intervals: a bare loop against another, and what was measured."""
+    """Print ratios with their intervals: of two bare loops, and of the measurement."""
     for row, (median, low, high) in (("A/A", again), (name, found)):
         print(f"{row:<14} {median - 1:+7.2%}   [{low - 1:+.2%}, {high - 1:+.2%}]")
 

@@ -1,15 +1,14 @@
-"""Many drivers that start trials of one study at once, beside as many workers on Optuna's RDBStorage.
+"""Many drivers that start trials of one study at once, compared with workers on Optuna's RDBStorage.
 
-A driver is a process with the real `Driver`, a store of its own and an executor that ends each trial at once: what is
-measured is the whole sequence (see, choose, start, 20 observations written together, end) and nothing is trained. A
-worker of Optuna's asks, reports 20 values and tells. Both run on one PostgreSQL server, in turn, on the cores of one
-machine with the server: with fewer cores than drivers the rates are those of the processor time that a trial takes of
-all processes together. Processes are forked, so they share the memory of what is imported; connections, history and
-sampler are each one's own. Trials count from when each has started one. Samplers are compared with their like: ``tpe``
-with `TPESampler` as it comes, ``random`` with `RandomSampler`.
+A driver is a process with the real `Driver`, its store and an executor that ends each trial at once. So the whole
+sequence is measured (look, choose, start, 20 observations written together, end), without training. A worker of Optuna
+asks, reports 20 values and tells. Both run on one PostgreSQL server, in turn, on the server's cores: with fewer cores
+than drivers, rates show the processor time of a trial over all processes. Forked processes share imported memory, but
+not connections, history and sampler. Trials count after each process has started one. ``tpe`` is compared with the
+default `TPESampler`, ``random`` with `RandomSampler`.
 
-Bars: no trial failed, lost or started twice; no slot that waits more than 5 s for its next trial; at least twice the
-trials per second of Optuna. Run: python tests/benchmarks/many_starters.py
+Bars: no trial failed, lost or started twice; no slot waits more than 5 s for its next trial; at least twice the trials
+per second of Optuna. Run: python tests/benchmarks/many_starters.py
 """
 
 if not __package__:
@@ -46,7 +45,7 @@ LONGEST_TRIAL_S, LONGEST_WAIT_BAR_S, RATIO_BAR = 100.0, 5.0, 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of database, so many drivers, and the trials of all of them."""
+    """A kind of database, the number of drivers, and the trials of all drivers."""
 
     kind: str
     drivers: int
@@ -72,19 +71,17 @@ _processes = multiprocessing.get_context("fork")
 
 
 class SearchIsOverError(Exception):
-    """A driver has seen the end of the search: what follows is done by one at a time, and is not measured."""
+    """A driver saw the end of the search; confirmation is not measured."""
 
 
 class UntilTheEnd(Listener):
-    """Stops a driver when the search has ended."""
-
     def search_ended(self, reason: str, history: History) -> None:
         raise SearchIsOverError
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Trials per second of all drivers, the longest that one waited for a trial, and the fewest that one had."""
+    """Trials per second of all drivers, the longest and the median wait of a slot, the fewest trials of a driver."""
 
     trials_per_second: float
     longest_wait_s: float
@@ -94,7 +91,7 @@ class Rate:
 
 
 def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run ``work(barrier, index, *arguments)`` in forked processes; return what each returned."""
+    """Run ``work(barrier, index, *arguments)`` in forked processes; return the results."""
     barrier, results = _processes.Barrier(count), _processes.SimpleQueue()
     started = [
         _processes.Process(target=_report, args=(results, work, barrier, index, *arguments)) for index in range(count)
@@ -119,7 +116,6 @@ def _report(results: Any, work: Callable[..., Any], *arguments: Any) -> None:
 
 
 def drive(barrier: Any, index: int, url: str, sampler: str, trials: int) -> list[Started]:
-    """Run one driver; return the starts of its trials."""
     executor, spec = EmptyTrials(), spec_of(trials, sampler, LONGEST_TRIAL_S)
     with open_store(url) as store:
         driver = Driver(spec, store, executor, make_environment(), UntilTheEnd())
@@ -131,19 +127,18 @@ def drive(barrier: Any, index: int, url: str, sampler: str, trials: int) -> list
 
 
 def prepare(barrier: Any, index: int, url: str, sampler: str) -> None:
-    """Make the study, with its step times and its first trials."""
     with open_store(url) as store:
         make(store, spec_of(FIRST, sampler, LONGEST_TRIAL_S))
 
 
 def make(store: Store, spec: StudySpec) -> None:
-    """Make a study and run it alone."""
+    """Make a study and run it in this process."""
     store_study(store, spec)
     Driver(spec, store, EmptyTrials(), make_environment(), Listener()).run()
 
 
 def ours(url: str, sampler: str, drivers: int, trials: int) -> Rate:
-    """Return the rate of so many drivers; fail where a trial failed, is lost, or was started twice."""
+    """Return the rate of the drivers; fail if a trial failed, is lost, or was started twice."""
     in_processes(1, prepare, url, sampler)
     found = in_processes(drivers, drive, url, sampler, trials + FIRST)
     [stored] = in_processes(1, read_back, url)
@@ -155,7 +150,7 @@ def ours(url: str, sampler: str, drivers: int, trials: int) -> Rate:
 
 
 def rate_of(found: Sequence[Sequence[Started]]) -> Rate:
-    """Return the rate from when each has started a trial: until then they compile their statements."""
+    """Return the rate after each process has started a trial; before, processes compile their statements."""
     began = max(own[0].at for own in found)
     late = sorted((one for own in found for one in own if one.at > began), key=lambda one: one.at)
     waits = [one.wait_s for one in late]
@@ -172,7 +167,7 @@ def read_back(barrier: Any, index: int, url: str) -> list[tuple[int, TrialState,
 
 
 def optuna_worker(barrier: Any, index: int, url: str, sampler: str, trials: int, taken: Any) -> list[Started]:
-    """Ask, report and tell until so many trials are taken; return what `drive` returns."""
+    """Ask, report and tell until all trials are taken; return the starts."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = optuna.storages.RDBStorage(url)
     study = optuna.load_study(study_name="toy", storage=storage, sampler=OPTUNA[sampler](seed=index))
@@ -190,7 +185,7 @@ def optuna_worker(barrier: Any, index: int, url: str, sampler: str, trials: int,
 
 
 def ask_report_tell(study: optuna.Study) -> float:
-    """Have one trial; return when it could have begun to train."""
+    """Run one trial; return the time at which it could begin to train."""
     trial = study.ask(SPACE)
     asked = time.monotonic()
     for step in range(OBSERVATIONS):
@@ -200,19 +195,18 @@ def ask_report_tell(study: optuna.Study) -> float:
 
 
 def prepare_optuna(barrier: Any, index: int, url: str) -> None:
-    """Make Optuna's study."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     optuna.create_study(study_name="toy", storage=optuna.storages.RDBStorage(url))
 
 
 def optunas(url: str, sampler: str, workers: int, trials: int) -> Rate:
-    """Return the rate of so many workers of Optuna's."""
+    """Return the rate of Optuna's workers."""
     in_processes(1, prepare_optuna, url)
     return rate_of(in_processes(workers, optuna_worker, url, sampler, trials, _processes.Value("i", 0)))
 
 
 def import_all() -> None:
-    """Have all imported that trials need, before processes are forked."""
+    """Import all modules that trials need, before processes are forked."""
     with tempfile.TemporaryDirectory() as folder:
         for sampler, kind in OPTUNA.items():
             with open_store(f"sqlite:///{folder}/{sampler}.db") as store:
@@ -223,7 +217,6 @@ def import_all() -> None:
 
 
 def show(what: str, rate: Rate) -> None:
-    """Print a line of a rate."""
     print(
         f"  {what:16} {rate.trials_per_second:6.1f} trials/s, waits: median {rate.median_wait_s:.2f} s, longest "
         f"{rate.longest_wait_s:.2f} s; fewest trials of one {rate.fewest}, counted {rate.counted}",
@@ -232,7 +225,7 @@ def show(what: str, rate: Rate) -> None:
 
 
 def measured(case: Case, sampler: str) -> tuple[float, float]:
-    """Return the ratio of the rates of bssearch and Optuna, one after the other on one server, and our longest wait."""
+    """Return the ratio of the rates of bssearch and Optuna, in turn on one server, and our longest wait."""
     with running_postgres(CONNECTIONS) as server, tempfile.TemporaryDirectory() as folder:
         urls = [f"sqlite:///{folder}/ours.db", f"sqlite:///{folder}/optuna.db"]
         if case.kind == "postgresql":
@@ -251,7 +244,7 @@ def main(
     sampler: Annotated[list[str] | None, one_of(OPTUNA, "default: both")] = None,
     pairs: Annotated[int, typer.Option(help="measurements of both, one after the other")] = 3,
 ) -> bool:
-    """Measure and print; return False where a bar is missed."""
+    """Measure and print; return False if a bar is missed."""
     import_all()
     is_met = True
     for name, kind in itertools.product(case or CASES, sampler or OPTUNA):

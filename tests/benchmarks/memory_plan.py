@@ -1,12 +1,12 @@
-"""Claim: `plan memory --model` says the peak of a training step before it runs, and `plan memory` of numbers nearly so.
+"""Claim: `plan memory --model` predicts the peak of a training step, and `plan memory` of numbers nearly so.
 
     taskset -c 1 python tests/benchmarks/memory_plan.py [--only NAME]
 
-Each model is planned once, with fake tensors of the device, and then really trained for one step at two batch sizes,
-with and without checkpointing, in a process of its own each: n = 1, as a step's memory does not vary. The peak is
-measured on the CPU as the running sum of the profiler's allocation events, on a GPU by ``max_memory_allocated``. The
-optimizer's state is there when the step begins. Bar of a traced model: within 15 % where the measured peak is 1 GiB or
-more, else within 150 MiB; of numbers alone, on transformers: within 25 %.
+Each model is planned once, with fake tensors of the device. Then it trains one real step at two batch sizes, with and
+without checkpointing, each in a new process; n = 1, because a step's memory does not vary. The peak on a CPU is the
+running sum of the profiler's allocation events, on a GPU ``max_memory_allocated``. The optimizer's state exists before
+the step. Bar of a traced model: within 15 % from a measured peak of 1 GiB on, below within 150 MiB; of numbers, on
+transformers: within 25 %.
 """
 
 if not __package__:
@@ -37,7 +37,7 @@ MARK = "the step begins"
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its two batch sizes, and as a transformer its dimensions, where it is one."""
+    """A model, its two batch sizes, and the dimensions of a transformer."""
 
     model: str
     sizes: tuple[int, int]
@@ -102,7 +102,6 @@ CASES = {
 
 
 def convolutions(inputs: int, outputs: int) -> nn.Sequential:
-    """Return two convolutions, each with batch normalisation."""
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
         layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -110,7 +109,7 @@ def convolutions(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """U-Net (Ronneberger et al. 2015) of three levels on 3-channel images."""
+    """U-Net (Ronneberger et al. 2015) of three levels on images of 3 channels."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -139,7 +138,7 @@ Loss = Callable[[nn.Module, int], torch.Tensor]
 
 
 def unet() -> tuple[nn.Module, Loss]:
-    """Return the U-Net, to rebuild images of 128 pixels."""
+    """Return the U-Net, which rebuilds images of 128 pixels."""
 
     def loss(model: nn.Module, size: int) -> torch.Tensor:
         images = torch.zeros(size, 3, 128, 128)
@@ -159,7 +158,6 @@ def perceptron() -> tuple[nn.Module, Loss]:
 
 
 def request_of(case: Case) -> MemoryPlanRequest:
-    """Return how the model of a case is built."""
     return MemoryPlanRequest(
         model=case.model,
         model_settings=case.settings,
@@ -212,7 +210,7 @@ def step(case: Case, size: int, checkpointing: bool) -> Iterator[None]:
 
 
 def in_a_process(name: str, size: int, checkpointing: bool) -> int:
-    """Return `measured` of a process of its own."""
+    """Return `measured` in a new process."""
     words = [sys.executable, str(HERE), "--only", name, "--measure", str(size), *["--checkpointing"] * checkpointing]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     return int(done.stdout.strip().splitlines()[-1])
@@ -260,7 +258,7 @@ def main(
     size: Annotated[int | None, typer.Option("--measure", help="used by the script itself")] = None,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="used by the script itself")] = False,
 ) -> bool:
-    """Compare all cases; return False where one misses its bar."""
+    """Compare all cases; return False if a case misses its bar."""
     import_timm()
     if size and only:
         print(measured(CASES[only], size, checkpointing))

@@ -1,10 +1,10 @@
-"""Claim: a micro-batch that the memory probe says fits never runs out in 200 steps; one above its upper bracket does.
+"""Claim: the memory probe's largest micro-batch never runs out in 200 steps; a size above its upper bracket does.
 
     python tests/benchmarks/memory_probe.py studies/fashion_mnist_cpu.yaml --limit-gib 2
 
-Probes in real worker processes, prints each size with its peak and the fitted line, then runs a whole trial (warm-up,
-steps, evaluations) at the probe's answer, and one at a size above its upper bracket: n = 1 of each. On the CPU the
-limit is that of the process's data segment, the peak its resident memory.
+Probes in real worker processes, and prints each size with its peak and the fitted line. Then a whole trial (warm-up,
+steps, evaluations) runs at the probe's answer, and one above its upper bracket: n = 1 of each. On the CPU the limit
+applies to the process's data segment; the peak is its resident memory.
 """
 
 if not __package__:
@@ -32,7 +32,7 @@ ABOVE = 1.02
 
 
 def run(spec: StudySpec, executor: Executor, size: int, steps: int = STEPS) -> TrialOutcome:
-    """Train the default at a micro-batch size for so many steps, towards a target that is out of reach."""
+    """Train the default at a micro-batch size for some steps, towards a target out of reach."""
     target = spec.record_target
     request = make_request(
         number=size,
@@ -49,15 +49,13 @@ def run(spec: StudySpec, executor: Executor, size: int, steps: int = STEPS) -> T
 
 
 class Printer(Listener):
-    """Prints what each size did."""
+    """Prints the result of each size."""
 
     def note(self, message: str) -> None:
-        """Print a line."""
         print(message, flush=True)
 
 
 def show(found: MemoryProbe) -> None:
-    """Print what the probe found."""
     for use in sorted([*found.uses, *found.marginal], key=lambda use: use.micro_batch_size):
         verdict = "fits" if use.fits else "marginal" if use in found.marginal else "too large"
         peak = "" if use.peak_memory_bytes is None else f"peak {gib(use.peak_memory_bytes)}"

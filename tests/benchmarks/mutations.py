@@ -1,15 +1,14 @@
-"""How many of a hundred seeded mutations of the package the default tests catch.
+"""The number of seeded mutations of the package, of a hundred, that the default tests catch.
 
 Run as ``python tests/benchmarks/mutations.py TREE [--seed 0] [--count 100] [--jobs 1] [--only FILE]``, with
-``pytest-cov`` installed beside the tests' own packages. TREE is any checkout; it is copied, never touched. First its
-default tests run once under coverage, subprocesses too, which tells what test executes which line and how long each
-takes (kept in ``--work`` and used again for the same tree). Then each mutant runs the tests that execute the mutated
-line, quickest first, until one fails; a line that runs at import time, or in no test, gets the tests of its file. What
-has been run is kept in ``--work``, too: the same command goes on where it was cut off.
+``pytest-cov`` and the tests' packages installed. TREE is any checkout; a copy is mutated. First its default tests run
+once under coverage, with subprocesses. This shows the tests of each line and their seconds (kept in ``--work`` for the
+same tree). Then each mutant runs the tests of the mutated line, quickest first, until a test fails. A line that runs at
+import time, or in no test, gets the tests of its file. ``--work`` also keeps results: the same command resumes.
 
-Mutations: a comparison weakened or turned round, + for −, × for ÷, ``and`` for ``or``, a ``not`` dropped, a number
-changed (n + 1, 2 x), a returned value replaced by None, an ``if`` negated, a call statement deleted. Places are drawn
-from all of ``bssearch/**/*.py`` but templates and the guide, in the order of path and position.
+Mutations: a comparison weakened or inverted, + for −, × for ÷, ``and`` for ``or``, a ``not`` dropped, a number changed
+(n + 1, 2 x), None returned, an ``if`` negated, a call statement deleted. Places are drawn from all of
+``bssearch/**/*.py`` except templates and the guide, in the order of path and position.
 """
 
 if not __package__:
@@ -42,23 +41,23 @@ import typer
 from tests.benchmarks.harness import TEMPORARY, script
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Set to 1: threads that wait for each other make small models slow where others compute beside them."""
+"""Set to 1: threads make small models slow beside other programs."""
 
 BUDGET_SECONDS = 60.0
-"""Seconds of tests a mutant gets at most, as measured under coverage: a choice that keeps a hundred under an hour."""
+"""Most seconds of tests for a mutant, as measured under coverage: a hundred mutants then take less than an hour."""
 
 SLOW_SECONDS = 0.25
-"""Tests that take longer come after all that take less, and must fail twice: those that wait for others may flake."""
+"""Slower tests run last and must fail twice, because tests with timeouts may flake."""
 
 LEFT_OUT = ("templates", "guide")
 HEAVY = (
     "torch numpy scipy.stats scipy.optimize sklearn.datasets pandas optuna sqlalchemy alembic.command pydantic typer "
     "rich.table yaml tenacity psutil jinja2 psycopg jsonschema threadpoolctl"
 )
-"""What is imported once, before each mutant's process forks off: third parties alone, nothing of the tree."""
+"""Imported once, before each mutant's process forks: third parties only, no module of the tree."""
 
 MARK = "BSSEARCH_MUTATIONS"
-"""The environment variable by which the processes a mutant leaves behind are known, and ended."""
+"""Environment variable that marks the processes of a mutant, to kill them."""
 
 MEASURED = """
 [run]
@@ -68,14 +67,14 @@ source = {copy}/bssearch
 data_file = {data}/coverage
 context = ${{PYTEST_CURRENT_TEST-}}
 """
-"""How coverage measures a copy of the tree: a subprocess gives what it runs to the test that is running then."""
+"""Coverage settings for a copy of the tree: lines of a subprocess belong to the running test."""
 
 OPTIONS = ["-n", "0", "--dist", "no", "-q", "-p", "no:cacheprovider", "--disable-warnings"]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of the source: the text between two offsets (in bytes) of a file gives way to another."""
+    """One change of the source: replaces the text between two offsets (in bytes) of a file."""
 
     path: str
     line: int
@@ -87,7 +86,6 @@ class Mutation:
     after: str
 
     def applied(self, source: bytes) -> bytes:
-        """Return the file's content with the change made."""
         return source[: self.start] + self.after.encode() + source[self.end :]
 
 
@@ -172,7 +170,7 @@ def _expression_changes(node: ast.expr) -> Iterator[tuple[str, str]]:
 
 
 def _mutable(root: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[ast.expr | ast.stmt, ast.stmt | None]]:
-    """Yield what runs, each with its statement: no annotation, no f-string (its positions are wrong before 3.12)."""
+    """Yield executed nodes with their statements: no annotation, no f-string (its positions are wrong before 3.12)."""
     for name, value in ast.iter_fields(root):
         if name in ("annotation", "returns"):
             continue
@@ -195,18 +193,18 @@ def _is_never_run(node: ast.AST) -> bool:
 
 @dataclass
 class Coverage:
-    """What a run of the default tests has shown."""
+    """Results of the default tests."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each test that passed, by node id, its set-up included."""
     failed: list[str] = field(default_factory=list)
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """By file and line, the tests that run it, or the test files that do in a fixture or a subprocess."""
+    """Tests by file and line; test files for lines that run in a fixture or a subprocess."""
     wall_seconds: float = 0.0
 
 
 class Results:
-    """A pytest plugin that keeps how long each test took, and what failed."""
+    """A pytest plugin that records seconds and failures of tests."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -214,7 +212,6 @@ class Results:
         self.skipped: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep seconds and failures."""
         if report.when != "teardown":
             self.seconds[report.nodeid] += report.duration
         if report.skipped:
@@ -223,7 +220,6 @@ class Results:
             self.failed.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep the files that cannot be collected."""
         if report.failed:
             self.failed.append(f"{report.nodeid} (import)")
 
@@ -251,7 +247,6 @@ def measure_coverage(tree: Path, work: Path, jobs: int) -> Coverage:
 
 
 def _measure(copy: Path, data: Path, files: Sequence[str]) -> None:
-    """Run test files under coverage."""
     settings = data / "settings"
     settings.write_text(MEASURED.format(copy=copy, data=data))
     os.environ["COVERAGE_PROCESS_START"] = str(settings)
@@ -263,7 +258,7 @@ def _measure(copy: Path, data: Path, files: Sequence[str]) -> None:
 
 
 def _read_lines(result: Coverage, data: Path) -> None:
-    """Fill in which tests run which line: for fixtures and subprocesses, all tests of the file."""
+    """Record the tests of each line; for fixtures and subprocesses, all tests of the file."""
     kept = importlib.import_module("coverage").CoverageData(str(data))
     kept.read()
     for path in kept.measured_files():
@@ -305,7 +300,7 @@ def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
 
 
 class Chosen(Results):
-    """Runs the chosen tests alone, in their order, each for so long at most."""
+    """Runs only the chosen tests, in their order, each with a time limit."""
 
     def __init__(self, tests: Sequence[str], seconds: dict[str, float]) -> None:
         super().__init__()
@@ -314,12 +309,12 @@ class Chosen(Results):
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave the chosen alone, in their order."""
+        """Keep the chosen tests, in their order."""
         items[:] = sorted((item for item in items if item.nodeid in self._order), key=lambda i: self._order[i.nodeid])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """End a test that takes ten times what it took, and twenty seconds: it hangs."""
+        """End a test after ten times its known seconds and 20 s more: it hangs."""
         signal.signal(signal.SIGALRM, lambda signum, frame: pytest.fail("hangs"))
         signal.setitimer(signal.ITIMER_REAL, 20.0 + 10 * self._known_seconds.get(item.nodeid, 0.0))
         try:
@@ -351,7 +346,7 @@ def killer(copy: Path, work: Path, tests: Sequence[str], coverage: Coverage) -> 
 
 
 def outcome(mutation: Mutation, copy: Path, work: Path, coverage: Coverage, index: int) -> str | None:
-    """Return what kills a mutant, or None where it survives."""
+    """Return the test that kills a mutant, or None if the mutant survives."""
     tests = tests_for(mutation, coverage)
     file = copy / mutation.path
     source = file.read_bytes()
@@ -371,7 +366,7 @@ def outcome(mutation: Mutation, copy: Path, work: Path, coverage: Coverage, inde
 
 
 def fork(folder: Path, log: Path, work: Callable[[], None]) -> tuple[int, str]:
-    """Run a function in a process of its own, in a folder whose package is the one imported; return its id and mark."""
+    """Run a function in a new process, in a folder whose package is imported; return its id and mark."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     pid = os.fork()
     if pid:
@@ -399,7 +394,7 @@ def fork(folder: Path, log: Path, work: Callable[[], None]) -> tuple[int, str]:
 
 
 def ended(process: tuple[int, str], limit: float | None) -> bool:
-    """Wait for a forked process; return whether it ended in time. It is ended otherwise, with all it has started."""
+    """Wait for a forked process; return whether it ended in time. Otherwise kill it and all processes that it started."""
     pid, mark = process
     child = psutil.Process(pid)
     in_time = True
@@ -437,7 +432,7 @@ def fingerprint(tree: Path) -> str:
 
 
 def coverage_of(tree: Path, work: Path, jobs: int) -> Coverage:
-    """Return what the default tests run, measured unless it is known."""
+    """Return the coverage of the default tests; measure it unless known."""
     kept = work / f"coverage-{fingerprint(tree)}.json"
     if not kept.exists():
         kept.write_text(json.dumps(asdict(measure_coverage(tree, work, jobs))))
@@ -445,13 +440,13 @@ def coverage_of(tree: Path, work: Path, jobs: int) -> Coverage:
 
 
 def outcomes_in(file: Path) -> dict[int, dict[str, Any]]:
-    """Return the mutants that have been run, by their places among all."""
+    """Return the finished mutants by their places among all."""
     told = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return {one["index"]: one for one in told}
 
 
 def share(mutants: Sequence[tuple[int, Mutation]], own: Path, tree: Path, coverage: Coverage, outcomes: Path) -> None:
-    """Run mutants, each with its place among all, and write a line for each as it is done."""
+    """Run mutants, each with its place among all, and append a line for each."""
     own.mkdir(exist_ok=True)
     copy = copy_of(tree, own / "tree")
     with outcomes.open("a") as lines:

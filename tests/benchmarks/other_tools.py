@@ -38,7 +38,7 @@ from tests.evidence.trials import run_to_target
 from tests.factories import make_request
 
 FRESH = 1_000_000
-"""The first seed of the runs that judge an answer: no search draws it."""
+"""First seed of the runs that judge an answer: no search draws it."""
 
 BUCKET_S = 0.1
 """Train seconds between reports to a tool: Optuna's median pruner compares trials at equal whole steps."""
@@ -48,7 +48,7 @@ BATCH = "batch_size"
 
 @dataclass
 class Question:
-    """What every tool is asked, and the train seconds that it has."""
+    """The question for every tool, and its train seconds."""
 
     spec: StudySpec
     probes: Mapping[int, ProbeRecord]
@@ -67,7 +67,7 @@ class Question:
 
 
 class Training:
-    """A trial of an executor, an evaluation at a time."""
+    """A trial of an executor, one evaluation at a time."""
 
     def __init__(self, question: Question, executor: Executor, configuration: Configuration, number: int) -> None:
         probe = question.probes[configuration.batch_size]
@@ -108,7 +108,7 @@ class Training:
 
 @dataclass
 class Search:
-    """The trials of a tool: their number, their train seconds, and the fastest of them."""
+    """Trials of a tool: number, train seconds, and the fastest."""
 
     tool: str
     trials: int = 0
@@ -262,7 +262,7 @@ def in_process(spec: StudySpec) -> StudySpec:
 
 
 def own_search(spec: StudySpec, db: str) -> Search:
-    """Run bssearch's study; its answer is what it recommends."""
+    """Run bssearch's study; the answer is its recommendation."""
     search, began = Search("bssearch"), time.monotonic()
     answer = run_study(spec, Launch(db=db))
     search.wall_s = time.monotonic() - began
@@ -282,7 +282,7 @@ def main(
     confirm_top: int | None = None,
     seeds: int = 10,
 ) -> None:
-    """Ask all tools, judge their answers with fresh seeds, and print both."""
+    """Ask all tools, judge their answers with fresh seeds, and print the results."""
     given = load_spec(find_spec(study))
     budget = given.budget.model_copy(update={"trials": trials or given.budget.trials})
     shorter = {} if confirm_top is None else {"top": confirm_top, "runs": 3, "max_runs": None}

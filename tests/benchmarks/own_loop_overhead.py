@@ -1,16 +1,16 @@
-"""How much time bssearch adds to a training loop of one's own: `trial.batches`, and the callbacks of two trainers.
+"""Time that bssearch adds to your own training loop: `trial.batches`, and the callbacks of two trainers.
 
 Run as ``python tests/benchmarks/own_loop_overhead.py [--loop batches|lightning|transformers]``. Exits 1 if a median is
 above 2 %, for steps of at least 5 ms.
 
-All train the shipped digits at one batch size on one CPU thread, segment by segment, in an order that changes. A
-segment is what a trial runs between two evaluations, which are in nobody's time. The trial's segment has its clock, its
-line to a worker (a real socket), its check of whether to stop and of its limit. Its first 23 steps, which are timed one
-by one, lie before the segments. The A/A row is one kind of plain segments against another: it shows the noise.
+All train the shipped digits at one batch size on one CPU thread, segment by segment, in changing order. A segment is a
+trial's work between two evaluations. The trial's segment has its clock, its connection to a worker (a real socket), its
+stop check and limit check. Its first 23 steps, which are timed one by one, come before the segments. The A/A row
+compares two kinds of plain segments: it shows the noise.
 
-- ``batches``: a plain loop and a trial's take turns, over the same kind of `DataLoader`.
-- ``lightning``, ``transformers``: within one fit of the library's trainer the callback's hooks of a step are called, or
-  not. So the fit is the same, and its memory, which makes one fit up to 7 % slower than its twin.
+- ``batches``: a plain loop and a trial's loop take turns, over the same kind of `DataLoader`.
+- ``lightning``, ``transformers``: within one fit of the library's trainer, the callback's hooks of a step are called or
+  skipped. So both have the same fit and memory; two equal fits differ by up to 7 %.
 """
 
 if not __package__:
@@ -60,7 +60,6 @@ class Training:
         self.loader: DataLoader[Any] = DataLoader(train, batch_size=batch_size, shuffle=True, drop_last=True)
 
     def step(self, batch: Any) -> None:
-        """Take an optimizer step."""
         inputs, targets = batch
         loss = self.digits.loss(self.model, inputs, targets, label_smoothing=0.0)
         self.optimizer.zero_grad()
@@ -82,9 +81,9 @@ def plain(batch_size: int, steps: int) -> Iterator[float]:
 
 
 def script_trial(batch_size: int) -> tuple[Trial, socket.socket]:
-    """Return a script's trial that is evaluated before its first step alone, and the worker's end of its line.
+    """Return a script's trial with an evaluation before its first step only, and the worker's socket.
 
-    That end must stay open as long as the trial lasts.
+    Keep the socket open until the trial ends.
     """
     request = make_request(
         number=1,
@@ -104,7 +103,7 @@ def script_trial(batch_size: int) -> tuple[Trial, socket.socket]:
 
 
 def own_loop(batch_size: int, steps: int) -> Iterator[float]:
-    """Yield the seconds of each segment of a trial's loop, which ends where it would be evaluated."""
+    """Yield the seconds of each segment of a trial's loop."""
     trial, worker = script_trial(batch_size)
     training = Training(batch_size)
     began = 0.0
@@ -118,7 +117,7 @@ def own_loop(batch_size: int, steps: int) -> Iterator[float]:
 
 
 def time_batches(batch_size: int, steps: int, rounds: int) -> Times:
-    """Let a trial's loop and two plain ones take turns."""
+    """Let a trial's loop and two plain loops take turns."""
     loops = {kind: (own_loop if kind == "bssearch" else plain)(batch_size, steps) for kind in KINDS}
     times: Times = {kind: [] for kind in KINDS}
     for _ in range(TIMED_STEPS // steps + 1):
@@ -131,7 +130,7 @@ def time_batches(batch_size: int, steps: int, rounds: int) -> Times:
 
 
 class Segments:
-    """Times a fit's segments of ``steps``; the callback is on in those of ``bssearch``, and before the first."""
+    """Times a fit's segments of ``steps``; the callback is on before the first and in those of ``bssearch``."""
 
     def __init__(self, steps: int, rounds: int) -> None:
         self.times: Times = {kind: [] for kind in KINDS}
@@ -142,11 +141,10 @@ class Segments:
 
     @property
     def total(self) -> int:
-        """Return how many steps the fit takes."""
         return -self._taken + self._steps * len(self._kinds) + 1
 
     def stepped(self) -> None:
-        """Take note that a step begins, and all before it have ended."""
+        """Record that a step begins and all earlier steps have ended."""
         if self._taken >= 0 and self._taken % self._steps == 0:
             segment, now = self._taken // self._steps, time.perf_counter()
             if segment > 0:
@@ -157,7 +155,7 @@ class Segments:
 
 
 Fit = Callable[[int, Trial, Segments], None]
-"""Fits at a batch size, with a trial's callback that the segments switch."""
+"""Fits at a batch size, with a trial's callback that the segments switch on and off."""
 
 
 def fit_lightning(batch_size: int, trial: Trial, segments: Segments) -> None:
@@ -289,7 +287,7 @@ LOOPS: dict[str, Callable[[int, int, int], Times]] = {
     "lightning": in_a_fit(fit_lightning),
     "transformers": in_a_fit(fit_transformers),
 }
-"""Each times segments of so many steps at a batch size, in so many rounds with one segment of every kind."""
+"""Functions of batch size, steps per segment and rounds; each round has a segment of every kind."""
 
 
 def measure(loop: str, batch_size: int, steps: int, rounds: int) -> dict[str, Any]:

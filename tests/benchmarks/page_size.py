@@ -1,9 +1,8 @@
-"""How large the page of a study is and what it takes to write, at 40 trials and at 4,000 (292,000 observations).
+"""Size of a study's page and the time to write it, at 40 trials and at 4,000 (292,000 observations).
 
-Drawing is from the study's picture to the page as text, within one process; beside it stands how long the study takes
-to read and to answer. The report is ``bssearch report --html`` as a whole process, with its peak memory. Bars: 0.4 MB
-at 40 trials; at 4,000 trials 1.5 MB; 0.3 s to draw, 5 s and 1 GB for the report.
-Run: python tests/benchmarks/page_size.py
+Drawing is the time from the study's picture to the page as text, in one process, compared with the time to read and
+answer the study. The report is a process of ``bssearch report --html``, with its peak memory. Bars: 0.4 MB at 40
+trials; at 4,000 trials 1.5 MB; 0.3 s to draw, 5 s and 1 GB for the report. Run: python tests/benchmarks/page_size.py
 """
 
 if not __package__:
@@ -32,7 +31,7 @@ DRAWING_BAR, REPORT_BAR, MEMORY_BAR = 0.3, 5.0, 1e9
 
 
 def median_seconds(work: Callable[[], object]) -> float:
-    """Return the median of several runs' seconds, the first left out."""
+    """Return the median seconds of several runs, without the first."""
     return statistics.median([seconds_of(work) for _ in range(DRAWINGS + 1)][1:])
 
 
@@ -49,7 +48,7 @@ def report(url: str, page: Path) -> tuple[float, int]:
 
 
 def measured(trials: int, folder: Path) -> bool:
-    """Print the figures of a study of so many trials; return whether its bars are met."""
+    """Print the figures of a study of some trials; return whether its bars are met."""
     url, page = f"sqlite:///{folder / str(trials)}.db", folder / f"{trials}.html"
     print(f"{trials:,} trials, {fill(url, trials, OBSERVATIONS):,} observations")
     with open_store(url) as store:

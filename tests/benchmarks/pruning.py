@@ -1,12 +1,12 @@
-"""What each pruning policy costs and misses on recorded curves, and that the operating points keep their bars.
+"""Costs and misses of each pruning policy on recorded curves, and the bars of `safe`, `balanced` and `fast`.
 
 Run as ``python tests/benchmarks/pruning.py TABLE.csv.gz…``, a few minutes for six tables: 60 draws of 50 trials of each
-table with each of 10 seeds, one trial at a time. Exits 1 where `safe`, `balanced` or `fast` costs more than 0.39, 0.31
-or 0.23 of no pruning, or misses the winner in more than 1, 5 or 12 % of the draws, or where a policy that is there for
-comparison is better than one of them in both.
+table with each of 10 seeds, one trial at a time. Exits 1 if `safe`, `balanced` or `fast` costs more than 0.39, 0.31 or
+0.23 of no pruning, or misses the winner in more than 1, 5 or 12 % of the draws. Also exits 1 if another policy is
+better in both.
 
-Then, leave one table out: for each table the patience that the other tables would have chosen (the least cost that
-keeps three quarters of the bar's misses on them), and what it comes to on the table left out.
+Then one table is left out in turn: the other tables choose the patience of least cost that keeps three quarters of the
+bar's misses. Its cost and misses on the left-out table are printed.
 """
 
 if not __package__:
@@ -27,7 +27,7 @@ from tests.benchmarks.simulate.draws import PRUNERS, Draw, Summary, by_policy, p
 from tests.benchmarks.simulate.tables import read_table
 
 PROCESSES = 2
-"""Most machines have two cores to spare; how many there are changes nothing but the time. A choice."""
+"""Most machines have two spare cores; results do not depend on this number."""
 
 SEEDS = range(10)
 DRAWS = 60
@@ -45,14 +45,13 @@ def draws_of(table: RecordedTable, names: Sequence[str], seed: int) -> dict[str,
 def all_draws(
     tables: Sequence[RecordedTable], names: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, dict[str, list[Draw]]]:
-    """Return the draws of every seed, by table and policy; each table with each seed is a task of its own."""
+    """Return the draws of every seed, by table and policy; each table with each seed is one task."""
     with ProcessPoolExecutor(PROCESSES) as pool:
         tasks = {table.name: [pool.submit(draws_of, table, list(names), seed) for seed in seeds] for table in tables}
         return {name: dict(by_policy(task.result() for task in of_table)) for name, of_table in tasks.items()}
 
 
 def told(name: str, one: Summary) -> str:
-    """Return a policy's figures as a line."""
     cost, missed = one.relative_cost, one.miss_rate
     return (
         f"{name:12} {cost.mean:.3f} [{cost.low:.3f}, {cost.high:.3f}]   {missed.mean:6.2%} [{missed.low:.2%}, "
@@ -61,7 +60,7 @@ def told(name: str, one: Summary) -> str:
 
 
 def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
-    """Print every policy over all tables; return whether the operating points keep their bars."""
+    """Print every policy over all tables; return whether the bars are met."""
     policies = {name: summarize(draws) for name, draws in by_policy(all_draws(tables, PRUNERS, SEEDS).values())}
     kept = True
     for name, one in policies.items():
@@ -78,7 +77,7 @@ def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
 
 
 def leave_one_out(tables: Sequence[RecordedTable]) -> None:
-    """Print what the patience chosen on the other tables comes to on each."""
+    """Print the results of each table with the patience that the other tables choose."""
     by_table = all_draws(tables, [f"{PACE}{patience:g}" for patience in PATIENCES], SEEDS[:3])
     for name, (_, bar) in BARS.items():
         left_out: list[Draw] = []

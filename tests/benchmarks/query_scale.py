@@ -27,7 +27,7 @@ LADDER = (8, 16, 32, 64, 128)
 
 
 def fill(url: str, trials: int, observations: int) -> int:
-    """Store a study of search trials, and of confirmation runs for every tenth; return how many observations."""
+    """Store a study of search trials, and confirmation runs for every tenth; return the number of observations."""
     spec, environment, rng = make_spec(), make_environment(), random.Random(0)
     with open_store(url) as store:
         store_study(store, spec, environment)
@@ -88,7 +88,7 @@ def best(url: str) -> None:
 
 
 def main() -> bool:
-    """Measure and print; return 1 above the bar."""
+    """Measure and print; return False above the bar."""
     with tempfile.TemporaryDirectory() as folder:
         urls = {}
         for index, (name, size) in enumerate(SIZES.items()):

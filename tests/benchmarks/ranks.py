@@ -1,12 +1,13 @@
-"""What adding gradients over ranks costs, beside PyTorch's DistributedDataParallel; how soon a death is noticed.
+"""CPU time of adding gradients over ranks, compared with PyTorch's DistributedDataParallel; and the time to notice a
+death.
 
     python tests/benchmarks/ranks.py [--batch-size 512] [--ranks 2] [--turns 60] [--kills 5]
 
 Processes on gloo, with one thread each, train the same perceptron in turns of ten steps: through DDP, and with the
-hooks of `bssearch.training.ranks`. The ratio is of CPU seconds per step of rank 0, all its threads included: other
-programs lengthen wall time, and in turn so do the processes each other. The bar is 1.05.
+hooks of `bssearch.training.ranks`. The ratio is of CPU seconds per step of rank 0, over all its threads, because other
+processes lengthen wall time. The bar is 1.05.
 
-Then ``kills`` trials of a worker lose their last rank to SIGKILL. The bar is 1 s from the signal to the trial's end.
+Then SIGKILL hits the last rank of ``kills`` trials. The bar is 1 s from the signal to the trial's end.
 """
 
 if not __package__:

@@ -1,11 +1,10 @@
-"""Two real searches at equal budget: `auto` with `balanced`, and Optuna's TPE with its median pruner.
+"""Real searches at equal budget: `auto` with `balanced`, and Optuna's TPE with its median pruner.
 
-Run as ``python tests/benchmarks/real_search.py [STUDY]``: a shipped study or a spec (default: fashion_mnist_cpu), in
-a temporary folder; ``--wall-seconds`` is what each search may take, ``--searches`` how many of each are run, in turns,
-and ``--seeds`` how many fresh runs each incumbent gets afterwards. Every trial that was the fastest when it ended is an
-incumbent; its true time is the mean over the fresh seeds, infinite where one misses the target within the limit.
-Printed are the train seconds of a search until its incumbent's true time is within 25 % and 10 % of the best incumbent
-of all searches, and the incumbent at its end.
+Run as ``python tests/benchmarks/real_search.py [STUDY]``: a shipped study or a spec (default: fashion_mnist_cpu), in a
+temporary folder. Each search takes ``--wall-seconds``; ``--searches`` of each run in turns. Each incumbent, a trial
+that was the fastest at its end, then gets ``--seeds`` fresh runs. Its true time is their mean, infinite if a run misses
+the target within the limit. Prints the train seconds of a search until its incumbent's true time is within 25 % and 10
+% of the best incumbent of all searches, and its last incumbent.
 """
 
 if not __package__:
@@ -34,24 +33,23 @@ from tests.evidence.trials import run_to_target
 PAIRS = (("auto", "balanced"), ("tpe", "median"))
 WITHIN = (1.25, 1.10)
 FRESH = 1_000_000
-"""The first seed of the runs that judge an incumbent: no search draws it."""
+"""First seed of the runs that judge an incumbent: no search draws it."""
 
 
 @dataclass(frozen=True)
 class Incumbent:
-    """A trial that was the fastest when it ended, after so many train seconds of its search."""
+    """A trial that was the fastest at its end, and the train seconds of its search until then."""
 
     trial: TrialRecord
     spent: float
 
     @property
     def configuration(self) -> Configuration:
-        """Return what it ran, however it was split."""
         return self.trial.configuration.in_micro_batches(1)
 
 
 def variant(spec: StudySpec, sampler: str, pruner: str, seed: int, wall_seconds: float) -> StudySpec:
-    """Return the spec with another sampler and pruner, ended by the clock alone and without confirmation."""
+    """Return the spec with another sampler and pruner, ended by the clock only and without confirmation."""
     changes = {
         "name": f"{spec.name}-{sampler}-{pruner}-{seed}",
         "sampler": {"name": sampler},
@@ -86,7 +84,7 @@ def incumbents(trials: Sequence[TrialRecord]) -> tuple[list[Incumbent], float]:
 def true_seconds(
     spec: StudySpec, executor: Executor, configuration: Configuration, probe: ProbeRecord, seeds: int
 ) -> float:
-    """Return the mean seconds to the target of a configuration over fresh seeds, infinite where one misses it."""
+    """Return a configuration's mean seconds to the target over fresh seeds, infinite if a seed misses the target."""
     cap = spec.budget.trial_train_seconds
     outcomes = [run_to_target(spec, executor, configuration, probe, FRESH + seed, cap) for seed in range(seeds)]
     return statistics.fmean(one.time_to_target_s or math.inf for one in outcomes)
@@ -99,7 +97,7 @@ def main(
     seeds: int = 5,
     data_dir: Path | None = None,
 ) -> None:
-    """Run the searches, then their incumbents again, and print both side by side."""
+    """Run the searches and then their incumbents, and print both."""
     spec = load_spec(find_spec(study))
     made: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
     probes: dict[int, ProbeRecord] = {}

@@ -1,10 +1,10 @@
-"""How often the recommended batch size is as good as the best, on studies made from the law with known noise.
+"""Share of recommended batch sizes as good as the best, on studies made from the law with known noise.
 
 Run as ``python tests/benchmarks/recommendation.py``: a minute or two. Each study has six batch sizes an octave apart
-around B_crit, 5 confirmation runs each with log-normal noise in the steps to the target, and step times t = α + β·B
-whose α/β puts the true optimum anywhere among them. Counted is whether the true time of the recommended batch size is
-within 5 % of the least true time. Exits 1 below 95 % at a noise of 4 % (coefficient of variation), or 90 % at 10 and
-20 %. Beside it: how often by which rule, and what the least median alone would have reached.
+around B_crit, with 5 confirmation runs each. Steps to the target have log-normal noise. Step times are t = α + β·B; α/β
+puts the true optimum anywhere among the sizes. A recommendation counts if its true time is within 5 % of the least true
+time. Exits 1 below 95 % at a noise of 4 % (coefficient of variation), or 90 % at 10 and 20 %. Also printed: the counts
+of the rules, and the share of the least median.
 """
 
 if not __package__:
@@ -57,7 +57,6 @@ def regret(chosen: int, truth: dict[int, float]) -> float:
 
 
 def main() -> bool:
-    """Make the studies, ask for the answer, count."""
     from bssearch.records import StudyRecord
 
     spec = make_spec(

@@ -26,12 +26,12 @@ from pathlib import Path
 COLUMNS, ROWS = 100, 32
 FRAMES = 40
 HOLD_SHARE = 0.4
-"""Share of the animation for which the last frame stays."""
+"""Share of the animation that shows the last frame."""
 
 SIZE_BAR = 400_000
 
 Chunk = tuple[float, str]
-"""Seconds since the start, and what was printed then."""
+"""Seconds since the start, and the output."""
 
 
 def record(command: list[str], folder: str) -> tuple[list[Chunk], int]:
@@ -55,7 +55,7 @@ def record(command: list[str], folder: str) -> tuple[list[Chunk], int]:
 
 
 def frames(chunks: Iterable[Chunk]) -> list[tuple[float, tuple[str, ...]]]:
-    """Return at most `FRAMES` screens that differ, evenly over the run, each with its second; the last one is kept."""
+    """Return at most `FRAMES` different screens, evenly over the run, each with its second; the last one is kept."""
     pyte = importlib.import_module("pyte")
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.Stream(screen)

@@ -1,10 +1,10 @@
-"""Whether the same request gives the same steps-to-target and the same seconds, time after time.
+"""Whether equal requests take the same steps to the target and the same seconds.
 
 Run as ``python tests/benchmarks/repeatability.py [--busy]``. One worker process runs the same request ten times, with
-deterministic algorithms. Exits 1 where the steps-to-target or a metric differ; where the train seconds' coefficient of
-variation (CV) is above 1 % on a GPU; and where the contended flag is wrong. It is wrong with ``--busy`` on any run that
-was not flagged: then busy processes run beside the trials, one for each CPU, or one on the same GPU. Without ``--busy``
-a machine that is otherwise idle is assumed: a flag is wrong then, and so is the machine.
+deterministic algorithms. Exits 1 if the steps or a metric differ, if the train seconds' coefficient of variation (CV)
+is above 1 % on a GPU, or if a contended flag is wrong. With ``--busy``, busy processes run beside the trials, one for
+each CPU or one on the same GPU, and every run must be flagged. Without ``--busy`` an idle machine is assumed and no run
+may be flagged.
 """
 
 if not __package__:
@@ -69,7 +69,7 @@ def request_of(workload: str) -> TrialRequest:
 
 @contextmanager
 def busy_process(code: str) -> Iterator[int]:
-    """Run a busy process inside the block; give its id once it is busy."""
+    """Run a busy process inside the block; yield its id once it is busy."""
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         not_none(process.stdout).readline()
@@ -90,7 +90,7 @@ def busy_processes(device: str) -> Iterator[None]:
 
 
 def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -> dict[str, Any]:
-    """Run the request ``runs`` times in one worker and return what differed."""
+    """Run the request ``runs`` times in one worker; return the differences."""
     settings = ExecutorSettings(
         workload=workload,
         folder=Path.cwd(),

@@ -1,12 +1,11 @@
-"""Claims: the sampler `auto` takes at most 50 ms of its own time per ask at 1,000 trials, 100 ms at 10,000; around the
-samplers of Optuna the adapter takes at most 10 ms per choice at 1,000 trials.
+"""Claims: the sampler `auto` takes at most 50 ms per ask at 1,000 trials, 100 ms at 10,000; the adapter for samplers of
+Optuna takes at most 10 ms per choice at 1,000 trials.
 
-Run as ``python tests/benchmarks/sampler_time.py``, a minute on two cores. Made-up trials follow the law of batch size,
-a third of them to the target, the others stopped on the way. Timed is what `Planner.next_trial` does once the history
-has taken one more trial in; beside it Optuna's TPE asking for the same parameters. The adapter's time is that of a
-choice without what it spends inside ``optuna.Study.ask``, which is the sampler's own: of a choice as a study makes it,
-and for comparison of one over all trials instead of those near the batch size, in CPU seconds. Medians of 9 asks in one
-process, threads as they come. Exits 1 over a bar.
+Run as ``python tests/benchmarks/sampler_time.py``, a minute on two cores. Synthetic trials follow the law of batch
+size; a third reach the target, the others are stopped early. `Planner.next_trial` is timed after the history has taken
+one more trial, and compared with Optuna's TPE over the same parameters. The adapter's CPU seconds are those of a choice
+without ``optuna.Study.ask``: of a study's choice, and of a choice over all trials instead of the trials near the batch
+size. Medians of 9 asks in one process, with default threads. Exits 1 over a bar.
 """
 
 if not __package__:
@@ -44,7 +43,7 @@ SIZES = tuple(2**power for power in range(3, 12))
 
 
 def spec(sampler: str = "auto") -> StudySpec:
-    """Return the spec of the continuous space, its budget so large that the answer asks for nothing yet."""
+    """Return the spec of the continuous space, with a budget that never ends the search."""
     space = {
         "batch_size": {"low": SIZES[0], "high": SIZES[-1]},
         "learning_rate": {"reference_batch": 32, "low": 0.001, "high": 1.0, "rule": "sqrt"},
@@ -68,7 +67,7 @@ def law_seconds(batch_size: float, learning_rate: float, rng: np.random.Generato
 
 
 def curve(seconds: float, state: TrialState) -> list[tuple[float, float]]:
-    """Return a metric over train seconds that is `TARGET` after ``seconds``, half of it where the trial was stopped."""
+    """Return a metric over train seconds that is `TARGET` after ``seconds``; a stopped trial has half the curve."""
     end = seconds if state is TrialState.REACHED else seconds / 2
     moments = np.linspace(0.0, end, EVALUATIONS)
     gains = 0.1 + (TARGET - 0.1) * np.minimum(moments / seconds, 1.0) ** 0.5
@@ -76,7 +75,7 @@ def curve(seconds: float, state: TrialState) -> list[tuple[float, float]]:
 
 
 def state_of(number: int, count: int) -> TrialState:
-    """Return how a trial ended; the last two run."""
+    """Return a trial's state; the last two run."""
     if number >= count - 2:
         return TrialState.RUNNING
     kinds = (TrialState.REACHED, TrialState.PRUNED, TrialState.CAPPED)
@@ -84,7 +83,7 @@ def state_of(number: int, count: int) -> TrialState:
 
 
 class Study:
-    """A study over the spec's space that grows by a trial between two asks."""
+    """A study over the spec's space that grows by a trial between asks."""
 
     def __init__(self, count: int, sampler: str = "auto") -> None:
         self.spec = spec(sampler)
@@ -147,7 +146,7 @@ def tpe_ask(count: int) -> Callable[[], object]:
 
 
 def space_seconds(count: int) -> tuple[float, float]:
-    """Return the median time of an ask over the spec's space, and the time of the first, after a restart."""
+    """Return the median time of an ask over the spec's space, and of the first ask after a restart."""
     study = Study(count)
     times = []
     for _ in range(ASKS + 1):
@@ -157,7 +156,7 @@ def space_seconds(count: int) -> tuple[float, float]:
 
 
 def adapter_seconds(name: str) -> tuple[float, float, float]:
-    """Return the CPU seconds of a choice and of one over all trials without Optuna's own, and Optuna's own of these."""
+    """Return the adapter's CPU seconds of a choice and of a choice over all trials, and Optuna's of the latter."""
     study = Study(ADAPTER_COUNT, name)
     sampler, history, inside = study.sampler, study.history, 0.0
     assert isinstance(sampler, OptunaSampler)

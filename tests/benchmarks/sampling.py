@@ -37,12 +37,11 @@ HEAD = (
 
 
 def seconds(value: float | None) -> float:
-    """Return a median or a quantile, ∞ where there is none."""
+    """Replace None by ∞."""
     return math.inf if value is None else value
 
 
 def told(name: str, one: SearchSummary, took: float) -> str:
-    """Return a pair's figures as a line."""
     costs = [
         f"{seconds(value):8.2f}" for value in (one.cost_to_within_25, one.cost_to_within_25_p90, one.cost_to_within_10)
     ]

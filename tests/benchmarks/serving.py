@@ -1,12 +1,11 @@
 """The pages of `bssearch serve` at 4,000 trials: the first paint of a study, and the memory of the server.
 
-A server of its own process is asked by Chromium on loopback. The first paint is the browser's own figure, from the
-start of the navigation to the first contents, of a page that the server has made for nobody yet (its version is new:
-a trial has ended since) and of one that it has kept. Beside it a study of 40 trials, in the same run. Memory is the
-process's resident set after all pages have been asked for many times, by several readers at once.
+Chromium asks a separate server process on loopback. The browser measures the first paint from the start of the
+navigation to the first contents: of a new page (a trial has just ended) and of a stored page. A study of 40 trials is
+measured in the same run. Memory is the process's resident set after several concurrent readers have asked for all pages
+many times.
 
-Bars: first paint of a study of 4,000 trials at most 1 s; memory at most 300 MB.
-Run: python tests/benchmarks/serving.py
+Bars: first paint of a study of 4,000 trials at most 1 s; memory at most 300 MB. Run: python tests/benchmarks/serving.py
 """
 
 if not __package__:
@@ -42,7 +41,7 @@ PAINT = "performance.getEntriesByName('first-contentful-paint').map((one) => one
 
 @contextmanager
 def serving(url: str) -> Iterator[tuple[psutil.Process, str]]:
-    """Give the process of a server and its address."""
+    """Yield the process of a server and its address."""
     command = [sys.executable, "-m", "bssearch", "serve", "--db", url, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -54,7 +53,7 @@ def serving(url: str) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def paint_seconds(browser: Browser, address: str) -> float:
-    """Return the seconds to the first paint of the study's page, in a browser that has seen none of it."""
+    """Return the seconds to the first paint of the study's page, in a new browser."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{address}/studies/toy")
@@ -66,7 +65,7 @@ def paint_seconds(browser: Browser, address: str) -> float:
 
 
 def visit(address: str) -> None:
-    """Ask for every page, as several readers do at once."""
+    """Ask for every page, as several concurrent readers."""
 
     def ask(path: str) -> None:
         with urllib.request.urlopen(f"{address}{path}") as answer:
@@ -77,7 +76,7 @@ def visit(address: str) -> None:
 
 
 def measured(browser: Browser, url: str) -> tuple[list[float], list[float], float]:
-    """Return the first paints of new pages and of kept ones, and the server's memory in MB (10⁶ bytes) at the end."""
+    """Return the first paints of new and of stored pages, and the server's memory in MB (10⁶ bytes) at the end."""
     rng = random.Random(1)
     with serving(url) as (process, address):
         paint_seconds(browser, address)  # what is imported at first is no matter of the page

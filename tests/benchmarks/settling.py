@@ -120,7 +120,9 @@ class Lab:
         self.space = spec_of(1, 1).space
 
     def run(self, number: int, configuration: Configuration, seed: int, phase: Phase) -> TrialRecord:
-        """Trial of a configuration: steps by truth and noise, seconds by a pace that the reference sees in part."""
+        """Trial of a configuration: steps by truth and noise, seconds by a pace that the reference kernel partly
+        measures.
+        """
         size, rng = configuration.batch_size, self.rng
         log = self._noise(size, seed)
         steps = self.truth.steps(size) * math.exp(self.truth.excess(configuration) + log)
@@ -206,7 +208,7 @@ def spec_of(runs: int, most: int) -> StudySpec:
 
 
 def study(shared: tuple[tuple[str, ...], int, int], index: int) -> dict[str, object]:
-    """Search, confirm and answer one study; return what `held` says."""
+    """Search, confirm and answer one study; return its comparison with the truth."""
     names, runs, most = shared
     name = names[index % len(names)]
     lab = Lab(CELLS[name], np.random.default_rng((11, index)), index)
@@ -218,7 +220,7 @@ def study(shared: tuple[tuple[str, ...], int, int], index: int) -> dict[str, obj
 
 
 def held(truth: Truth, history: History) -> dict[str, float | None]:
-    """Compare the answer with the truth: shares, seconds of confirmation over those of one best run, and runs."""
+    """Compare the answer with the truth. Costs are seconds of confirmation over one run of the best configuration."""
     trials = list(history.all_trials)
     answer = answer_of(history.spec, trials, history.probes)
     least = {size: truth.least(size) for size in SIZES}
