@@ -143,7 +143,7 @@ def busy_share() -> float:
 
 
 def shares_of(node: Node) -> tuple[pd.DataFrame, bool]:
-    """Return the right cells and intervals of an answer, and whether its fastest cell is within 5 % of the best of all."""
+    """Return the right cells and intervals of an answer, and whether its fastest cell is near the best of all."""
     found = answer_of(node)
     best = {row.batch_size: row.best.parameters for row in found.batches if row.best is not None}
     true = [

@@ -27,7 +27,7 @@ SIX = tuple(2**exponent for exponent in range(10, 16))
 
 @dataclass(frozen=True)
 class Study:
-    """A study to draw: ``runs`` at each batch size; at the ``censored`` largest sizes half of the runs miss the target."""
+    """A study to draw: ``runs`` at each batch size; half of the runs miss at the ``censored`` largest sizes."""
 
     name: str
     cv: float = 0.04

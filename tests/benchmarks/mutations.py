@@ -394,7 +394,7 @@ def fork(folder: Path, log: Path, work: Callable[[], None]) -> tuple[int, str]:
 
 
 def ended(process: tuple[int, str], limit: float | None) -> bool:
-    """Wait for a forked process; return whether it ended in time. Otherwise kill it and all processes that it started."""
+    """Wait for a forked process; return whether it ended in time. Afterwards kill all processes that it started."""
     pid, mark = process
     child = psutil.Process(pid)
     in_time = True

@@ -1,18 +1,18 @@
-"""Whole studies, search to verdict, where the truth is known and what goes wrong in life goes wrong.
+"""Whole studies, from search to verdict, with a known truth and realistic disturbances.
 
-Run as ``python tests/benchmarks/verdicts.py [TABLE ...] [--studies 300]``: some ten minutes. Studies run by
-the engine of real ones, half on laws drawn at random (S = S_min (1 + B_crit / B), a valley over the learning rate whose
-bottom moves with the batch size, t = α + β·B), the rest on recorded TABLEs with a batch axis, whose truth is a smooth
-model with resampled residuals, so that the winner's own seeds never confirm it.
+Run as ``python tests/benchmarks/verdicts.py [TABLE.csv.gz …] [--studies 300]``. The engine of real studies runs them.
+Half are on laws drawn at random (S = S_min (1 + B_crit / B), a valley over the learning rate whose bottom moves with
+the batch size, t = α + β·B). The others are on recorded TABLEs with a batch axis; their truth is a smooth model with
+resampled residuals, so that the winner's own seeds never confirm it.
 
-What goes wrong: seeds differ by 4, 10 or 20 %; the machine is slower or faster in every run by 5 to 30 %, which the
-reference kernel sees but for half as much again; in a third of the runs a neighbour takes the processor, which costs up
-to twice the time, that trials do not race by and step times are freed of; step times have the errors of three visits.
+Disturbances: seeds differ by 4, 10 or 20 %. The machine is slower or faster in every run by 5 to 30 %; the reference
+kernel sees two thirds of this. In a third of the runs a neighbour takes the processor and costs up to twice the time;
+races and step times exclude these waits. Step times have the errors of three visits.
 
-Counted over the verdicts that are not called provisional: whether the recommended batch size is within 5 % (10 %) of
-the least true time; over all: whether the 95 % intervals of the optimum's time and of the speed-ups hold the truth, how
-wide the former are against an oracle's, who knows the step times and which size wins; and how many are provisional.
-Exits 1 where a bar is missed: 90 %, 95 %, 92 %, 1.3; 10 % provisional at 4 % noise, 40 % at 10 %.
+Over the verdicts that are not provisional: the shares of recommended batch sizes within 5 % (10 %) of the least true
+time. Over all: the shares of 95 % intervals of the optimum's time and of the speed-ups that hold the truth, the width
+of the former over an oracle's, which knows the step times and the best size; and the share of provisional verdicts.
+Exits 1 if a bar is missed: 90 %, 95 %, 92 %, 1.3; 10 % provisional at 4 % noise, 40 % at 10 %.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ VISITS = 3
 
 @dataclass(frozen=True)
 class Case:
-    """A space with its truth: the median seconds of each cell, and the seeds' deviation of log seconds."""
+    """A space with its truth: the median seconds of each cell, and the deviation of log seconds between seeds."""
 
     name: str
     space: TableSpace
@@ -66,7 +66,7 @@ class Case:
     truth: Truth | None = None
 
     def fresh_run(self, point: int, seed: int) -> Replay:
-        """Return a run of a cell with a seed that nobody has seen."""
+        """Return a run of a cell with a new seed."""
         if self.truth is not None:
             return self.truth.fresh_run(point, seed)
         rng = np.random.default_rng((seed, point))
@@ -74,7 +74,7 @@ class Case:
 
 
 def curve(space: TableSpace, point: int, seconds: float) -> Replay:
-    """Return a run that gets to the target after so many seconds, evaluated at its batch size's cadence and there."""
+    """Return a run that reaches the target after ``seconds``, evaluated at its batch size's cadence and then."""
     size = space.batch_size(point)
     step = space.step_seconds[size]
     apart = space.cadence[size]
@@ -86,7 +86,6 @@ def curve(space: TableSpace, point: int, seconds: float) -> Replay:
 
 
 def law_case(rng: np.random.Generator, noise: float) -> Case:
-    """Return a law drawn at random over batch size and learning rate."""
     b_crit, half, s_min = 2 ** rng.uniform(5, 9), 2 ** rng.uniform(5, 10), 200.0
     power, bottom, valley = rng.choice([0.5, 1.0]), 2 ** rng.uniform(-4.5, -2.5), rng.uniform(0.1, 0.4)
     step = {size: 1e-3 * (half + size) / half for size in SIZES}
@@ -116,7 +115,6 @@ def law_case(rng: np.random.Generator, noise: float) -> Case:
 
 
 def recorded_case(path: Path, target: float | None) -> Case:
-    """Return a recorded table with its smooth truth."""
     table = read_table(path)
     space = table_space(table if target is None else with_target(table, target))
     truth = Truth(space)
@@ -124,7 +122,7 @@ def recorded_case(path: Path, target: float | None) -> Case:
 
 
 class Machine(VirtualClock):
-    """A clock that measures as a shared machine does: each run with its own pace, some beside a neighbour."""
+    """A clock that measures as a shared machine does: each run has its own pace, and some runs have a neighbour."""
 
     def __init__(self, *args: object, between: float, seed: int, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -146,7 +144,7 @@ class Machine(VirtualClock):
         )
 
     def disturbance(self, configuration: Configuration, seed: int, phase: Phase) -> tuple[float, float, float]:
-        """Return log slowness of a run's steps, the part that the kernel sees, and wall over CPU seconds."""
+        """Return log slowness of a run's steps, the part that the kernel measures, and wall over CPU seconds."""
         key = (self._seed, seed, configuration.batch_size, int(1e9 * configuration.learning_rate), len(phase.value))
         rng = np.random.default_rng([abs(one) for one in key])
         pace = rng.normal(0, self._between)
@@ -193,7 +191,7 @@ def study(cases: Sequence[Case], index: int) -> dict[str, object]:
 
 
 def measured_probes(space: TableSpace, between: float, rng: np.random.Generator) -> dict[int, ProbeRecord]:
-    """Return step times with the errors that visits leave, and say."""
+    """Return step times with the errors of their visits, stated as such."""
     own = between / 2 / math.sqrt(VISITS)
     error = StepTimeError(own=own, common=between / math.sqrt(VISITS), freedom=10.0, visits=VISITS)
     return {

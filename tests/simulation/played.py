@@ -1,4 +1,4 @@
-"""Made-up trials on a virtual clock, one after the other in a fixed order, under some pruner."""
+"""Synthetic trials on a virtual clock, one after the other in a fixed order, with a pruner."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.factories import make_probe, make_spec
 
 
 def search_spec(limit: float = 100.0, **pruner: Any) -> StudySpec:
-    """Return the spec of a search for a gain of 1, with a slack of 1 where no other is given."""
+    """Return the spec of a search for a gain of 1, with a default slack of 1."""
     return make_spec(
         target={"metric": "accuracy", "value": 1.0},
         pruner={"name": "none", "slack": 1.0, **pruner},
@@ -33,7 +33,7 @@ def recorded(*trials: Replay) -> list[Recorded]:
 class Played:
     """A clock run to its end.
 
-    ``changes`` are the (number, state) of what was yielded, ``hits`` the (train seconds spent by then, time to the
+    ``changes`` are the (number, state) of yielded trials, ``hits`` the (train seconds spent by then, time to the
     target) of each hit.
     """
 

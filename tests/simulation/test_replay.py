@@ -1,4 +1,4 @@
-"""Recorded trials on a virtual clock, draws of them and plain searches: what they cost, as counted by hand."""
+"""Recorded trials on a virtual clock, draws of trials and plain searches: their costs by hand."""
 
 import itertools
 import math
@@ -55,7 +55,7 @@ def test_workers_run_at_once_and_a_new_incumbent_caps_those_that_run_at_their_ne
 
 
 class OnceInTheMiddle(Pruner):
-    """Lets every trial wait at its fifth second, and go on when nothing is left to begin."""
+    """Pauses every trial at its fifth second, and resumes it when no trial is left to begin."""
 
     def judge(self, number: int, standings: Standings) -> Action:
         return Action.WAIT if standings.curves[number].now == 5.0 else Action.GO_ON

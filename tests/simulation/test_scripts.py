@@ -38,7 +38,7 @@ def script(command: Callable[..., None], *words: str, cwd: Path) -> subprocess.C
 
 
 def printed(command: Callable[..., None], *words: str, cwd: Path) -> str:
-    """Return what a script that succeeds prints."""
+    """Return the output of a script that succeeds."""
     done = script(command, *words, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulations run here: to start processes takes longer than what they do."""
+    """Simulations run in this process: starting processes takes longer."""
 
     def run_pairs(*arguments: Any, processes: int, **options: Any) -> Any:
         return run_in_processes(*arguments, processes=0, **options)

@@ -1,4 +1,4 @@
-"""Searches of recorded tables on a virtual clock: what they cost and find, as counted by hand."""
+"""Searches of recorded tables on a virtual clock: costs and finds by hand."""
 
 from __future__ import annotations
 

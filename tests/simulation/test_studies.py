@@ -1,4 +1,4 @@
-"""Whole studies simulated on recorded tables, beside Optuna as it is used without bssearch."""
+"""Whole studies simulated on recorded tables, compared with plain Optuna studies."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A recorded table as a space and as a study: its own combinations alone are searched."""
+"""A recorded table as a space and as a study: only its own combinations are searched."""
 
 import math
 import re

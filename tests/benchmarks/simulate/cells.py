@@ -16,11 +16,12 @@ from bssearch.search.samplers.time_model.candidates import (
 )
 
 MOST = 450
-"""A grid of so many points is looked at whole; of a larger one the tried, their neighbours and `SPREAD` others."""
+"""Grids up to this size are considered whole; of larger grids, the tried points, their neighbours and `SPREAD` others.
+"""
 
 
 class GridCandidates(SpaceCandidates):
-    """The cells of a grid, each a combination of values in the order of ``names``; not all need be there."""
+    """The cells of a grid, each a combination of values in the order of ``names``; combinations may be missing."""
 
     def __init__(self, names: Sequence[str], cells: Sequence[tuple[ParameterValue, ...]]) -> None:
         columns = {name: [cell[place] for cell in cells] for place, name in enumerate(names)}
@@ -50,7 +51,7 @@ class GridCandidates(SpaceCandidates):
         return Points(points.batch_sizes[indices], points.log_rates[indices], points.others[indices])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Return all cells of a grid that is not large; else those tried, neighbours of the best, and some others."""
+        """Return all cells of a small grid; otherwise the tried cells, neighbours of the best, and random cells."""
         count = len(self._points)
         if count <= MOST:
             return np.arange(count)
@@ -59,7 +60,7 @@ class GridCandidates(SpaceCandidates):
 
 
 class CellCandidates(GridCandidates):
-    """The combinations that a space lists at some batch sizes, and no others."""
+    """The combinations that a space lists at some batch sizes."""
 
     def __init__(self, cells: Sequence[tuple[int, Coordinates]]) -> None:
         names = ["batch_size", *cells[0][1]]
@@ -72,7 +73,7 @@ class CellCandidates(GridCandidates):
         return self._cells[index]
 
     def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Return the index of a cell; of what is none, the first cell of its batch size."""
+        """Return the index of a cell; of an unknown cell, the first cell of its batch size."""
         key = (batch_size, *(coordinates[name] for name in self._cells[0][1]))
         at_size = (index for index, (size, _) in enumerate(self._cells) if size == batch_size)
         return self._index.get(key, next(at_size, 0))

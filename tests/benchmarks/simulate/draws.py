@@ -1,8 +1,8 @@
-"""Past searches run again on a virtual clock, under other pruning policies: what each costs, and what it loses.
+"""Past searches replayed on a virtual clock under other pruning policies: their costs and misses.
 
-A draw is some of a table's trials in a random order, the same for every policy. Its cost are the train seconds of all
-of them, relative to running each to its target or its end; it is missed where the fastest trial that the policy kept is
-not within 5 % of the fastest of the draw. A trial that waits goes on from where it was, and costs nothing meanwhile.
+A draw is some of a table's trials in a random order, the same for every policy. Its cost is the train seconds of its
+trials, relative to running each to its target or its end. A draw is missed unless the fastest trial that the policy
+kept is within 5 % of the fastest of the draw. A paused trial resumes at its place and costs no time meanwhile.
 """
 
 import math
@@ -30,15 +30,15 @@ from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, replays
 
 WORST_REGRET = 9.0
-"""The greatest ratio of times that regret counts, and the ratio where no winner was kept. A choice."""
+"""Greatest ratio of times in a regret, and the ratio without a winner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a policy came to on one draw of a table; costs are shares of the cost without pruning.
+    """A policy on one draw of a table; costs are shares of the cost without pruning.
 
-    ``within`` is what was spent when the incumbent first was within 5 % of the draw's best, all where it never was.
-    ``wall`` is the virtual wall time, in the unit of the cost without pruning over the workers.
+    ``within`` is the cost when the incumbent first was within 5 % of the draw's best, or the whole cost. ``wall`` is
+    the virtual wall time, in the unit of the cost without pruning over the workers.
     """
 
     table: str
@@ -51,7 +51,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean or share over draws with its 95 % interval; None where a table has had one winner in all its draws."""
+    """A mean or share over draws with its 95 % interval; None if all draws of a table have one winner."""
 
     mean: float
     low: float | None
@@ -60,7 +60,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A policy over all draws: what it costs, how often it misses, and how far off (a geometric mean)."""
+    """A policy over all draws: relative cost, miss rate, and regret (a geometric mean)."""
 
     draws: int
     relative_cost: Interval
@@ -73,9 +73,9 @@ class Summary:
 def simulate(
     table: RecordedTable, names: Collection[str], *, draws: int, trials: int, seed: int, workers: int = 1
 ) -> dict[str, list[Draw]]:
-    """Run policies on the same draws of a table; draws of which no trial reaches the target are left out.
+    """Run policies on the same draws of a table; draws without a trial that reaches the target are left out.
 
-    Raises `UsageError` for an unknown policy, numbers below 1, and a table with fewer trials or no hit at all.
+    Raises `UsageError` for an unknown policy, numbers below 1, and a table with fewer trials or no hit.
     """
     settings = {name: pruner_settings(name) for name in names}
     for what, value in (("draws", draws), ("trials", trials), ("workers", workers)):
@@ -103,14 +103,14 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A trial of a table with its configuration: repeats of one show how much seeds differ."""
+    """A trial of a table with its configuration; repeats of a configuration show the noise of seeds."""
 
     configuration: Configuration
     replay: Replay
 
 
 def _recorded(table: RecordedTable) -> list[Recorded]:
-    """Return the trials of a table; their batch sizes, which it need not have, make no difference here."""
+    """Return the trials of a table; batch sizes do not matter here."""
     return [
         Recorded(
             Configuration(batch_size=1, micro_batch_size=1, learning_rate=1.0, parameters=dict(trial.parameters)), one
@@ -127,7 +127,6 @@ class Order:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is a trial to begin."""
         return bool(self._left)
 
     def begin(self) -> Configuration:
@@ -163,7 +162,7 @@ LEAST_IMPROVEMENT: float = BudgetSpec.model_fields["least_improvement"].default
 
 
 def _spec(target: Target, limit: float, workers: int) -> StudySpec:
-    """Return the spec of a search of recorded trials: what is not about pruning makes no difference."""
+    """Return the spec of a search of recorded trials; only its pruning matters."""
     return StudySpec(
         schema_version=1,
         name="simulated",
@@ -186,7 +185,7 @@ UNTIMED = ProbeRecord(
     peak_memory_bytes=None,
     eval_every_steps=1,
 )
-"""The step time of trials for which it makes no difference."""
+"""A step time for trials without step times."""
 
 
 def pruner_settings(text: str) -> PrunerSpec:
@@ -215,15 +214,15 @@ PRUNERS = (
     "asha",
     "hyperband",
 )
-"""What is compared where nobody says: no pruning, races, ours, Optuna's."""
+"""Default policies: no pruning, races, bssearch's, Optuna's."""
 
 
 def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:
     """Return a policy's means over draws with their 95 % intervals.
 
-    That of the cost is by bootstrap over the draws' winners: draws that have the same fastest trial succeed or fail
-    together. That of the miss rate is binomial, of as many independent draws as have the bootstrap's variance. Tables
-    weigh alike, by how many draws they have.
+    The cost's interval is a bootstrap over the draws' winners, because draws with the same fastest trial succeed or
+    fail together. The miss rate's interval is binomial, with the number of independent draws that has the bootstrap's
+    variance. Tables have equal weight per draw.
     """
     cost, missed = ([value(one) for one in draws] for value in (lambda one: one.cost, _is_missed))
     resampled = _bootstrap(draws, repeats)
@@ -245,14 +244,14 @@ def _is_missed(draw: Draw) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Resampled:
-    """What the bootstrap over winners says: the 95 % interval of the mean cost, the variance of the miss rate."""
+    """Results of the bootstrap over winners: the 95 % interval of the mean cost, the variance of the miss rate."""
 
     cost: tuple[float, float]
     miss_rate_variance: float
 
 
 def _bootstrap(draws: Iterable[Draw], repeats: int) -> Resampled | None:
-    """Return what winners drawn anew within each table show; None where a table has a single one."""
+    """Resample winners within each table; None if a table has a single winner."""
     tables = _by_winner(draws)
     if any(len(winners) < 2 for winners in tables.values()):
         return None
@@ -277,11 +276,11 @@ def _by_winner(draws: Iterable[Draw]) -> dict[str, dict[float, list[Draw]]]:
 
 
 def _of_rate(rate: float, draws: Sequence[Draw], resampled: Resampled) -> tuple[float, float]:
-    """Return the 95 % interval of a miss rate, of the effective number of independent draws.
+    """Return the 95 % interval of a miss rate, from the effective number of independent draws.
 
-    That is p (1 − p) / variance, no more than there are draws, times the square of the ratio of Student's t with as
-    many degrees of freedom as draws and as winners leave (Korn & Graubard 1998, Survey Methodology 24, p. 193). Where
-    no draw or every draw is missed there is no variance to see: each winner then counts as one observation.
+    This number is p (1 − p) / variance, at most the number of draws, times a squared ratio of Student's t: over the
+    degrees of freedom of draws and of winners (Korn & Graubard 1998, Survey Methodology 24, p. 193). If no draw or
+    every draw is missed, the variance is 0 and each winner counts as one observation.
     """
     winners = [len(one) for one in _by_winner(draws).values()]
     if resampled.miss_rate_variance <= 0:
@@ -292,9 +291,9 @@ def _of_rate(rate: float, draws: Sequence[Draw], resampled: Resampled) -> tuple[
 
 
 def proportion_interval(share: float, observations: float) -> tuple[float, float]:
-    """Return the 95 % interval of a share seen in so many independent observations (Clopper & Pearson 1934).
+    """Return the 95 % interval of a share over independent observations (Clopper & Pearson 1934).
 
-    ``observations`` need not be whole: an effective number is not (Korn & Graubard 1998, p. 193).
+    ``observations`` may be fractional, as an effective number is (Korn & Graubard 1998, p. 193).
     """
     hits, misses = share * observations, (1 - share) * observations
     tail = (1 - CONFIDENCE) / 2

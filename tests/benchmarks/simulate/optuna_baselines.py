@@ -1,7 +1,7 @@
-"""Optuna's samplers and pruners as people use them, to compare with.
+"""Optuna's samplers and pruners without bssearch, for comparison.
 
-`OptunaSearch` is a study as people have it: a sampler over all parameters alike, and, with `PrunedByStudy`, the
-study's own pruner and no cap.
+`OptunaSearch` is a plain Optuna study: a sampler over all parameters and, with `PrunedByStudy`, the study's own pruner
+without a cap.
 """
 
 import math
@@ -31,17 +31,17 @@ SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
 """Optuna's samplers with its defaults, by name, each made with a seed."""
 
 TRIES = {"random": 100, "tpe": 20, "gp": 1}
-"""How often each is asked anew for a combination that the table does not have, before the nearest that it has is taken.
+"""Most asks for a combination in the table, before the nearest combination is taken.
 
-One that is asked again with the same history to learn from says the same.
+More asks with the same history give the same answer.
 """
 
 
 class OptunaSearch:
-    """An Optuna study of the train seconds to the target; what never reached it counts as twice the limit and more.
+    """An Optuna study of the train seconds to the target; a trial that misses the target counts twice the limit and
+    more.
 
-    Numbers enter by their place in the grid, other values as categories. Its incumbent is the cell of the fastest
-    trial.
+    Numbers are places in the grid, other values categories. The incumbent is the cell of the fastest trial.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class OptunaSearch:
         return self._space.points[self._ask()]
 
     def ended(self, number: int, run: Run) -> None:
-        """Tell the study what a trial came to, unless it was the study that pruned it."""
+        """Tell the study a trial's result, unless the study pruned the trial."""
         trial = self._trials[number]
         if number in self._pruned:
             return
@@ -91,12 +91,12 @@ class OptunaSearch:
         self.study.tell(trial, 2 * self._space.limit + shortfall)
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the cell of the fastest trial that reached the target; None while there is none."""
+        """Return the cell of the fastest trial that reached the target, or None."""
         hits = [(run.hit, run.point) for run in runs if run.hit is not None]
         return min(hits, key=lambda hit: hit[0])[1] if hits else None
 
     def prunes(self, number: int, train_seconds: float, gain: float) -> bool:
-        """Report an evaluation, where it is at a new place of the grid; return whether the study prunes the trial."""
+        """Report an evaluation at a new place of the grid; return whether the study prunes the trial."""
         place = max(1, int(GRID * train_seconds / self._space.limit))
         if place <= self._reported.get(number, 0):
             return False
@@ -119,16 +119,15 @@ class OptunaSearch:
 
 
 class PrunedByStudy(Pruner):
-    """No cap; what the study's own pruner prunes, stops."""
+    """No cap; trials that the study's own pruner prunes are stopped."""
 
     def __init__(self, search: OptunaSearch) -> None:
         self._search = search
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Stop what the study prunes."""
         curve = standings.curves[number]
         return Action.STOP if self._search.prunes(number - 1, curve.now, curve.gain) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        """Return that it does: Optuna's pruners compare trials from the first."""
+        """True: Optuna's pruners compare trials from the first."""
         return True

@@ -1,4 +1,4 @@
-"""A search as people have it without bssearch: one trial after the other from some source, and a pruner."""
+"""A search without bssearch: trials from a source, one after the other, and a pruner."""
 
 import math
 from collections.abc import Callable
@@ -13,12 +13,10 @@ from bssearch.spec import StudySpec
 
 
 class Source(Protocol):
-    """Where the next trial comes from."""
+    """A source of trials."""
 
     @property
-    def has_more(self) -> bool:
-        """Whether there is a trial to begin."""
-        ...
+    def has_more(self) -> bool: ...
 
     def begin(self) -> Configuration:
         """Return the configuration of the next trial."""
@@ -26,7 +24,7 @@ class Source(Protocol):
 
 
 class PlainPlanner(Planner):
-    """Takes trials from a source, each to its recorded end or the pruner's cap; what has hope again goes on first."""
+    """Takes trials from a source, each to its recorded end or the pruner's cap; promising paused trials go first."""
 
     def __init__(self, source: Source, spec: StudySpec, history: History, pruning: PruningController) -> None:
         self._source = source
@@ -35,7 +33,7 @@ class PlainPlanner(Planner):
         self._pruning = pruning
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Return the next trial, or None and why there is none."""
+        """Return the next trial, or None with a reason."""
         waiting = self._pruning.next_waiting(fresh=self._source.has_more)
         if waiting is not None:
             return self._plain_plan(waiting.configuration, waiting), None
@@ -59,5 +57,5 @@ class PlainPlanner(Planner):
 
 
 def plain(source: Source) -> Callable[[StudySpec, History, PruningController, Sampler], PlainPlanner]:
-    """Return what makes the planner of a search whose trials come from a source."""
+    """Return the factory of a planner that takes trials from a source."""
     return lambda spec, history, pruning, sampler: PlainPlanner(source, spec, history, pruning)

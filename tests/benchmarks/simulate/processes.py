@@ -1,4 +1,4 @@
-"""Simulations side by side: the repeats of each in some processes, whose number changes nothing but the time."""
+"""Repeats of simulations in parallel processes; their number does not change results."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 Summary = TypeVar("Summary")
 
 _SHARED: Any = None
-"""What all simulations of a process of `repeating` share."""
+"""Shared by all simulations of a process of `repeating`."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def run_pairs(
     processes: int,
     done: Callable[[str, str], None],
 ) -> dict[tuple[str, str], Summary]:
-    """Return the summary of every pair of a sampler and a pruner over its repeats; ``done`` is called with each.
+    """Return the summary of every pair of a sampler and a pruner over its repeats; ``done`` is called after each.
 
     Raises `UsageError` for fewer than 1 repeat.
     """
@@ -73,7 +73,7 @@ def _run(one: Callable[..., Result], *given: object) -> Result:
 
 
 def _have(shared: object) -> None:
-    """Keep what is shared in a process; leave Ctrl-C to the one that started it, and end with that."""
+    """Keep shared values in a process, which ignores Ctrl-C and ends with its parent."""
     global _SHARED
     _SHARED = shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""What pruning policies would have cost, and lost, on recorded curves.
+"""Costs and misses of pruning policies on recorded curves.
 
-Run as ``python tests/benchmarks/simulate/pruning.py TABLE.csv.gz… [--pruner NAME …] [--draws 60] [--trials 50]``. Any
-pruner of a study can be named, those of installed packages too, with options as in ``race:lag=2``.
+Run as ``python tests/benchmarks/simulate/pruning.py TABLE.csv.gz… [--pruner NAME …] [--draws 60] [--trials 50]``.
+Pruners are those of studies, also of installed packages, with options as in ``race:lag=2``.
 """
 
 import sys
@@ -26,7 +26,7 @@ from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOp
 
 TRIALS = 50
 SHARE = 2 / 3
-"""Of the smallest table's trials that a draw has at most by default: draws of all trials have one winner."""
+"""Largest default share of the smallest table's trials in a draw: draws of all trials have one winner."""
 COLUMNS = ("pruner", "relative cost", "missed", "regret", "cost to within 5 %", "draws")
 
 
@@ -47,11 +47,11 @@ def simulate(
     seed: SeedOption = 0,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Replay recorded trials on a virtual clock: what each pruner costs, and how often it loses the winner.
+    """Replay recorded trials on a virtual clock: each pruner's cost and share of missed winners.
 
     Cost: train seconds over running every trial to its target or its end. Missed: draws whose winner is not within 5 %
-    of the draw's fastest trial. Intervals are 95 %: of the cost by bootstrap over the draws' winners, of the share
-    missed by Clopper and Pearson, with as many independent draws as the winners are worth.
+    of the draw's fastest trial. Intervals are 95 %: of the cost by bootstrap over the draws' winners, of the missed
+    share by Clopper and Pearson, with the effective number of independent draws.
     """
     names = list(dict.fromkeys(pruner or PRUNERS))
     for name in names:

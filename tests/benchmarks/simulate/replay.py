@@ -1,4 +1,4 @@
-"""Recorded trials run again on a virtual clock: the engine of a study, told what would have happened when."""
+"""Recorded trials on a virtual clock: a study's engine sees them as running trials."""
 
 import heapq
 import math
@@ -26,13 +26,13 @@ from bssearch.search import engine as actions
 from bssearch.search.engine import Engine
 
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
-"""When every simulation begins, by its own clock."""
+"""Start of every simulation on its clock."""
 
 LEASE = Lease(owner="simulation", seconds=0.0)
-"""That of every trial: nobody else runs any."""
+"""Lease of every trial; no other driver exists."""
 
 Rows = Callable[[TrialPlan], "Replay"]
-"""What a planned trial would do: always the same for a configuration and a seed."""
+"""The recorded trial of a plan: always the same for a configuration and a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Replay:
 
     @property
     def end(self) -> float:
-        """Return the train seconds at which it ends if nothing stops it."""
+        """Train seconds at its end if it is not stopped."""
         return min(self.target_seconds, self.train_seconds[-1])
 
 
 def replays(table: RecordedTable) -> list[Replay]:
-    """Return a table's trials as they can be run again; without a limit in it, each ran for its own.
+    """Return a table's trials for a replay; without a limit in the table, each trial's end is its limit.
 
-    Raises `UsageError` where none reaches the target, and where one ends at 0 train seconds.
+    Raises `UsageError` if no trial reaches the target, or a trial ends at 0 train seconds.
     """
     found = []
     for trial in table.trials:
@@ -80,16 +80,16 @@ def replays(table: RecordedTable) -> list[Replay]:
 
 
 def with_target(table: RecordedTable, value: float) -> RecordedTable:
-    """Return a table with another target. Raises `UsageError` where it is not a finite number."""
+    """Return a table with another target. Raises `UsageError` unless it is a finite number."""
     if not math.isfinite(value):
         raise UsageError(f"target = {value:g} must be a finite number: a value of {table.target.metric}")
     return replace(table, target=replace(table.target, value=value))
 
 
 def ended_before(table: RecordedTable, target: Target) -> int:
-    """Return how many trials cannot say when they meet a target, for they ended when they had met the table's.
+    """Return the number of trials that ended at the table's target, and so cannot reach a harder target.
 
-    That is 0 where any trial of the table went on after it.
+    The number is 0 if any trial of the table continued after its target.
     """
     if any(table.target.is_met_by(metric) for trial in table.trials for metric in trial.metrics[:-1]):
         return 0
@@ -99,9 +99,9 @@ def ended_before(table: RecordedTable, target: Target) -> int:
 
 @dataclass(slots=True)
 class Playing:
-    """A recorded trial as it runs again, from its first evaluation or from where it was paused.
+    """A recorded trial during its replay, from its first evaluation or from its pause.
 
-    ``place`` is that of the next evaluation, ``trained`` the train seconds until now.
+    ``place`` is the next evaluation's, ``trained`` the train seconds until now.
     """
 
     replay: Replay
@@ -113,13 +113,13 @@ class Playing:
 
     @property
     def next_at(self) -> float:
-        """Return the train seconds of what happens next: an evaluation, or the end at the limit."""
+        """Train seconds of the next event: an evaluation, or the end at the limit."""
         if self._ends_next:
             return max(self.trained, min(self.request.plan.train_seconds_limit, self.replay.train_seconds[-1]))
         return self.replay.train_seconds[self.place]
 
     def advance(self) -> Observation | TrialOutcome:
-        """Train until what happens next and return it: an evaluation, or the end without one."""
+        """Train until the next event and return it: an evaluation, or the end without an evaluation."""
         self.trained, ends = self.next_at, self._ends_next
         if ends:
             is_over = self.place == len(self.replay.train_seconds)
@@ -141,11 +141,11 @@ class Playing:
 
     @property
     def has_reached(self) -> bool:
-        """Return whether the newest evaluation met the target."""
+        """Whether the newest evaluation met the target."""
         return self.last is not None and self.trained >= self.replay.target_seconds
 
     def outcome(self, state: TrialState, reason: str) -> TrialOutcome:
-        """Return how the trial ends now, in a state."""
+        """Return the trial's outcome in a state."""
         reached = state is TrialState.REACHED
         step = self.last.step if self.last is not None else 0
         best = None if math.isinf(self.best) else self.request.target.gain(self.best)
@@ -171,11 +171,10 @@ class Playing:
 
 
 class VirtualClock:
-    """Hosts an engine: its trials are ``rows``, on some workers, and time is what they train.
+    """Hosts an engine with recorded trials, on some workers; time is their train seconds.
 
-    ``probes`` are the step times that it is told, for which ``charged`` train seconds count. What would happen past
-    ``budget``, in train seconds of all workers and charges, does not happen. With ``searches_only`` all ends with the
-    search.
+    ``probes`` are the step times, which cost ``charged`` train seconds. The clock stops before the event that would
+    exceed ``budget``, in train seconds of all workers and charges. With ``searches_only`` it ends with the search.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class VirtualClock:
         self._ended_seconds = 0.0
         self._playing: dict[int, Playing] = {}
         self._begun: dict[int, tuple[float, float]] = {}
-        """Of each trial that runs, when it was started or resumed, and what it had trained before."""
+        """Of each running trial, the time of its start or resumption, and its earlier train seconds."""
         self._due: list[tuple[float, int]] = []
         self._is_waiting = False
         self._is_done = False
@@ -211,19 +210,16 @@ class VirtualClock:
 
     @property
     def cost(self) -> float:
-        """Return the train seconds spent until now: on all trials, those under way included, and charges."""
+        """Train seconds of all trials until now, running trials and charges included."""
         return self._cost_at(self.now)
 
     @property
     def is_done(self) -> bool:
-        """Return whether the engine has nothing left to do."""
+        """Whether the engine has finished."""
         return self._is_done
 
     def run(self) -> Iterator[TrialRecord]:
-        """Run until the engine has finished or the budget is spent; yield each trial when it starts, stops or ends.
-
-        The next one begins when the caller goes on.
-        """
+        """Run until the engine has finished or the budget is spent; yield each trial that starts, stops or ends."""
         self._do(self.engine.changed())
         while not self._is_done:
             while not self._is_done and not self._is_waiting and len(self._begun) < self._workers:
@@ -245,7 +241,6 @@ class VirtualClock:
         return self._ended_seconds + under_way + self.charged
 
     def _happen(self, number: int) -> None:
-        """Let what is due happen to a trial that runs."""
         playing = self._playing[number]
         found = playing.advance()
         if isinstance(found, TrialOutcome):

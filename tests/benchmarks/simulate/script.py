@@ -1,4 +1,4 @@
-"""What the scripts of the simulation share: options, reading a table, errors as messages."""
+"""Shared by the scripts of the simulation: options, reading a table, errors as messages."""
 
 from pathlib import Path
 from typing import Annotated

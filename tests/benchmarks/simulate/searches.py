@@ -1,8 +1,8 @@
-"""Searches of a recorded table on a virtual clock: what a sampler with a pruner has spent when it has found the best.
+"""Searches of a recorded table on a virtual clock: the cost of a sampler with a pruner until it finds the best.
 
-A sampler chooses among the table's cells, the combinations of parameters that occur; each trial is one of the cell's
-seeds, drawn at random. It has found the best within 25 % when its incumbent's true train seconds to the target, the
-mean over the cell's seeds, are at most 1.25 times those of the table's best cell.
+A sampler chooses among the table's cells, its combinations of parameters; each trial is one of the cell's seeds, drawn
+at random. The best within 25 % is found when the incumbent's true train seconds to the target, the mean over the cell's
+seeds, are at most 1.25 times those of the table's best cell.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ if TYPE_CHECKING:
     from tests.benchmarks.simulate.optuna_baselines import OptunaSearch
 
 OPTUNA = ("random", "tpe", "gp")
-"""Samplers of plain Optuna studies, see `tests.benchmarks.simulate.optuna_baselines`; all others search as studies."""
+"""Samplers of plain Optuna studies, see `tests.benchmarks.simulate.optuna_baselines`; other samplers search as studies.
+"""
 
 WITHIN = {"25": 1.25, "10": 1.10}
-"""Factors of the best cell's train seconds, by what they are called."""
+"""Factors of the best cell's train seconds, by name."""
 
 PEERS = ("median", "asha", "hyperband")
-"""Optuna's own pruners: with one of them a sampler of Optuna's is one study of both."""
+"""Optuna's own pruners: with a sampler of Optuna, both are one Optuna study."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What one search came to.
+    """The result of one search.
 
-    ``within``: train seconds of all workers and probes, when the incumbent was first so near to the best (∞: never).
+    ``within``: train seconds of all workers and probes until the incumbent was within a factor of the best (∞: never).
     ``recommended_within_10``: whether the incumbent's batch size after the budget has a cell within 10 % of the best.
     """
 
@@ -68,9 +69,9 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class SearchSummary:
-    """A sampler with a pruner over all repeats: medians, misses counted as ∞, None where fewer than half get there.
+    """A sampler with a pruner over all repeats: medians in seconds, misses counted as ∞, None if over half miss.
 
-    ``found_*``: the share of the repeats that get there; ``*_p90``: what nine in ten have spent at most. In seconds.
+    ``found_*``: share of successful repeats; ``*_p90``: cost of the slowest of nine in ten.
     """
 
     cost_to_within_25: float | None
@@ -87,7 +88,7 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all searches of a simulation share; ``budget`` in train seconds, ``default`` the point to begin with."""
+    """Shared by all searches of a simulation; ``budget`` in train seconds, ``default`` the first point."""
 
     space: TableSpace
     budget: float
@@ -96,7 +97,6 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` for a number that is out of its bounds."""
         if not self.budget > 0 or math.isinf(self.budget):
             raise UsageError(f"budget = {self.budget:g} must be a number of train seconds > 0")
         if self.workers < 1:
@@ -106,17 +106,17 @@ class Plan:
 
 
 def check_pair(sampler: str, pruner: str) -> None:
-    """Raise `UsageError` for a sampler or a pruner that is not known."""
+    """Raise `UsageError` for an unknown sampler or pruner."""
     registry.load("samplers", sampler)
     pruner_settings(pruner)
 
 
 def search(plan: Plan, sampler: str, pruner: str, repeat: int) -> Search:
-    """Run one search until its budget is spent; the plan's seed and the number of the repeat make the same choices.
+    """Run one search until its budget is spent; the plan's seed and the repeat determine all choices.
 
-    A sampler searches as a study does, with a study's policy under a pruner of its own. Those of `OPTUNA` are Optuna's
-    studies as people have them: with one of Optuna's pruners it is one study of both, else the pruner has a slack of 1.
-    Raises `UsageError` for an unknown sampler or pruner, and for a study's search on a table without step times.
+    A sampler searches as a study, with a study's policy and the pruner. Samplers of `OPTUNA` are plain Optuna studies:
+    one of Optuna's pruners joins the study; other pruners have a slack of 1. Raises `UsageError` for an unknown sampler
+    or pruner, and for a study's search on a table without step times.
     """
     check_pair(sampler, pruner)
     rng = np.random.default_rng((plan.seed, repeat))
@@ -168,7 +168,7 @@ def _watched(
     incumbent: Callable[[], int | None],
     ended: Callable[[], None] = lambda: None,
 ) -> Search:
-    """Run a clock to its end, and note when its incumbent was as good as the best; ``ended`` is called at each end."""
+    """Run a clock to its end, and record when its incumbent was near the best; ``ended`` is called at each end."""
     within: dict[str, float] = {}
     for trial in clock.run():
         if trial.state is TrialState.RUNNING:
@@ -228,7 +228,7 @@ def _peer_search(plan: Plan, sampler: str, pruner: str, seed: int, rng: np.rando
 
 
 class Asked:
-    """The trials that an Optuna study asks for, as long as it is asked."""
+    """The trials of an Optuna study, as long as it is asked."""
 
     has_more = True
 
@@ -245,7 +245,7 @@ class Asked:
 
 
 def _tell(study: OptunaSearch, runs: list[Run], clock: VirtualClock) -> None:
-    """Tell an Optuna study of the trials that have ended and do not merely wait."""
+    """Tell an Optuna study its ended trials, but not its paused trials."""
     for number, trial in clock.trials.items():
         run = runs[number - 1]
         if run.running and trial.state is not TrialState.RUNNING:
@@ -267,10 +267,10 @@ def simulate_searches(
     processes: int = PROCESSES,
     done: Progressed = lambda sampler, pruner: None,
 ) -> dict[tuple[str, str], SearchSummary]:
-    """Run every pair of a sampler and a pruner ``repeats`` times; ``done`` is called with each that is finished.
+    """Run every pair of a sampler and a pruner ``repeats`` times; ``done`` is called after each pair.
 
-    The number of processes changes nothing but the time it takes; with 0 they run in this one. Raises `UsageError` as
-    `search` does, and for fewer than 1 repeat.
+    The number of processes does not change results; 0 uses this process. Raises `UsageError` as `search` does, and for
+    fewer than 1 repeat.
     """
     for sampler, pruner in pairs:
         check_pair(sampler, pruner)
@@ -296,7 +296,7 @@ def summarize_searches(searches: Sequence[Search]) -> SearchSummary:
 
 
 def _median(costs: Sequence[float]) -> float | None:
-    """Return the median of sorted costs, the lower middle one where only half are finite."""
+    """Return the median of sorted costs, the lower middle if only half are finite."""
     return _finite(statistics.median(costs)) or _finite(statistics.median_low(costs))
 
 

@@ -1,7 +1,7 @@
-"""Whole studies on a recorded table: search, confirmation and verdict, by the engine that runs real ones.
+"""Whole studies on a recorded table: search, confirmation and verdict, by the engine of real studies.
 
-What is recommended is held against a truth without luck (`tests.benchmarks.simulate.truth`), and so is what the answer
-claims: the batch sizes it calls as good as the best, and the intervals it gives.
+Recommendations and claims (tied batch sizes, intervals) are compared with a truth without luck
+(`tests.benchmarks.simulate.truth`).
 """
 
 import math
@@ -29,7 +29,7 @@ from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, p
 from tests.benchmarks.simulate.truth import Truth
 
 WITHIN = {"5": 1.05, "10": 1.10}
-"""Factors of the least true time, by what they are called."""
+"""Factors of the least true time, by name."""
 
 DEVICE = Environment(
     device_name="recorded",
@@ -48,12 +48,12 @@ DEVICE = Environment(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one simulated study came to.
+    """The result of one simulated study.
 
-    ``recommended``: the batch size, None where no trial reached the target; ``ratio`` its least true time over the
-    least of all. ``claims`` are the true ratios of the batch sizes that the answer calls within 5 % of the optimum;
-    ``covered`` says of each 95 % interval of a confirmed batch size whether it holds the configuration's true median.
-    ``is_provisional``: more runs could change the recommendation. ``cost`` in train seconds, ``runs`` counts trials.
+    ``recommended``: the batch size, None if no trial reached the target; ``ratio``: its least true time over the least
+    of all. ``claims``: true ratios of the batch sizes that the answer calls within 5 % of the optimum. ``covered``:
+    whether each 95 % interval of a confirmed batch size holds the configuration's true median. ``is_provisional``: more
+    runs could change the recommendation. ``cost`` in train seconds, ``runs`` counts trials.
     """
 
     recommended: int | None
@@ -69,8 +69,8 @@ class Verdict:
 class StudiesSummary:
     """Simulated studies of one sampler and pruner: shares over the studies, medians of ``cost_s`` and ``runs``.
 
-    ``claimed_within_5`` is the share of the batch sizes claimed to be within 5 % that are, ``covered_95`` that of the
-    95 % intervals that hold the truth; None where nothing was claimed. ``recommended`` counts the batch sizes.
+    ``claimed_within_5``: share of true claims; ``covered_95``: share of 95 % intervals that hold the truth; both None
+    without claims. ``recommended`` counts the batch sizes.
     """
 
     recommended_within_5: float
@@ -86,7 +86,7 @@ class StudiesSummary:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What all studies of a simulation share; ``search.budget`` is that of a search, its confirmation comes on top."""
+    """Shared by all studies of a simulation; ``search.budget`` excludes confirmation."""
 
     search: Plan
     truth: Truth
@@ -100,9 +100,9 @@ def simulate_studies(
     processes: int = PROCESSES,
     done: Progressed = lambda sampler, pruner: None,
 ) -> dict[tuple[str, str], StudiesSummary]:
-    """Run the study of every pair of a sampler and a pruner ``repeats`` times; ``done`` is called with each.
+    """Run the study of every pair of a sampler and a pruner ``repeats`` times; ``done`` is called after each pair.
 
-    Raises `UsageError` for names that a study does not know, fewer than 1 repeat, and a table without step times.
+    Raises `UsageError` for unknown names, fewer than 1 repeat, and a table without step times.
     """
     for sampler, pruner in pairs:
         check_pair(sampler, pruner)
@@ -114,7 +114,7 @@ def simulate_studies(
 
 
 def simulate_study(shared: StudyPlan, sampler: str, pruner: str, repeat: int) -> Verdict:
-    """Run one study over a table to its verdict; the plan's seed and the number of the repeat make the same choices."""
+    """Run one study over a table to its verdict; the plan's seed and the repeat determine all choices."""
     plan, truth = shared.search, shared.truth
     table = plan.space
     seed = int(np.random.default_rng((plan.seed, repeat)).integers(2**31))
@@ -144,7 +144,7 @@ def simulate_study(shared: StudyPlan, sampler: str, pruner: str, repeat: int) ->
 
 
 def _verdict(spec: StudySpec, space: TableSearchSpace, clock: VirtualClock, truth: Truth) -> Verdict:
-    """Hold the answer of a study against the truth."""
+    """Compare the answer of a study with the truth."""
     trials = [clock.trials[number] for number in sorted(clock.trials)]
     try:
         answer = answer_of(spec, trials, clock.engine.history.probes)

@@ -1,4 +1,4 @@
-"""A recorded table as a space to search: the combinations of parameters that occur in it, each run with some seeds."""
+"""A recorded table as a space to search: its combinations of parameters, each with some seeds."""
 
 import itertools
 import math
@@ -24,8 +24,8 @@ Cell = tuple[ParameterValue, ...]
 class TableSpace:
     """Cells by point: ``cells[point]`` has a value of each of ``names``, ``trials[point]`` the trials recorded there.
 
-    ``grid``: the values of each parameter, ascending. By batch size, where the table tells it: ``step_seconds``, and
-    ``cadence``, the steps from one evaluation to the next. ``limit``: the longest that a trial trains, in seconds.
+    ``grid``: the values of each parameter, ascending. By batch size, if known: ``step_seconds``, and ``cadence``, the
+    steps between evaluations. ``limit``: the longest training of a trial, in seconds.
     """
 
     table: str
@@ -45,7 +45,7 @@ class TableSpace:
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
-        """The true train seconds to the target of each cell: the mean over its seeds, ∞ where one never reaches it."""
+        """True train seconds to the target of each cell: the mean over its seeds, ∞ if a seed misses the target."""
         return tuple(statistics.fmean(trial.target_seconds for trial in trials) for trials in self.trials)
 
     @cached_property
@@ -86,7 +86,7 @@ class TableSpace:
 
     @property
     def middle(self) -> int:
-        """The point in the middle of the grid, or the nearest that has a cell."""
+        """The point in the middle of the grid, or the nearest cell."""
         return self.nearest([(len(values) - 1) // 2 for values in self.grid])
 
     def nearest(self, place: Sequence[int]) -> int:
@@ -99,7 +99,7 @@ class TableSpace:
     def point_of(self, assignments: str) -> int:
         """Return the point of ``name=value,…``, a value of every parameter.
 
-        Raises `UsageError` naming what is not in the table, and what there is.
+        Raises `UsageError` with the unknown name or value, and the known ones.
         """
         given = self._assigned(assignments)
         if missing := [name for name in self.names if name not in given]:
@@ -136,8 +136,8 @@ class TableSpace:
 def table_space(table: RecordedTable) -> TableSpace:
     """Return a table as a space.
 
-    Raises `UsageError` for a table without batch sizes, with parameters that are not set or not numbers where they must
-    be, with a single cell, and without a cell that always reaches the target.
+    Raises `UsageError` for a table without batch sizes, with missing or wrong parameters, with a single cell, or
+    without a cell that always reaches the target.
     """
     names = _names(table)
     found: dict[Cell, list[Replay]] = defaultdict(list)
@@ -198,7 +198,7 @@ def _ascending(values: Collection[ParameterValue]) -> Cell:
 
 
 def _step_seconds(table: RecordedTable) -> dict[int, float]:
-    """Return the seconds of a step by batch size, the median over its trials, from the last evaluation of each."""
+    """Return the seconds of a step by batch size: the median over its trials, from the last evaluation of each."""
     found = defaultdict(list)
     for trial in table.trials:
         if trial.steps[-1]:
@@ -207,7 +207,6 @@ def _step_seconds(table: RecordedTable) -> dict[int, float]:
 
 
 def _is_told(value: ParameterValue, text: str) -> bool:
-    """Return whether a text says a value."""
     if not is_ordinal([value]):
         return _told(value) == (text.lower() if isinstance(value, bool) else text)
     try:
@@ -223,7 +222,7 @@ def _told(value: ParameterValue) -> str:
 
 
 def _cadences(table: RecordedTable) -> dict[int, int]:
-    """Return the steps from one evaluation to the next by batch size, the median over its trials."""
+    """Return the steps between evaluations by batch size, the median over its trials."""
     found: dict[int, list[int]] = defaultdict(list)
     for trial in table.trials:
         apart = [after - before for before, after in itertools.pairwise(trial.steps)]

@@ -1,4 +1,4 @@
-"""A recorded table as a study: its combinations of parameters as the search space, its trials as what runs."""
+"""A recorded table as a study: its combinations of parameters are the search space, its trials the trials."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.benchmarks.simulate.replay import Replay
 from tests.benchmarks.simulate.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace
 
 PROBE_STEPS = 20
-"""Steps that count as spent on timing those of a batch size: what a study's probe takes at the least. A choice."""
+"""Steps charged for timing a batch size, the fewest that a study's probe takes."""
 
 
 class TableSearchSpace(SearchSpace):
-    """The combinations of parameters that occur in a table, and no others."""
+    """The combinations of parameters in a table."""
 
     _table: TableSpace = PrivateAttr()
 
@@ -33,7 +33,7 @@ class TableSearchSpace(SearchSpace):
         return space
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Return what is searched at each batch size."""
+        """Return the dimensions at each batch size."""
         named = zip(self._table.names, self._table.grid, strict=True)
         return tuple(Dimension(name, choices=values) for name, values in named if name != BATCH_SIZE)
 
@@ -47,7 +47,7 @@ class TableSearchSpace(SearchSpace):
         return CellCandidates(self.cells(batch_sizes))
 
     def coordinates(self, point: int) -> tuple[int, dict[str, ParameterValue]]:
-        """Return a cell's batch size and its values of the other parameters."""
+        """Return a cell's batch size and its other parameters."""
         values = dict(zip(self._table.names, self._table.cells[point], strict=True))
         del values[BATCH_SIZE]
         return self._table.batch_size(point), values
@@ -79,11 +79,11 @@ class TableSearchSpace(SearchSpace):
         return self.coordinates(self.point_of(configuration))
 
     def at_edge(self, configuration: Configuration) -> bool:
-        """Return False: a list has no end beyond which nobody has looked."""
+        """False: a list has no searchable end."""
         return False
 
     def _agreement(self, point: int, sampled: Mapping[str, ParameterValue]) -> tuple[int, int]:
-        """Return how many coordinates a cell agrees with, and how near its others are on the grid, negative."""
+        """Return the number of equal coordinates of a cell, and the negative distance of the others on the grid."""
         near = steps = 0
         for name, values, own in zip(self._table.names, self._table.grid, self._table.cells[point], strict=True):
             if name in sampled:
@@ -136,7 +136,7 @@ def table_study(
 
 
 def table_probes(table: TableSpace) -> dict[int, ProbeRecord]:
-    """Return the step time of each batch size, with the steps from one evaluation to the next."""
+    """Return the step time of each batch size, with the steps between evaluations."""
     return {
         size: ProbeRecord(
             batch_size=size,
@@ -152,12 +152,12 @@ def table_probes(table: TableSpace) -> dict[int, ProbeRecord]:
 
 
 def probes_cost(probes: Mapping[int, ProbeRecord]) -> float:
-    """Return the train seconds that timing the steps of every batch size counts for."""
+    """Return the train seconds charged for timing every batch size."""
     return sum(PROBE_STEPS * (probe.step_seconds or 0.0) for probe in probes.values())
 
 
 class TableRows:
-    """What a planned trial would do: one of its cell's recorded trials, by its seed."""
+    """The recorded trial of a planned trial: one of its cell's trials, by its seed."""
 
     def __init__(self, table: TableSpace, space: TableSearchSpace) -> None:
         self._table = table

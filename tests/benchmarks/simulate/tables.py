@@ -24,11 +24,12 @@ from bssearch.files import check_separator
 from bssearch.records import Goal, ParameterValue, Target
 
 LARGEST = 1e100
-"""The largest number as which a parameter counts: squares and sums of such stay finite in double precision."""
+"""Largest number of a parameter: squares and sums stay finite in double precision."""
 
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
-"""The shortest limit of train seconds that a table may set, and the longest that a trial may take: no clock resolves
-less, and nobody trains for thirty years."""
+"""Shortest limit of train seconds in a table, and longest trial: clocks resolve no less, and thirty years is more than
+any training.
+"""
 
 
 class Description(BaseModel):
@@ -74,7 +75,7 @@ def read_table(path: Path) -> RecordedTable:
 
 
 def _trials(reader: csv.DictReader[str], source: str) -> tuple[RecordedTrial, ...]:
-    """Return the trials of a table, each with its rows in their order."""
+    """Return the trials of a table, each with its rows in order."""
     header = [name.strip() for name in reader.fieldnames or ()]
     check_separator(header, f"{source}:1")
     if wrong := [name for name in {*header, *COLUMNS} if header.count(name) != 1]:
@@ -117,7 +118,7 @@ def _explained(error: ValidationError) -> str:
 
 
 def _parsed(text: str) -> ParameterValue:
-    """Return a cell as true or false, as a number, or else as the text."""
+    """Parse a cell as true or false, a number, or a text."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for kind in (int, float):

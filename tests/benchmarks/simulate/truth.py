@@ -1,8 +1,8 @@
-"""What a configuration of a recorded table would take with a fresh seed: a smooth model plus resampled residuals.
+"""The time of a configuration of a recorded table with a new seed: a smooth model plus resampled residuals.
 
-The best of hundreds of cells by a few seeds each is partly luck. A Gaussian process over the cells tells the luck from
-what neighbours agree on; what is left of each seed is a residual. A fresh run of a cell takes the model's time times a
-residual of another cell: so the winner's own lucky run is never its own confirmation.
+The best of hundreds of cells by a few seeds each is partly luck. A Gaussian process over the cells separates luck from
+the trend of neighbours; the rest of each seed is a residual. A fresh run of a cell takes the model's time times a
+residual of another cell, so the winner's lucky run never confirms itself.
 """
 
 import math
@@ -18,10 +18,10 @@ from tests.benchmarks.simulate.replay import Replay
 from tests.benchmarks.simulate.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace, is_ordinal
 
 MOST_MISSED = 0.5
-"""From this share of misses on a cell has no median time to the target."""
+"""From this share of misses on, a cell has no median time to the target."""
 
 LENGTHS = (0.3, 10.0)
-"""Bounds of the model's length scales, in units of a parameter's own spread. A choice."""
+"""Bounds of the model's length scales, in units of a parameter's spread."""
 
 
 class Truth:
@@ -49,10 +49,10 @@ class Truth:
 
     @cached_property
     def log_seconds(self) -> NDArray[np.float64]:
-        """Return the log of the median train seconds to the target of each cell, its misses counted, shape (cells,).
+        """Log of the median train seconds to the target of each cell, with its misses, shape (cells,).
 
-        Where a share m of its runs misses, that is the quantile 0.5 / (1 − m) of those that get there; ∞ where half of
-        them or more miss.
+        If a share m of its runs misses, this is the quantile 0.5 / (1 − m) of the runs that reach the target; ∞ from m
+        = 0.5 on.
         """
         of_hits = np.minimum(1.0, 0.5 / (1 - np.minimum(self._missed, MOST_MISSED)))
         medians = self._log_of_hits + np.quantile(self.residuals, of_hits)
@@ -60,7 +60,7 @@ class Truth:
 
     @cached_property
     def _log_of_hits(self) -> NDArray[np.float64]:
-        """Return the smooth log train seconds of the runs that reach the target, shape (cells,); ∞ where few do."""
+        """Smooth log train seconds of the runs that reach the target, shape (cells,); ∞ if half or more miss."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -76,12 +76,12 @@ class Truth:
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
-        """Return the median train seconds to the target of each cell."""
+        """Median train seconds to the target of each cell."""
         return tuple(np.exp(self.log_seconds).tolist())
 
     @cached_property
     def residuals(self) -> NDArray[np.float64]:
-        """Return what each recorded run that got there is off the model by, in log seconds, centred on 0."""
+        """Deviations of recorded runs from the model, in log seconds, centred on 0; without misses."""
         off = self._logs - self._log_of_hits[self._cells]
         off = off[np.isfinite(off)]
         centred: NDArray[np.float64] = off - np.median(off)
@@ -89,14 +89,14 @@ class Truth:
 
     @cached_property
     def seconds_by_batch_size(self) -> dict[int, float]:
-        """Return the least of any cell of a batch size, smallest batch size first."""
+        """Least seconds of any cell of a batch size, smallest batch size first."""
         return self._table.least_by_batch_size(self.seconds)
 
     def fresh_run(self, point: int, seed: int) -> Replay:
-        """Return a run of a cell with a seed that nobody has seen: always the same for one cell and seed.
+        """Return a run of a cell with a new seed: always the same for one cell and seed.
 
-        It is one of the cell's recorded runs, one that misses the target as often as there are such, with its time
-        stretched to the model's times a residual of another cell.
+        A recorded run of the cell is drawn; a miss stays a miss. Otherwise its time is stretched to the model's time
+        times a residual of another cell.
         """
         rng = np.random.default_rng((seed, point))
         trials = self._table.trials[point]
@@ -115,7 +115,7 @@ class Truth:
 
     @property
     def _features(self) -> NDArray[np.float64]:
-        """Return the cells as numbers, shape (cells, features): batch size and rate in logs, all of spread 1."""
+        """Cells as numbers, shape (cells, features): batch size and rate in logs, all with spread 1."""
         columns: list[NDArray[np.float64]] = []
         for place, (name, values) in enumerate(zip(self._table.names, self._table.grid, strict=True)):
             column = [cell[place] for cell in self._table.cells]
@@ -134,7 +134,7 @@ class Truth:
 
 
 def stretched(run: Replay, factor: float) -> Replay:
-    """Return a run that takes a factor longer in seconds and in steps, under the same limit."""
+    """Return a run that takes a factor longer in seconds and steps, with the same limit."""
     return replace(
         run,
         train_seconds=tuple(factor * seconds for seconds in run.train_seconds),
