@@ -18,7 +18,7 @@ from tests.schema import make_engine, make_tables, optuna_head
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
 
 SERVERS = frozenset({"postgres", "own_postgres", "browser"})
-"""Fixtures that start a server or a browser: tests that take one are slow."""
+"""Fixtures that start a server or a browser; their tests are slow."""
 
 NEEDED = {
     "executors/test_ray_cluster.py": "ray",
@@ -28,7 +28,7 @@ NEEDED = {
     "executors/loops/test_transformers.py": "transformers",
     "exchange/boards/test_real_boards.py": "mlflow",
 }
-"""Test modules that import a package of the extra ``integrations``: slow, and left out if it is not installed."""
+"""Slow test modules with the package of the extra ``integrations`` that they import."""
 
 HERE = Path(__file__).parent
 
@@ -38,10 +38,10 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def pytest_configure() -> None:
-    """Compute with one thread in each process: threads that wait for each other make small models slow.
+    """Compute with one thread per process, because more threads make small models slow.
 
-    The processes of tests keep what they compile: else each of some hundred would compile the package anew. No garbage
-    is collected until the test modules are imported. Hypothesis judges no speed: a loaded machine is slow.
+    Child processes keep compiled files, so that they do not compile the package again. Garbage is collected only after
+    the imports. Hypothesis has no deadline, because a loaded machine is slow.
     """
     for name in THREADS:
         os.environ.setdefault(name, "1")
@@ -52,9 +52,9 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out modules of slow tests alone unless slow tests run, and modules whose package is not installed.
+    """Ignore modules with only slow tests if slow tests are deselected, and modules whose package is missing.
 
-    In CI a slow run imports all of them, and fails if a package is missing.
+    In CI, a slow run imports all modules and fails if a package is missing.
     """
     package = _package_of(collection_path)
     if package is None:
@@ -70,7 +70,7 @@ def _package_of(path: Path) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests slow that take a server, a browser or a package of the extra ``integrations``."""
+    """Mark tests as slow if they use a server, a browser or a package of the extra ``integrations``."""
     for item in items:
         taken = SERVERS.intersection(getattr(item, "fixturenames", ()))
         kinds = (
@@ -81,17 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what the test modules imported, torch above all, from garbage collection: it is gone through for nothing.
-
-    Each trial that ends in this process would else take 0.2 s for it.
-    """
+    """Exempt imported modules, above all torch, from garbage collection, which takes 0.2 s per trial otherwise."""
     _freeze()
     gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Exempt libraries that a test imported, too."""
+    """Exempt libraries that a test imported."""
     if len(sys.modules) > _frozen_modules + 100:
         _freeze()
 
@@ -117,11 +114,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _what_takes_long_is_made_once() -> Iterator[None]:
-    """Run the migrations, compile each statement and make the command line once in a process.
+    """Run migrations, compile statements and make the command line once per process.
 
-    Tests of the migrations themselves take `migrations` (tests/storage).
+    Tests of the migrations use the fixture `migrations` (tests/storage).
     """
-    from tests.cli.task import command_of  # the process that hands the tests out needs no command line
+    from tests.cli.task import command_of  # the controlling process needs no command line
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.main.get_command", command_of)
@@ -133,7 +130,7 @@ def _what_takes_long_is_made_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _tests_do_not_depend_on_the_developer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Remembered commands have a folder of their own; tables have no terminal's width."""
+    """Use a temporary state folder, and tables without a terminal's width."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_DIR_VARIABLE, str(tmp_path_factory.mktemp("state")))
         patch.delenv("COLUMNS", raising=False)  # pytest-xdist sets 80
@@ -142,7 +139,7 @@ def _tests_do_not_depend_on_the_developer(tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(autouse=True)
 def _no_database_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the database that the developer's shell names."""
+    """Ignore the database of the developer's shell."""
     monkeypatch.delenv(DATABASE_URL_VARIABLE, raising=False)
     monkeypatch.delenv(DATABASE_URL_FILE_VARIABLE, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -150,7 +147,7 @@ def _no_database_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _orphans_are_adopted_by_no_test() -> Iterator[None]:
-    """A program run in this process makes it the parent of orphans; later tests count its children."""
+    """Stop adopting orphans after each test, because later tests count the children of this process."""
     yield
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

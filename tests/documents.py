@@ -10,34 +10,34 @@ DOCUMENTS = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "RE
 README = DOCUMENTS["README"]
 BENCHMARKS = ROOT / "tests" / "benchmarks"
 OWN_TRAINING = ROOT / "tests" / "data" / "own_training"
-"""Scripts that the guide names instead of showing them whole."""
+"""Scripts that the guide names instead of showing."""
 
 SCRIPTS = sorted(path for path in BENCHMARKS.rglob("*.py") if "if __name__ ==" in path.read_text(encoding="utf-8"))
-"""The benchmarks that are run as files."""
+"""Benchmarks that run as files."""
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Return the code blocks of a language."""
+    """Code blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def spans(text: str) -> list[str]:
-    """Return the code within sentences."""
+    """Code within sentences."""
     return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
 def code(text: str) -> str:
-    """Return all code, in blocks and within sentences."""
+    """All code, in blocks and within sentences."""
     return "\n".join([*re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE), *spans(text)])
 
 
 def block_commands(text: str) -> list[list[str]]:
-    """Return the commands of bssearch in code blocks, each as its words after ``bssearch``."""
+    """Commands of bssearch in code blocks, as the words after ``bssearch``."""
     lines = [line for block in blocks(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
     found = [part.strip() for line in lines for part in re.sub(r"\s+#.*", "", line).split("&&")]
     return [shlex.split(re.sub(r" > \S+$", "", one))[1:] for one in found if one.startswith("bssearch ")]
 
 
 def span_commands(text: str) -> list[list[str]]:
-    """Return the commands of bssearch within sentences, each as its words after ``bssearch``."""
+    """Commands of bssearch within sentences, as the words after ``bssearch``."""
     return [span.split()[1:] for span in spans(text) if re.match(r"bssearch\s", span)]

@@ -1,4 +1,4 @@
-"""Records for tests, with only what a test cares about spelled out."""
+"""Records for tests, with defaults for all fields."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SPEC: dict[str, Any] = {
 
 
 def not_none(value: T | None) -> T:
-    """Return a value that must not be None."""
+    """Value that must not be None."""
     assert value is not None
     return value
 
@@ -109,7 +109,7 @@ def make_plan(**changes: Any) -> TrialPlan:
 
 
 def make_request(number: int, *, target: Target, **values: Any) -> TrialRequest:
-    """Return a request for a trial: the values are those of its plan and of the request itself; see `changed`."""
+    """Request for a trial with values of its plan and of the request; see `changed`."""
     given = {name: values.pop(name) for name in ("configuration", "seed", "train_seconds_limit")}
     plan = TrialPlan(sampled=None, phase=Phase.SEARCH, **given)
     return changed(TrialRequest(number=number, plan=plan, target=target), **values)
@@ -118,7 +118,7 @@ def make_request(number: int, *, target: Target, **values: Any) -> TrialRequest:
 def changed(
     request: TrialRequest, *, resumes: bool | None = None, tested: bool | None = None, **changes: Any
 ) -> TrialRequest:
-    """Return a request with other values, of its own or in its plan; `tested`: on the test part at its end."""
+    """Request with other values of itself or its plan; `tested`: evaluate the test part at the end."""
     if resumes is not None:
         changes["resumed"] = request.number if resumes else None
     if tested is not None:
@@ -146,7 +146,7 @@ def make_trial(
     configuration: Configuration | None = None,
     **outcome: Any,
 ) -> TrialRecord:
-    """Return a trial: `seconds` is its time-to-target where it reached the target, else how long it trained."""
+    """Trial; `seconds` is its time to the target if it reached the target, else its training time."""
     reached = state is TrialState.REACHED
     ended = None
     if state.is_finished:
@@ -187,7 +187,7 @@ def make_trial(
 
 
 def with_outcome(trial: TrialRecord, **changes: Any) -> TrialRecord:
-    """Return a trial that has ended, with other fields of its outcome."""
+    """Trial that has ended, with other fields of its outcome."""
     return replace(trial, outcome=replace(not_none(trial.outcome), **changes))
 
 
@@ -206,7 +206,7 @@ def make_probe(batch_size: int, **changes: Any) -> ProbeRecord:
 
 
 def make_curve(*points: tuple[float, float], batch_size: int = 32) -> list[Observation]:
-    """Return observations at (train seconds, metric), ten steps apart."""
+    """Observations at (train seconds, metric), ten steps apart."""
     return [
         Observation(
             step=10 * index,
@@ -221,7 +221,7 @@ def make_curve(*points: tuple[float, float], batch_size: int = 32) -> list[Obser
 
 
 def make_quick(**changes: Any) -> QuickAnswer:
-    """Return a quick answer that recommends batch 128 for a default of 256."""
+    """Quick answer that recommends batch 128 for a default of 256."""
     fields: dict[str, Any] = {
         "study": "study",
         "metric": "accuracy",
@@ -246,6 +246,6 @@ def make_quick(**changes: Any) -> QuickAnswer:
 
 
 def quick_at(size: int, low: int, high: int, noise_scale: float | None = None) -> QuickAnswer:
-    """Return a quick answer that recommends a batch size within an interval."""
+    """Quick answer that recommends a batch size within an interval."""
     optimal = {"batch_size": size, "micro_batch_size": size, "accumulation_steps": 1, "learning_rate": 0.05}
     return make_quick(optimal=optimal, interval=[low, high], noise_scale=noise_scale)

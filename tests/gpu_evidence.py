@@ -36,7 +36,7 @@ SPARE_SECONDS = 2.0
 
 
 def sections_of(call: str) -> tuple[Section, ...]:
-    """Return the sections of a call in their order."""
+    """Sections of a call in order."""
     sections: tuple[Section, ...] = importlib.import_module(f"tests.evidence.call_{call.lower()}").SECTIONS
     return sections
 

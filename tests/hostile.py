@@ -1,7 +1,6 @@
-"""Input that nobody meant: texts, rows and messages changed at random, and what bssearch may say to it.
+"""Hostile input: texts, rows and messages changed at random.
 
-Each kind makes a case from a random generator and tries it. Nothing but a `BSSearchError` may come of one, where it is
-not simply taken.
+Each kind makes a case from a random generator and tries it. bssearch takes the input or raises `BSSearchError`.
 """
 
 import gzip
@@ -76,7 +75,7 @@ TOKENS = (
     ),
     "a: &a [x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: &d [*c, *c, *c]\ne: [*d, *d, *d]",
 )
-"""What mutations put into a text."""
+"""Tokens that mutations put into a text."""
 
 VALUES: tuple[str, ...] = (
     "'text'",
@@ -101,7 +100,7 @@ VALUES += (
     *("json_object('p', printf('%.*c', 1000000, 'x'))", "printf('%.*c', 100000, '[')"),
 )
 VALUES += ("9223372036854775807", "'[1]'", "'{}'", "'null'", '\'{"a": [1, {"b": null}]}\'', "'2026-99-99'", "1e-320")
-"""What mutations put into a row, as SQL."""
+"""SQL values that mutations put into a row."""
 
 SERVER_VALUES: tuple[str, ...] = (
     *("''", "'text'", "NULL", "'NaN'", "'Infinity'", "'-Infinity'", "'1e308'", "'-1e308'", "'1e-320'", "'-1'", "'0'"),
@@ -114,11 +113,11 @@ SERVER_VALUES: tuple[str, ...] = (
     *("(repeat('[', 6000) || repeat(']', 6000))::json", "(repeat('{\"a\":', 100) || '1' || repeat('}', 100))::json"),
     *("'running'", "'queued'", "'reached'", "'paused'", "'failed'", "'waiting'", "'search'", "chr(65534) || chr(8238)"),
 )
-"""What mutations put into a row on a server, as SQL; the server refuses many of them for a column."""
+"""SQL values that mutations put into a row on a server, which refuses many of the values."""
 
 
 def mutated(rng: random.Random, text: str) -> str:
-    """Return a text with one to four places changed: taken out, doubled, moved, or with a token in their place."""
+    """Text with one to four places deleted, doubled or replaced by a token."""
     for _ in range(rng.randint(1, 4)):
         start = rng.randint(0, len(text))
         end = min(len(text), start + rng.choice((0, 1, 3, 10, 40, 200)))
@@ -134,7 +133,7 @@ def mutated(rng: random.Random, text: str) -> str:
 
 
 def in_bytes(rng: random.Random, text: str) -> bytes:
-    """Return a text encoded, at times with a byte that is none of UTF-8."""
+    """Encoded text, sometimes with a byte that is not UTF-8."""
     content = text.encode("utf-8", "surrogatepass")
     if rng.random() < 0.05:
         place = rng.randint(0, len(content))
@@ -144,15 +143,15 @@ def in_bytes(rng: random.Random, text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input: ``attempt`` makes one case in a folder of its own and tries it."""
+    """A kind of input; ``attempt`` makes one case in a folder and tries it."""
 
     name: str
     attempt: Callable[[random.Random, Path], None]
     seconds: list[float] | None = None
-    """The seconds of CPU that each question of a case took, where it has several."""
+    """CPU seconds of each query of a case with several queries."""
 
     def fails(self, seed: int, folder: Path) -> BaseException | None:
-        """Return what one case raised that it must not, None where all is well."""
+        """Unexpected error of a case, or None."""
         try:
             self.attempt(random.Random(seed), folder)
         except BSSearchError:
@@ -219,7 +218,7 @@ def _reference_points(rng: random.Random, folder: Path) -> None:
 def _message(rng: random.Random, folder: Path) -> None:
     lines = LineSplitter()
     content = in_bytes(rng, mutated(rng, rng.choice(REPLIES))) + b"\n"
-    with suppress(ValueError):  # which ends the worker
+    with suppress(ValueError):  # ends the worker
         for line in lines.feed(content):
             decode_reply(line)
 
@@ -255,32 +254,32 @@ def _as_json(observation: Observation) -> None:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of a study in a SQLite file, of which one value is changed behind bssearch's back."""
+    """Rows of a study in a SQLite file with one changed value."""
 
     database: Path
     study: str
     seconds: list[float] = field(default_factory=list)
-    """The seconds of CPU that each question took."""
+    """CPU seconds of each query."""
 
     def columns(self) -> list[tuple[str, str]]:
-        """Return all tables with their columns."""
+        """All tables with their columns."""
         return [(table.name, column.name) for table in Base.metadata.sorted_tables for column in table.columns]
 
     def attempt(self, rng: random.Random, folder: Path) -> None:
-        """Change one value, of one row or of all, and read the study in every way."""
+        """Change one value, in one row or all rows, and read the study in every way."""
         place, value = rng.choice(self.columns()), rng.choice(VALUES)
-        is_large = "0000" in value  # in all rows of a curve it would fill the disk
+        is_large = "0000" in value  # in all rows of a curve, the value would fill the disk
         self.try_one(folder, *place, value, one_row=is_large or rng.random() < 0.5)
 
     def try_one(self, folder: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
-        """Put a value into a column, then ask what is told of a study."""
+        """Put a value into a column and run all queries of the study."""
         copy = folder / "study.db"
         for left in folder.glob("study.db*"):
             left.unlink()
         shutil.copy(self.database, copy)
         put(copy, table, column, value, one_row=one_row)
         for ask in ASKED:
-            # Each in a store of its own: what went wrong is judged where it is closed.
+            # Each in a separate store, because closing a store judges the errors.
             began = time.process_time()
             with suppress(BSSearchError), open_store(f"sqlite:///{copy}", write=False) as store:
                 json.dumps(ask(store, self.study), default=str, allow_nan=False)
@@ -290,18 +289,18 @@ class StoredRows:
 
 @dataclass
 class ServerRows:
-    """Rows of a study and of the queue on a PostgreSQL server, of which one value is changed behind bssearch's back."""
+    """Rows of a study and of the queue on a PostgreSQL server with one changed value."""
 
     server: Postgres
     database: str
     study: str
     seconds: list[float] = field(default_factory=list)
-    """The seconds of CPU that each command took."""
+    """CPU seconds of each command."""
     changed: int = 0
-    """Cases in which the server took the value."""
+    """Cases in which the server accepted the value."""
 
     def attempt(self, rng: random.Random, folder: Path) -> None:
-        """Change one value, of one row or of all, and run the commands that read it."""
+        """Change one value, in one row or all rows, and run the commands that read it."""
         table = rng.choice([one for one in Base.metadata.sorted_tables if one.name in FILLED])
         column, value = rng.choice([column.name for column in table.columns]), rng.choice(SERVER_VALUES)
         if rng.random() < 0.03:
@@ -309,7 +308,7 @@ class ServerRows:
         self.try_one(folder, table.name, column, value, one_row=rng.random() < 0.5)
 
     def try_one(self, folder: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
-        """Put a value into a column of a copy of the database, where the server takes it, and run the commands."""
+        """Put a value into a column of a copy of the database; run the commands if the server accepts the value."""
         import psycopg
 
         self.server.execute(f"CREATE DATABASE hostile TEMPLATE {self.database} STRATEGY file_copy")
@@ -335,7 +334,7 @@ FILLED = frozenset(
 
 
 def ask_on_the_command_line(url: str, study: str, folder: Path, seconds: list[float]) -> None:
-    """Run the commands that read a study; raise what is neither an answer nor an error of bssearch."""
+    """Run the commands that read a study; raise unexpected errors."""
     for words in (
         *(["study", "list"], ["study", "show", study], ["trial", "list", study], ["trial", "show", study, "3"]),
         *(["best", study], ["report", study, "--html", str(folder / "page.html")], ["queue", "list"]),
@@ -348,7 +347,7 @@ def ask_on_the_command_line(url: str, study: str, folder: Path, seconds: list[fl
 
 
 def put(file: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
-    """Put a value into a column of one row or of all, unless a key would stand twice or something must not be NULL."""
+    """Put a value into a column of one row or all rows, unless a constraint forbids the value."""
     where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if one_row else ""
     with suppress(sqlite3.IntegrityError):
         execute(file, f'UPDATE {table} SET "{column}" = {value}{where}')
@@ -366,7 +365,7 @@ ASKED: Sequence[Callable[[Store, str], object]] = (
     lambda store, name: store.studies.summaries(),
     _curves,
 )
-"""What is asked of a study whose rows somebody has changed."""
+"""Queries of a study with changed rows."""
 
 TOML = """
 schema_version = 1
@@ -423,7 +422,7 @@ PROGRAM_LOGS = (
     "".join(f'{{"step": {10 * i}, "accuracy": 0.{i}}}\r\nPAD\n' for i in range(9)),
     "".join(f"PAD acc=0.{i}\nstep {10 * i}\r step {10 * i + 1} acc=0.{i} {i}.5 s\n" for i in range(9)),
 )
-"""What a program prints, before it is changed; PAD is where much is put."""
+"""Output of a program before mutations; PAD is replaced by much text."""
 
 TEMPLATES = """templates:
   digits:
@@ -448,13 +447,13 @@ def _templates(rng: random.Random, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class OptunaDatabases:
-    """Databases of Optuna, of which some values are changed."""
+    """Databases of Optuna with some changed values."""
 
     database: Path
     seconds: list[float] = field(default_factory=list)
 
     def attempt(self, rng: random.Random, folder: Path) -> None:
-        """Change one to three values, import the study and store it."""
+        """Change one to three values; import and store the study."""
         copy = folder / "theirs.db"
         shutil.copy(self.database, copy)
         tables = execute(copy, "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p")
@@ -474,7 +473,7 @@ class OptunaDatabases:
 
 
 def make_optuna_database(file: Path) -> None:
-    """Write a study of twelve trials with Optuna itself."""
+    """Write a study of twelve trials with Optuna."""
     import optuna
     from optuna.distributions import FloatDistribution, IntDistribution
 
@@ -497,7 +496,7 @@ def make_optuna_database(file: Path) -> None:
 
 @contextmanager
 def server_rows(server: Postgres, file: Path, study: str) -> Iterator[ServerRows]:
-    """Give the rows of a study of a SQLite file on a server, with a log, a submission and a worker."""
+    """Rows of a SQLite file's study on a server, with a log, a submission and a worker."""
     url = server.create_database("hostile_rows")
     try:
         with open_store(f"sqlite:///{file}", write=False) as read, open_store(url) as store:

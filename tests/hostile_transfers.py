@@ -1,7 +1,7 @@
-"""Files of studies and databases that were changed at random, and what importing them may do.
+"""Imports of study files and databases that were changed at random.
 
-Nothing but a `BSSearchError` may come of one, and then the database is as it was. What is taken in is as bssearch
-stores it, and taken in again it changes nothing.
+An import raises `BSSearchError` and leaves the database as before, or stores rows as bssearch does. A second import
+changes nothing.
 """
 
 import gzip
@@ -38,16 +38,16 @@ JSON_VALUES = (
     ),
     *('"2026-01-01T00:00:00"', '"running"', '"queued"', '"reached"', '"paused"', '"' + "x" * 5000 + '"', "[" * 3000),
 )
-"""What is put in the place of a value, as JSON, or what looks like it."""
+"""Replacements of a value, as JSON or similar text."""
 
 
 @dataclass
 class Transfers:
-    """Cases of changed files and databases, imported into a database that is empty or has an earlier state."""
+    """Cases of changed files and databases, imported into an empty database or an earlier state."""
 
     folder: Path
     outcomes: Counter[str] = field(default_factory=Counter)
-    """How many cases were refused, and how many taken in."""
+    """Numbers of refused and taken cases."""
 
     def __post_init__(self) -> None:
         states = make_states(self.folder)
@@ -68,7 +68,7 @@ class Transfers:
         self._store.close()
 
     def fails(self, seed: int) -> str | None:
-        """Return what is wrong with what one case did, None where all is well."""
+        """Fault of one case, or None."""
         rng = random.Random(seed)
         kind = rng.choice(
             (self._bytes, self._text, self._values, self._values, self._values, self._lines, self._database)
@@ -80,7 +80,7 @@ class Transfers:
             is_changed = take(store)
         except BSSearchError:
             self.outcomes[f"{kind.__name__.strip('_')}: refused"] += 1
-            return None if everything(store) == before else f"refused, and yet something was stored: {kind.__name__}"
+            return None if everything(store) == before else f"refused, but rows were stored: {kind.__name__}"
         except Exception as error:
             self._is_now = None
             return f"{kind.__name__}: {type(error).__name__}: {error}"
@@ -94,9 +94,9 @@ class Transfers:
         with store.reading() as connection:
             for name, study_id in store._all_studies().items():
                 if (fault := first_fault(connection, study_id)) is not None:
-                    return f"what was taken in is faulty: {name}: {fault}"
+                    return f"imported rows are faulty: {name}: {fault}"
         if take(store):
-            return "taken in again it changes something"
+            return "a second import changes the database"
         if rng.random() < 0.1:
             try:
                 for name in store._all_studies():
@@ -107,7 +107,7 @@ class Transfers:
         return None
 
     def _restored(self, template: Path) -> dict[str, list[str]]:
-        """Have the database as the template is, where it is not, and return its rows."""
+        """Restore the database from the template if needed; return its rows."""
         if self._is_now != template:
             with closing(sqlite3.connect(template)) as source, closing(sqlite3.connect(self.target)) as target:
                 source.backup(target)
@@ -143,7 +143,7 @@ class Transfers:
         return self._take_file(bytes(content))
 
     def _text(self, rng: random.Random) -> Callable[[Store], bool]:
-        """Change the lines as texts; their digest is as it was."""
+        """Change the lines as texts, without a new digest."""
         lines = list(self.lines)
         _shuffled(rng, lines)
         text = "".join(f"{line}\n" for line in lines)
@@ -152,18 +152,18 @@ class Transfers:
         return self._take_file(gzip.compress(text.encode("utf-8", "surrogatepass"), 1))
 
     def _lines(self, rng: random.Random) -> Callable[[Store], bool]:
-        """Drop, double or swap rows; the digest and maybe the counts are right again."""
+        """Drop, double or swap rows, with a new digest and usually new counts."""
         lines = self.lines[1:-1]
         for _ in range(rng.randint(1, 4)):
             _shuffled(rng, lines)
         return self._take_file(gzip.compress(self._resealed(rng, lines), 1))
 
     def _values(self, rng: random.Random) -> Callable[[Store], bool]:
-        """Put other values into rows, or take columns out; the digest is right again."""
+        """Change values of rows or delete columns, with a new digest."""
         lines = self.lines[1:-1]
         for _ in range(rng.choice((1, 1, 1, 2, 5))):
             place = rng.randrange(len(lines))
-            with suppress(ValueError, RecursionError):  # what was made no JSON before
+            with suppress(ValueError, RecursionError):  # an earlier change made the line invalid
                 lines[place] = _with_another_value(rng, lines[place], lines)
         return self._take_file(gzip.compress(self._resealed(rng, lines), 1))
 
@@ -180,7 +180,7 @@ class Transfers:
         return data + json.dumps({"end": end}).encode() + b"\n"
 
     def _database(self, rng: random.Random) -> Callable[[Store], bool]:
-        """Change a value in another database, behind bssearch's back, and import that."""
+        """Change a value in another database and import the database."""
         source = self.folder / "source.db"
         for left in self.folder.glob("source.db*"):
             left.unlink()
@@ -217,7 +217,7 @@ def _shuffled(rng: random.Random, lines: list[str]) -> None:
 
 
 def _with_another_value(rng: random.Random, line: str, lines: list[str]) -> str:
-    """Return a row with one of its values replaced, or taken out, or with a column too many."""
+    """Row with a replaced or deleted value, or with an extra column."""
     document = json.loads(line)
     ((kind, row),) = document.items()
     name = rng.choice(sorted(row))
@@ -228,7 +228,7 @@ def _with_another_value(rng: random.Random, line: str, lines: list[str]) -> str:
         row[rng.choice(("surplus", "id", "revision", "lease_owner"))] = 1
     elif how < 0.13:
         return line.replace(kind, rng.choice(list(Kind)).value, 1)
-    elif how < 0.4:  # a value that another row has there
+    elif how < 0.4:  # the value of another row
         others = [json.loads(one) for one in rng.sample(lines, min(5, len(lines)))]
         row[name] = rng.choice([other[name] for one in others for other in one.values() if name in other] or [None])
     elif how < 0.5 and isinstance(row[name], int | float) and not isinstance(row[name], bool):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Proxy:
-    """Takes connections on ``port`` and passes their bytes on to a Unix socket, both ways, until they are cut."""
+    """Forwards connections on ``port`` to a Unix socket, both ways, until they are cut."""
 
     def __init__(self, server: Path) -> None:
         self._server = str(server)
@@ -21,7 +21,7 @@ class Proxy:
         self._accepting.start()
 
     def cut(self) -> int:
-        """Cut every connection, wherever its bytes are, and return how many there were."""
+        """Cut every connection; return their number."""
         with self._lock:
             cut = dict(self._open)
             for one in cut:
@@ -32,7 +32,7 @@ class Proxy:
         return len(cut)
 
     def close(self) -> None:
-        """Take no more connections, and cut those that there are."""
+        """Take no more connections, and cut the open connections."""
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
@@ -40,7 +40,7 @@ class Proxy:
         self.cut()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it was closed
+        with suppress(OSError):  # closed
             while True:
                 client, _ = self._listening.accept()
                 thread = threading.Thread(target=self._pass_on, args=(client,), daemon=True)
@@ -49,7 +49,7 @@ class Proxy:
                 thread.start()
 
     def _pass_on(self, client: socket.socket) -> None:
-        """Pass bytes on until either side ends; a client whose server is away is let go of at once."""
+        """Forward bytes until one side ends; close the client at once if the server is away."""
         other = socket.socket(socket.AF_UNIX)
         with suppress(OSError), other:
             other.connect(self._server)
@@ -62,7 +62,7 @@ class Proxy:
 
 
 def _pass(source: socket.socket, sink: socket.socket) -> bool:
-    """Pass on what has come; return whether the source goes on."""
+    """Forward received bytes; return False at the end of the source."""
     data = source.recv(2**16)
     sink.sendall(data)
     return bool(data)
@@ -70,7 +70,7 @@ def _pass(source: socket.socket, sink: socket.socket) -> bool:
 
 @contextmanager
 def proxy_of(server: Path) -> Iterator[Proxy]:
-    """Give a proxy of a server's socket, closed at the end."""
+    """Proxy of a server's socket, closed at the end."""
     made = Proxy(server)
     try:
         yield made

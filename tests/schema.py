@@ -1,4 +1,4 @@
-"""SQLite files for tests: made quickly, as what costs most is done once in a process, and changed behind our back."""
+"""SQLite files for tests: made quickly, and changed without bssearch."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from bssearch.storage.connection import engine as engines
 
 run_migrations = migrate._run_migrations
 _statements: dict[Path, list[str]] = {}
-"""The statements that make what the migrations of a folder made."""
+"""SQL statements with the effect of a folder's migrations."""
 
 
 def make_tables(connection: Connection) -> None:
-    """Do what the migrations do: to an empty SQLite file by the tables alone, some 0.3 s of computing sooner."""
-    folder = migrate.packaged_folder("migrations")  # type: ignore[attr-defined]  # where a test has put others
+    """Migrate; in an empty SQLite file, create the tables directly, which saves 0.3 s."""
+    folder = migrate.packaged_folder("migrations")  # type: ignore[attr-defined]  # a test may replace the folder
     if connection.dialect.name != "sqlite" or _objects(connection):
         run_migrations(connection)
     elif folder in _statements:
@@ -39,7 +39,7 @@ def _objects(connection: Connection) -> list[str]:
 
 
 def make_engine(url: URL, **options: Any) -> Engine:
-    """Make an engine that shares its dialect and its compiled statements with all engines for SQLite files."""
+    """Engine that shares its dialect and compiled statements with all engines for SQLite files."""
     engine = create_engine(url, **options)
     if engine.dialect.name == "sqlite":
         shared = _shared_engine()
@@ -62,13 +62,13 @@ def _shared_engine() -> Engine:
 
 @cache
 def optuna_head() -> str:
-    """Return the version of Optuna's tables: it would read all of its migrations for each storage."""
+    """Version of Optuna's tables, cached because Optuna reads all migrations for each storage."""
     [head] = ScriptDirectory(str(files("optuna.storages._rdb") / "alembic")).get_heads()
     return head
 
 
 def execute(file: Path | str, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
-    """Execute a statement in a SQLite file past bssearch and the checks of its tables; return the rows."""
+    """Execute a statement in a SQLite file without constraints; return the rows."""
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         return connection.execute(statement, parameters).fetchall()

@@ -1,4 +1,4 @@
-"""Every benchmark runs from any folder, by the code of its checkout, whatever is installed."""
+"""Every benchmark runs from any folder with the code of its checkout."""
 
 import json
 import os
@@ -31,12 +31,12 @@ for script in sys.argv[1:]:
     else:
         raise AssertionError(f"{script} ran")
 """
-"""Imports third parties once for all scripts, and the checkout anew for each."""
+"""Imports third-party packages once for all scripts, and the checkout once for each script."""
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> dict[str, str]:
-    """Return an environment in which what is installed must not be imported."""
+    """Environment with installed packages that must not be imported."""
     for name in ("bssearch", "tests"):
         package = tmp_path / "installed" / name
         package.mkdir(parents=True)
@@ -45,7 +45,7 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
 
 
 def python(folder: Path, environment: dict[str, str], *words: str | Path) -> str:
-    """Run Python in a folder; return what it printed."""
+    """Run Python in a folder; return its output."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_a_pruner_of_another_package_is_simulated_in_other_processes_from_anothe
     ("predicted", "peak", "is_missed"),
     [(1.14, 1.0, False), (0.84, 1.0, True), (0.6, 0.5, False), (0.65, 0.5, True), (2.2, 2.0, False), (1.69, 2.0, True)],
 )
-def test_a_peak_is_met_within_15_percent_from_a_gib_on_and_150_mib_below(
+def test_a_peak_may_differ_by_15_percent_or_below_a_gib_by_150_mib(
     predicted: float, peak: float, is_missed: bool
 ) -> None:
     assert memory_plan.misses(round(predicted * 2**30), round(peak * 2**30)) is is_missed

@@ -1,4 +1,4 @@
-"""What the README and the guide say of commands, options, fields, names and files is what the code has."""
+"""Commands, options, fields, names and files in the README and the guide exist in the code."""
 
 import ast
 import importlib.util
@@ -48,7 +48,7 @@ from tests.documents import (
 )
 
 UNMEASURED = "TO MEASURE"
-"""Stands where a figure is yet to be measured."""
+"""Placeholder for a figure that is not measured yet."""
 
 PLACEHOLDERS = {"NUMBER": "1", "X": "1"}
 ROOMS = DOCUMENTS["changing-the-code"]
@@ -57,13 +57,13 @@ every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 @cache
 def root() -> Any:
-    """Return the command line."""
+    """Command line."""
     return typer.main.get_command(app)
 
 
 @cache
 def subcommands(command: Any) -> dict[str, Any] | None:
-    """Return the commands of a group by name, those of the registry too; None of a command that is no group."""
+    """Commands of a group by name, also from the registry; None if the command is no group."""
     if not hasattr(command, "list_commands"):
         return None
     context = typer.Context(command)
@@ -71,7 +71,7 @@ def subcommands(command: Any) -> dict[str, Any] | None:
 
 
 def leaf(words: list[str]) -> tuple[Any, list[str]]:
-    """Return the command that words begin with, and the words after it."""
+    """The command at the start of the words, and the other words."""
     command: Any = root()
     while (commands := subcommands(command)) is not None:
         assert words and words[0] in commands, f"there is no command {words}"
@@ -80,7 +80,7 @@ def leaf(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def leaves(command: Any = None, path: str = "") -> set[str]:
-    """Return the names of all commands."""
+    """Names of all commands."""
     command = command or root()
     commands = subcommands(command)
     if commands is None:
@@ -89,7 +89,7 @@ def leaves(command: Any = None, path: str = "") -> set[str]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command line, without running it."""
+    """Parse a command line without running the command."""
     command, rest = leaf([PLACEHOLDERS.get(word, word) for word in words])
     command.make_context("bssearch", rest)
 
@@ -120,7 +120,7 @@ def test_options_within_sentences_belong_to_some_command(name: str) -> None:
 
 
 def scripted_options(script: Path) -> list[str]:
-    """Return the options of a benchmark: the parameters of its function, and those that it names otherwise."""
+    """Options of a benchmark: its function's parameters and named options."""
     text = script.read_text()
     functions = [one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
     (main,) = (one for one in functions if one.name in {"main", "simulate"})
@@ -128,12 +128,12 @@ def scripted_options(script: Path) -> list[str]:
     return ["--format", *named, *re.findall(r'"(--[a-z-]+)"', text)]
 
 
-def test_the_table_of_commands_is_that_of_the_command_line() -> None:
+def test_the_table_of_commands_equals_the_command_line() -> None:
     rows = re.findall(r"^\| (`bssearch .*?) \| ", DOCUMENTS["commands"], flags=re.MULTILINE)
     named = [span.split()[1:] for row in rows for span in re.findall(r"`([^`]+)`", row)]
     listed = [" ".join(words[: len(words) - len(leaf(words)[1])]) for words in named]
     assert set(listed) == leaves()
-    assert len(listed) == len({*listed}) + listed.count("schema") - 1, "only schema stands there twice"
+    assert len(listed) == len({*listed}) + listed.count("schema") - 1, "only schema is there twice"
 
 
 @every_document
@@ -154,7 +154,7 @@ def test_yaml_blocks_are_parts_of_a_spec(name: str, tmp_path: Path) -> None:
     for number, block in enumerate(blocks(DOCUMENTS[name], "yaml")):
         path = tmp_path / f"{number}.yaml"
         said = yaml.safe_load(block)
-        if "templates" in said:  # a worker's file, which names a spec beside it
+        if "templates" in said:  # a worker's file, which names a spec
             path.write_text(block)
             shutil.copy(shipped_studies()["digits"], tmp_path)
             offered = load_templates(path)["digits"].values
@@ -166,7 +166,7 @@ def test_yaml_blocks_are_parts_of_a_spec(name: str, tmp_path: Path) -> None:
 
 
 def field_of(path: str) -> Any:
-    """Return the field of a spec at a dotted path, None where there is none."""
+    """Field of a spec at a dotted path, or None."""
     model: Any = StudySpec
     field = None
     for part in path.split("."):
@@ -186,7 +186,7 @@ def test_dotted_fields_are_fields_of_a_spec(name: str) -> None:
         assert field_of(path) is not None, path
 
 
-def test_defaults_in_the_guide_are_those_of_a_spec() -> None:
+def test_defaults_in_the_guide_equal_a_specs() -> None:
     text = " ".join(" ".join(DOCUMENTS.values()).split())
     quoted = dict(re.findall(r"`([a-z_.]+)` \(default ([\d.]+)\)", text))
     assert len(quoted) >= 8
@@ -201,12 +201,12 @@ def test_the_settings_of_training_are_shown_whole_with_their_defaults() -> None:
 
 
 def rows_named(text: str) -> set[str]:
-    """Return the names that the rows of a page's tables begin with."""
+    """Names at the start of the rows of a page's tables."""
     return set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`.*?) \| ", text, flags=re.MULTILINE))))
 
 
 def test_the_guide_names_no_kind_that_is_not_registered_and_every_preset_and_study() -> None:
-    """A new kind is a file and a line in the registry: its row in the guide may come later."""
+    """A new plug-in is a file and a line in the registry; its row in the guide may come later."""
     built_in = {kind: set(names) for kind, names in registry.BUILT_IN.items()}
     assert rows_named(DOCUMENTS["searching"]) <= built_in["pruners"]
     assert rows_named(DOCUMENTS["measuring"]) <= built_in["objectives"]
@@ -292,7 +292,7 @@ SECURITY = {
     "Nothing is sent anywhere": ["cli/test_whole_study.py::test_a_study_and_its_answer_connect_to_nothing"],
     "Your workload may": ["cli/test_whole_study.py::test_a_study_and_its_answer_connect_to_nothing"],
 }
-"""The tests that back each sentence of the section Security, by the words that it begins with."""
+"""Tests behind each sentence of the section Trust, by the sentence's first words."""
 
 
 def test_each_sentence_on_security_is_backed_by_tests() -> None:
@@ -351,7 +351,7 @@ def test_no_figure_is_yet_to_be_measured() -> None:
 
 
 @pytest.mark.parametrize("name", ["measuring", "searching", "own-training", "team", "changing-the-code"])
-def test_benchmarks_are_quoted_on_one_page_alone(name: str) -> None:
+def test_only_one_page_quotes_benchmarks(name: str) -> None:
     assert "tests/benchmarks" not in DOCUMENTS[name]
 
 
@@ -366,7 +366,7 @@ def test_the_map_names_every_room_and_no_other() -> None:
     assert {path.name for path in parts if path.suffix != ".py"} - packages <= set(spans(ROOMS))
 
 
-def test_the_direction_of_imports_is_that_which_is_checked() -> None:
+def test_the_map_has_the_checked_direction_of_imports() -> None:
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
     assert blocks(ROOMS, "text")[0].splitlines() == contract["layers"]
 
@@ -377,7 +377,7 @@ def test_files_that_the_map_names_exist() -> None:
     assert [span for span in named if not (ROOT / "bssearch" / span).exists() and not (ROOT / span).exists()] == []
 
 
-def test_without_a_topic_the_topics_are_listed_with_what_they_are_about(tmp_path: Path) -> None:
+def test_without_a_topic_the_topics_are_listed_with_a_sentence(tmp_path: Path) -> None:
     done = run("guide", cwd=tmp_path)
     assert done.returncode == 0
     for name in set(DOCUMENTS) - {"README"}:
@@ -385,7 +385,7 @@ def test_without_a_topic_the_topics_are_listed_with_what_they_are_about(tmp_path
 
 
 @pytest.mark.parametrize("options", [(), ("--format", "text"), ("-f", "page")])
-def test_a_topic_is_plain_markdown_where_no_terminal_shows_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_a_topic_is_plain_markdown_without_a_terminal(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = run("guide", "measuring", *options, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, DOCUMENTS["measuring"])
 
@@ -397,7 +397,7 @@ def test_a_topic_is_laid_out_on_a_terminal(tmp_path: Path, monkeypatch: pytest.M
     assert run("guide", "team", "--format", "text", cwd=tmp_path).stdout == DOCUMENTS["team"]
 
 
-def test_a_topic_that_is_not_there_is_named_with_its_neighbours(tmp_path: Path) -> None:
+def test_a_missing_topic_is_named_with_similar_topics(tmp_path: Path) -> None:
     done = run("guide", "measure", cwd=tmp_path)
     assert done.returncode == 3
     assert "measure" in done.stderr and "bssearch guide measuring" in done.stderr
@@ -454,11 +454,11 @@ def test_the_set_up_is_two_commands() -> None:
 
 
 LEFT_OUT = "…"
-"""A line of the README that stands for lines that are printed and not shown."""
+"""A line of the README in place of printed lines that are not shown."""
 
 
 def without_left_out(shown: list[str], printed: list[str]) -> list[str]:
-    """Return the printed lines, `LEFT_OUT` in the place of those that the README leaves out."""
+    """Printed lines, with `LEFT_OUT` for lines that the README leaves out."""
     if LEFT_OUT not in shown:
         return printed
     place = shown.index(LEFT_OUT)
@@ -467,18 +467,18 @@ def without_left_out(shown: list[str], printed: list[str]) -> list[str]:
 
 
 def differences(shown: list[str], wanted: list[str]) -> list[str]:
-    """Return which lines of the README must change, each as "line NUMBER: what stands there → what must"."""
+    """Lines of the README to change, as "line NUMBER: old → new"."""
     first = README.splitlines().index(shown[0]) + 1
     pairs = enumerate(zip_longest(shown, wanted, fillvalue="(no line)"), first)
     return [f"line {number}: {old} → {new}" for number, (old, new) in pairs if old != new]
 
 
-def test_the_sentence_under_the_picture_is_that_of_the_stored_study() -> None:
+def test_the_sentence_under_the_picture_equals_the_stored_study() -> None:
     (sentence,) = re.findall(r"^\*\*(Batch .*?)\*\*$", README, flags=re.MULTILINE | re.DOTALL)
     assert flat(sentence) == headline(ANSWER), f"README.md must say: {headline(ANSWER)}"
 
 
-def test_the_printed_answer_is_that_of_the_stored_study(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_answer_equals_the_stored_study(capsys: pytest.CaptureFixture[str]) -> None:
     print_answer(ANSWER)
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     shown = blocks(README, "text")[0].splitlines()
@@ -486,7 +486,7 @@ def test_the_printed_answer_is_that_of_the_stored_study(capsys: pytest.CaptureFi
     assert not changes, "README.md must change:\n" + "\n".join(changes)
 
 
-def test_the_picture_is_that_of_the_stored_study() -> None:
+def test_the_picture_equals_the_stored_study() -> None:
     (day,) = re.findall(r"study digits, .*?, (\d{4}-\d\d-\d\d)<", PICTURE)
     default = load_spec(shipped_studies()["digits"]).default.batch_size
     assert objective_picture(ANSWER, default_batch_size=default, measured_on=date.fromisoformat(day)) == PICTURE

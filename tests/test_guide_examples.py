@@ -1,4 +1,4 @@
-"""The guide's examples work: one of each kind, a tokenised text task, and its scripts against the plain ones."""
+"""The guide's examples work: plug-ins, a text task, and scripts compared with plain scripts."""
 
 import json
 import os
@@ -49,7 +49,7 @@ SPACE = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder with a task and the examples installed: a file for each."""
+    """Folder with a task and the installed examples, one file each."""
     write_task(tmp_path, space=SPACE)
     assert all(len(points) == 1 for points in ADDED.values())
     modules = {kind.removesuffix("s"): example(kind) for kind in ADDED}
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def example(kind: str) -> str:
-    """Return the code of the example of a kind."""
+    """Code of a kind's example."""
     return (KINDS / f"{kind.removesuffix('s')}.py").read_text(encoding="utf-8")
 
 
@@ -74,10 +74,8 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base, "SILENT_SECONDS", 600.0)  # however slow the machine is
+def test_a_study_runs_with_the_examples_and_is_exported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "SILENT_SECONDS", 600.0)  # also on a slow machine
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
     named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
     changes = [word for one in [*named, "log=[ends]", "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
@@ -95,7 +93,7 @@ def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
     assert sorted(ends) == sorted([f"{trial['number']}", trial["state"]] for trial in trials)
 
 
-def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
+def test_the_pruner_of_the_guide_stops_slow_trials(folder: Path) -> None:
     from bssearch.records.curves import Progress
     from bssearch.search.pruners.base import Action, Standings, make_pruner
     from bssearch.spec.parts import PrunerSpec
@@ -136,7 +134,7 @@ ANY_PROGRAM = DOCUMENTS["own-training"].split("## Any program")[1].split("\n## "
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with the guide's programs, and a spec of each; `plain.py` is the one without its diff."""
+    """Folder with the guide's programs and their specs; `plain.py` is the program without its diff."""
     for name in ("train.sh", "train.py", "toy.yaml", "program.yaml"):
         assert f"`{name}`" in ANY_PROGRAM or f"/{name}`" in ANY_PROGRAM
         shutil.copy(OWN_TRAINING / name, tmp_path)
@@ -207,7 +205,7 @@ inputs = torch.randn""",
     assert any(trial["state"] == "reached" for trial in trials)
     assert {trial["batch_size"] for trial in trials} <= {32, 64}
     again = bssearch("run", "own.yaml", "--set", "budget.trials=7", "--set", "confirm.runs=0", cwd=tmp_path)
-    assert again.returncode == 0 and "timing steps" not in again.stderr, "what is refused is known"
+    assert again.returncode == 0 and "timing steps" not in again.stderr, "the refused size is known"
 
 
 @pytest.mark.slow
@@ -277,7 +275,7 @@ def test_the_loop_of_several_ranks_is_part_of_its_script() -> None:
 
 LIBRARIES = {"Lightning", "Hugging Face Trainer"}
 MOST_ADDED = {"A loop of your own": 8, "Any program": 8, **dict.fromkeys(sorted(LIBRARIES), 5)}
-"""How many lines a section's diff may add."""
+"""Most lines that a section's diff may add."""
 
 each = pytest.mark.parametrize("section", MOST_ADDED)
 
@@ -292,7 +290,7 @@ def diff_of(section: str) -> str:
 
 
 def hunks(section: str) -> list[tuple[str, str]]:
-    """Return the two sides of each hunk of a section's diff: the plain script's, and the trial's."""
+    """Both sides of each hunk of a section's diff: plain script and trial."""
     sides = []
     for is_line, lines in groupby(diff_of(section).splitlines(), key=lambda line: not line.startswith("@@")):
         if is_line:
@@ -304,7 +302,7 @@ def hunks(section: str) -> list[tuple[str, str]]:
 
 
 def script_of(section: str) -> str:
-    """Return the script that a section shows, or names."""
+    """Script that a section shows or names."""
     named = re.findall(r"tests/data/own_training/(\w+\.py)", section_of(section))
     shown = [(OWN_TRAINING / name).read_text(encoding="utf-8") for name in named]
     (script,) = shown or blocks(section_of(section), "python")
@@ -312,7 +310,7 @@ def script_of(section: str) -> str:
 
 
 def plain(section: str) -> str:
-    """Return the plain script of a section: its own, with the diff applied backwards."""
+    """Plain script of a section: its script with the diff reversed."""
     script = script_of(section)
     for before, after in hunks(section):
         assert f"\n{script}".count(f"\n{after}") == 1, f"not once in the script:\n{after}"
@@ -321,7 +319,7 @@ def plain(section: str) -> str:
 
 
 def counts(section: str) -> dict[str, int]:
-    """Return how many lines a diff adds, changes and takes away; what stands for what was there is changed."""
+    """Numbers of added, changed and deleted lines of a diff."""
     found = {"added": 0, "changed": 0, "gone": 0}
     for is_change, lines in groupby(diff_of(section).splitlines(), key=lambda line: line[:1] in ("+", "-")):
         signs = [line[0] for line in lines] if is_change else []
@@ -350,7 +348,7 @@ def test_the_diff_is_all_that_bssearch_asks_of_the_plain_script(section: str) ->
 
 @pytest.mark.slow
 @each
-def test_the_plain_script_trains_to_its_end_and_says_what_it_reaches(section: str, tmp_path: Path) -> None:
+def test_the_plain_script_trains_to_its_end_and_prints_its_accuracy(section: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(plain(section))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

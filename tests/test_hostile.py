@@ -1,4 +1,4 @@
-"""What nobody meant to give is refused in a sentence: no kind of input makes a traceback."""
+"""Hostile input is refused in a sentence, never with a traceback."""
 
 import random
 import time
@@ -27,13 +27,13 @@ from tests.postgres import Postgres
 from tests.search.law import LawExecutor
 
 CASES = 100
-"""Of each kind in the default tests; ``tests/benchmarks/hostile_input.py`` tries ten thousand."""
+"""Cases of each kind; ``tests/benchmarks/hostile_input.py`` tries ten thousand."""
 
 LONGEST_S = 20.0
-"""A case that computes longer hangs: far beyond what one takes."""
+"""CPU seconds after which a case counts as hanging."""
 
 LONGEST_WAIT_S = 120.0
-"""So does one that takes longer by the clock, which other programs may have most of."""
+"""Wall seconds after which a case counts as hanging, also on a loaded machine."""
 
 
 def check(kind: Kind, seeds: range, folder: Path) -> None:
@@ -59,11 +59,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
     yield StoredRows(file, spec.name)
 
 
-def test_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
+def test_changed_rows_are_read_or_named(rows: StoredRows, tmp_path: Path) -> None:
     check(Kind("rows", rows.attempt), range(5), tmp_path)
 
 
-def test_changed_rows_of_a_server_are_told_or_named(rows: StoredRows, postgres: Postgres, tmp_path: Path) -> None:
+def test_changed_rows_of_a_server_are_read_or_named(rows: StoredRows, postgres: Postgres, tmp_path: Path) -> None:
     with server_rows(postgres, rows.database, rows.study) as found:
         check(Kind("rows", found.attempt), range(25), tmp_path)
         assert found.changed
@@ -79,7 +79,7 @@ def test_a_number_without_bound_on_a_server_is_named(
         assert found.changed
 
 
-def test_a_name_that_is_no_text_in_a_database_of_optuna_is_refused(tmp_path: Path) -> None:
+def test_a_binary_name_in_a_database_of_optuna_is_refused(tmp_path: Path) -> None:
     make_optuna_database(tmp_path / "optuna.db")
     put(tmp_path / "optuna.db", "trial_params", "param_name", "X'00ff'", one_row=True)
     with pytest.raises(UsageError, match="expected a text"):
@@ -95,7 +95,7 @@ def test_a_name_that_is_no_text_in_a_database_of_optuna_is_refused(tmp_path: Pat
         ("sampled", "json_build_object('p', repeat('x', 1000000))"),
     ],
 )
-def test_a_large_value_on_a_server_keeps_nobody_waiting(
+def test_a_large_value_on_a_server_is_read_quickly(
     rows: StoredRows, postgres: Postgres, tmp_path: Path, column: str, value: str
 ) -> None:
     with server_rows(postgres, rows.database, rows.study) as found:
@@ -142,7 +142,7 @@ def test_a_mutation_changes_a_text() -> None:
         ("schema_version: 1\nname: .nan", "name = nan must be a finite number"),
     ],
 )
-def test_a_spec_that_nobody_meant_is_refused_with_its_bound(text: str, said: str, tmp_path: Path) -> None:
+def test_a_hostile_spec_is_refused_with_its_bound(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(text)
     with pytest.raises(SpecError) as caught:

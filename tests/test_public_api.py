@@ -38,7 +38,7 @@ def test_every_error_is_public_and_in_the_map() -> None:
 
 
 def functions_of(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield a public function, or a public class's methods of its own."""
+    """A public function, or a public class's methods."""
     one = getattr(bssearch, name)
     if not isinstance(one, type):
         yield name, one
@@ -52,7 +52,7 @@ def functions_of(name: str) -> Iterator[tuple[str, Any]]:
 
 
 def examples_in(doc: str) -> list[str]:
-    """Return the code blocks of a docstring, and its one-line examples."""
+    """Code blocks and one-line examples of a docstring."""
     blocks = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", f"{doc}\n")
     lines = re.findall(r"^Example: ``(.*)``$", doc, re.MULTILINE)
     return [textwrap.dedent(one) for one in blocks] + [re.sub("^except", "try: pass\nexcept", one) for one in lines]
@@ -76,7 +76,7 @@ def test_every_public_name_is_typed_and_documented_with_an_example_that_compiles
         inspect.signature(getattr(bssearch, call.func.attr)).bind(*call.args, **keywords)  # type: ignore[attr-defined]
 
 
-def test_a_trial_of_an_own_loop_lists_what_a_loop_needs() -> None:
+def test_a_trial_of_an_own_loop_lists_its_members() -> None:
     trial = bssearch.current_trial(batch_size=8, learning_rate=0.1)
     assert type(trial) is bssearch.Trial
     assert {"batch_size", "batches", "report", "should_stop", "state", "step"} <= set(dir(trial))
@@ -105,7 +105,7 @@ def test_an_answer_has_a_chart_for_viewers_without_scripts_or_html() -> None:
     assert not any(word in text for text in bundle.values() for word in ("<script", "javascript:", " onload="))
 
 
-def test_a_frame_has_the_batch_size_the_time_and_what_differs_first() -> None:
+def test_a_frame_starts_with_batch_size_time_and_varied_columns() -> None:
     columns = list(FOUND.frame.columns)
     assert columns[:2] == ["batch_size", "time_to_target_s.median"]
     varied = [one for one in columns if one.startswith("best.parameters.") and FOUND.frame[one].nunique() > 1]
@@ -126,13 +126,13 @@ STAGES = [
     (
         "[getattr(bssearch, n) for n in bssearch.__all__ if n not in {'BatchAdvisor', "
         "'Data', 'Part', 'Study', 'TimeToTargetSampler', 'Trial', 'current_trial', 'load_optuna_study'}]",
-        ("pydantic", "sqlalchemy"),  # those left out hold tensors, train, or are of Optuna
+        ("pydantic", "sqlalchemy"),  # the other names hold tensors, train or use Optuna
     ),
 ]
 
 
 @pytest.mark.slow
-def test_heavy_libraries_wait_until_they_are_needed() -> None:
+def test_heavy_libraries_are_imported_only_when_needed() -> None:
     watch = f"print('\\nLOADED', *(m for m in {HEAVY!r} if m in sys.modules))"
     code = "\n".join(["import sys", *(f"{code}\n{watch}" for code, _ in STAGES)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -142,7 +142,7 @@ def test_heavy_libraries_wait_until_they_are_needed() -> None:
 
 
 def imported_by(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Yield the names that statements import when they run, and not in a function or for type checkers alone."""
+    """Names that statements import at run time, outside functions."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield from (name for one in node.names for name in (f"{node.module}.{one.name}", str(node.module)))

@@ -1,4 +1,4 @@
-"""The wheel, unpacked into a folder of its own, works from an empty folder elsewhere; that of the sdist is the same."""
+"""The unpacked wheel works from an empty folder, and the sdist builds the same wheel."""
 
 import json
 import os
@@ -33,7 +33,7 @@ from hatchling import build
 for kind in sys.argv[2:]:
     getattr(build, f"build_{kind}")(sys.argv[1])
 """
-"""What pip has hatchling do, without an environment of its own each time."""
+"""Builds as pip does, without a new environment each time."""
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +81,11 @@ for arguments in {commands!r}:
     except SystemExit as end:
         assert not end.code, (arguments, end.code)
 """
-"""Runs commands one after the other in one process, which imports the package once."""
+"""Runs several commands in one process, which imports the package once."""
 
 
 def run(installed: Path, cwd: Path, *commands: str) -> list[str]:
-    """Run commands of the installed package, all of which must succeed; return what each printed."""
+    """Run commands of the installed package, which must succeed; return their outputs."""
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL.format(commands=[shlex.split(command) for command in commands])],
         cwd=cwd,
@@ -100,7 +100,7 @@ def run(installed: Path, cwd: Path, *commands: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_studies_migrations_templates_and_the_guide_travel_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_studies_migrations_templates_and_the_guide(installed: Path, tmp_path: Path) -> None:
     kinds = ("image", "text", "tabular")
     templates = [line for kind in kinds for line in (f"init my-{kind} --kind {kind}", f"run my-{kind}.yaml --dry-run")]
     more = ("plan start --defaults --out mine.yaml", "guide measuring")
@@ -117,4 +117,4 @@ def test_a_users_own_workload_runs_from_an_empty_folder(installed: Path, tmp_pat
     _, answer, _ = run(installed, tmp_path, "run task.yaml", "best task --format json", report)
     assert json.loads(answer)["study"] == "task"
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert '<section id="objective">' in page and '<svg class="wide"' in page, "its templates travel in the wheel"
+    assert '<section id="objective">' in page and '<svg class="wide"' in page, "the wheel has its templates"

@@ -1,4 +1,4 @@
-"""What tests of processes and threads share: an ear for notes, and waiting for a condition."""
+"""Helpers for processes and threads: a listener of notes, and waiting for a condition."""
 
 import subprocess
 import time
@@ -9,11 +9,11 @@ import psutil
 from bssearch.search.driver import Listener
 
 PATIENCE_S = 300.0
-"""How long something is waited for: what a slow machine may take, and no test relies on."""
+"""Longest wait for a condition, for slow machines; no test relies on it."""
 
 
 class Ear(Listener):
-    """Keeps the notes that it is told."""
+    """Keeps its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -26,11 +26,11 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | N
     """Wait until a condition holds, while a process runs."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "the condition did not hold"
         assert process is None or process.poll() is None, "the process has ended"
         time.sleep(0.02)
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait until a process has ended, whether or not its parent has taken note."""
+    """Wait until a process ended, even if its parent has not reaped the process."""
     wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

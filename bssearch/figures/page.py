@@ -183,7 +183,7 @@ def _about_stages(found: BatchScheduleAnswer, noise: NoiseAnswer | None, run: Ru
     if found.noise_share is None:
         yield "The table shows the median run up to the target; its seconds are steps × step time."
     else:
-        yield "Batch sizes are samples / steps between its evaluations; seconds are measured."
+        yield "Batch sizes are samples / steps between evaluations; seconds are measured."
     if noise is not None and noise.scale:
         yield f"Gradient noise scale of the optimum: {noise_scale(noise.scale, noise.low, noise.high)}."
 
@@ -282,8 +282,8 @@ def _sections(picture: StudyPicture) -> list[Section]:
         Section(
             name="steps",
             title="Steps and samples",
-            text="Along the dotted line, doubling the batch halves the steps (perfect). Above it, doubling saves "
-            "fewer than half (diminishing), and finally none (maximal). Hollow: not well tuned.",
+            text="Along the dotted line, doubling the batch halves the steps (perfect). Above the line, doubling "
+            "saves fewer than half (diminishing), and finally no steps (maximal). Hollow: not well tuned.",
             absent="Not shown: no batch size has a known number of steps to the target.",
             charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
             notes=[" ".join(about_law(answer))],
@@ -594,7 +594,7 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 
     name = study.name
     text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
-    how = "Its runs were imported; the spec below describes them."
+    how = "The runs were imported; the spec below describes them."
     commands = [f"bssearch report {shlex.quote(name)} --html report.html"]
     if not spec.is_imported:
         how = (

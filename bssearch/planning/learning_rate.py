@@ -142,7 +142,7 @@ class LearningRateRequest(Request):
     from_batch: Annotated[
         Count, Option("The batch size at which the configuration was tuned.", label="Tuned at batch", unit="samples")
     ]
-    learning_rate: Annotated[Positive, Option("The learning rate there.")]
+    learning_rate: Annotated[Positive, Option("The learning rate at that batch size.")]
     batch: Annotated[Count, Option("The batch size to train with.", label="Wanted batch", unit="samples")]
     rule: Annotated[
         Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)] | None,
@@ -155,7 +155,7 @@ class LearningRateRequest(Request):
     rate_rule: Annotated[
         str | None,
         Option(
-            "The learning rate under rules about something else.",
+            "The learning rate under rules for other parameters.",
             label="Learning rate under other rules",
             shown_default="linear with sgd and lars, else sqrt",
             choices=tuple(LearningRateRule),
@@ -164,15 +164,17 @@ class LearningRateRequest(Request):
     optimizer: Annotated[
         str,
         Option(
-            "The optimizer, as a spec names it: sgd has momentum.",
+            "The optimizer, as a spec names it; sgd has momentum.",
             label="Optimizer of the training",
             choices=tuple(OPTIMIZERS),
         ),
     ] = "sgd"
-    warmup_epochs: Annotated[NotNegative, Option("Epochs of warmup there.", label="Warmup", unit="epochs")] = 0.0
-    weight_decay: Annotated[NotNegative, Option("Weight decay there; 0 for none.")] = 0.0
-    dropout: Annotated[ShareBelowOne, Option("Dropout there.")] = 0.0
-    label_smoothing: Annotated[ShareBelowOne, Option("Label smoothing there.")] = 0.0
+    warmup_epochs: Annotated[
+        NotNegative, Option("Epochs of warmup at that batch size.", label="Warmup", unit="epochs")
+    ] = 0.0
+    weight_decay: Annotated[NotNegative, Option("Weight decay at that batch size; 0 for no decay.")] = 0.0
+    dropout: Annotated[ShareBelowOne, Option("Dropout at that batch size.")] = 0.0
+    label_smoothing: Annotated[ShareBelowOne, Option("Label smoothing at that batch size.")] = 0.0
     beta1: Annotated[ShareBelowOne | None, Option("Adam's β₁.", label="β₁", shown_default="the optimizer's")] = None
     beta2: Annotated[ShareBelowOne | None, Option("Adam's β₂.", label="β₂", shown_default="the optimizer's")] = None
     epsilon: Annotated[Positive | None, Option("Adam's ε.", label="ε", shown_default="the optimizer's")] = None

@@ -54,7 +54,7 @@ class AccumulationRequest(Request):
     max_micro: Annotated[
         Micro | None,
         Option(
-            "Instead: the most samples that fit on a device; the largest that divides is taken.",
+            "Instead: the most samples that fit on a device; the largest divisor is used.",
             label="Largest micro-batch",
             unit="samples",
         ),
@@ -62,7 +62,7 @@ class AccumulationRequest(Request):
     devices: Annotated[Batch, Option("Devices that share the batch.")] = 1
     batch_norm_layers: Annotated[
         Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None,
-        Option("Batch normalisation layers of the model: they see micro-batches.", shown_default="not known"),
+        Option("Batch normalisation layers of the model, which see micro-batches.", shown_default="not known"),
     ] = None
 
     @model_validator(mode="after")
@@ -176,7 +176,7 @@ class ScaleRequest(Request):
     per_device_batch: Annotated[
         Batch | None,
         Option(
-            "Instead: samples of each device, so that the batch grows with them.",
+            "Instead: samples per device; the batch grows with the devices.",
             label="Batch of each device",
             unit="samples",
         ),
@@ -191,7 +191,7 @@ class ScaleRequest(Request):
     beta_s: Annotated[Positive | None, Option("Seconds of a step per sample.", label="β, of a sample", unit="s")] = None
     step_times: Annotated[
         Annotated[Path, Field(strict=False)] | None,
-        Option("Instead of both: a CSV with batch_size and step_seconds."),
+        Option("Instead of alpha_s and beta_s: a CSV with batch_size and step_seconds."),
     ] = None
     parameters: Annotated[
         Parameters, Option("Parameters of the model, whose gradients travel: 25000000, 25M.", metavar="N")
@@ -213,11 +213,11 @@ class ScaleRequest(Request):
     ] = None
     b_crit_low: Annotated[
         Positive | None,
-        Option("Lower end of the interval.", label="Critical batch size, low end", unit="samples"),
+        Option("Lower end of the interval of b_crit.", label="Critical batch size, low end", unit="samples"),
     ] = None
     b_crit_high: Annotated[
         Positive | None,
-        Option("Upper end of the interval.", label="Critical batch size, high end", unit="samples"),
+        Option("Upper end of the interval of b_crit.", label="Critical batch size, high end", unit="samples"),
     ] = None
     samples_to_target: Annotated[
         Positive | None,
@@ -226,7 +226,7 @@ class ScaleRequest(Request):
     at_batch: Annotated[
         Batch | None,
         Option(
-            "The batch size of that training.",
+            "The batch size of the training with samples_to_target.",
             label="Counted at batch",
             unit="samples",
             shown_default="the batch of one device",

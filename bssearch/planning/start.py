@@ -82,21 +82,21 @@ class StartRequest(Request):
     start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=("scratch", "fine_tuning"))] = (
         "scratch"
     )
-    devices: Annotated[Count, Option("Devices to train on in the end.")] = 1
+    devices: Annotated[Count, Option("Devices of the final training.")] = 1
     workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = STAND_IN
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
-    target: Annotated[Finite, Option("Its value.")] = 0.97
+    target: Annotated[Finite, Option("Value of the metric to reach.")] = 0.97
     goal: Annotated[str, Option("Whether the metric should rise or fall.", choices=("maximize", "minimize"))] = (
         "maximize"
     )
     seconds: Annotated[Positive, Option("Seconds to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
-        Positive | None, Option("MiB that a sample adds (bssearch plan memory).", shown_default=UNKNOWN)
+        Positive | None, Option("MiB of memory per sample (see bssearch plan memory).", shown_default=UNKNOWN)
     ] = None
     train_samples: Annotated[Count | None, Option("Training samples.", shown_default=UNKNOWN)] = None
-    batch: Annotated[Count | None, Option("Batch size in use today.", shown_default="what is usual")] = None
-    learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="what is usual")] = (
+    batch: Annotated[Count | None, Option("Batch size in use today.", shown_default="the usual one")] = None
+    learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="the usual one")] = (
         None
     )
     price_per_device_hour: Annotated[Positive | None, Option("Price of a device for an hour, with priority cost.")] = (

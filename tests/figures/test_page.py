@@ -123,7 +123,7 @@ def evil() -> str:
     return render(evil_picture())
 
 
-def test_the_page_says_what_the_answer_says(whole: StudyPicture, html: str) -> None:
+def test_the_page_shows_the_answer(whole: StudyPicture, html: str) -> None:
     text = Elements(html).text
     assert headline(whole.answer) in text
     assert [warning for warning in whole.answer.warnings if warning.message[1:] not in text] == []

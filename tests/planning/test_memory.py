@@ -1,4 +1,4 @@
-"""`plan memory` of numbers alone: the arithmetic, what fits, and what is refused."""
+"""`plan memory` from numbers: arithmetic, micro-batches that fit, and refused requests."""
 
 import inspect
 import itertools
@@ -80,7 +80,7 @@ MASTER = BY_NAME["bf16", "master"]
 
 
 def layer_bytes(form: NumberFormat = MASTER, *, checkpointing: bool = False, **changes: Any) -> int:
-    """Return what one more layer adds."""
+    """Bytes of one more layer."""
     two, one = (
         sample_bytes(Transformer(**{**BASE, **changes, "layers": layers}), form, checkpointing=checkpointing).total
         for layers in (2, 1)
@@ -88,14 +88,14 @@ def layer_bytes(form: NumberFormat = MASTER, *, checkpointing: bool = False, **c
     return two - one
 
 
-def test_a_layer_keeps_what_korthikanti_counts() -> None:
-    """Equation 2 of arXiv 2205.05198: s·b·h·(34 + 5·a·s/h) bytes; § 5: 2·s·b·h where all is recomputed."""
+def test_a_layer_keeps_the_bytes_of_korthikanti() -> None:
+    """Equation 2 of arXiv 2205.05198: s·b·h·(34 + 5·a·s/h) bytes; § 5: 2·s·b·h if all is recomputed."""
     tokens, heads, hidden = 512, 12, 768
     assert layer_bytes() == tokens * hidden * 34 + 5 * heads * tokens**2
     assert layer_bytes(checkpointing=True) == 2 * tokens * hidden
 
 
-def test_with_checkpointing_the_larger_of_logits_and_one_layer_stands_beside_the_layers_inputs() -> None:
+def test_checkpointing_keeps_the_layers_inputs_and_the_larger_of_logits_and_one_layer() -> None:
     tokens, hidden = 512, 768
     layer, inputs = tokens * hidden * 34 + 5 * 12 * tokens**2, (12 * 2 + 5) * tokens * hidden
     for vocabulary, beside in ((None, layer), (100, layer), (30522, 12 * tokens * 30522)):
@@ -119,13 +119,13 @@ def test_fewer_heads_for_keys_and_values_another_mlp_and_no_dropout() -> None:
     assert layer_bytes(BY_NAME["bf16", "autocast"]) - layer_bytes() == 2 * 2 * tokens * hidden, "norms are in fp32"
 
 
-def test_logits_are_a_term_of_their_own_in_fp32() -> None:
+def test_logits_are_a_separate_term_in_fp32() -> None:
     plan = bssearch.plan_memory(parameters="110M", precision="bf16", **BASE)
     assert next(one for one in plan.terms if one.term == "logits").bytes_per_sample == 512 * 30522 * 12
     assert plan.activation_bytes_per_sample == sum(one.bytes_per_sample for one in plan.terms)
 
 
-def test_what_fits_is_the_memory_less_what_is_fixed_over_that_of_a_sample() -> None:
+def test_the_largest_micro_batch_is_the_free_memory_over_a_sample() -> None:
     plan = bssearch.plan_memory(parameters=110_000_000, precision="bf16", optimizer="adam", memory_gib=24, **BASE)
     assert plan.fixed_bytes == 16 * 110_000_000
     assert plan.activation_bytes_per_sample is not None
@@ -137,7 +137,7 @@ def test_what_fits_is_the_memory_less_what_is_fixed_over_that_of_a_sample() -> N
     assert any(one.term == "workspaces" and one.bytes > 512 * 2**20 for one in named.terms), "its context"
 
 
-def test_without_an_architecture_activations_are_not_said_and_without_memory_no_batch() -> None:
+def test_activations_need_an_architecture_and_batches_need_the_memory() -> None:
     bare = bssearch.plan_memory(parameters=10**8, memory_gib=24)
     assert (bare.activation_bytes_per_sample, bare.largest_micro_batch, bare.safe_micro_batch) == (None, None, None)
     assert bssearch.plan_memory(parameters=10**8, **BASE).largest_micro_batch is None
@@ -152,7 +152,7 @@ def test_sharding_gathers_two_layers_at_stage_three_and_makes_room() -> None:
     assert (sharded.largest_micro_batch or 0) > (whole.largest_micro_batch or 0)
 
 
-def test_the_table_has_the_same_numbers_as_each_plan_of_its_own() -> None:
+def test_the_table_has_the_same_numbers_as_separate_plans() -> None:
     asked: dict[str, Any] = {"parameters": "350M", "memory_gib": 16.0, **BASE}
     table = bssearch.plan_memory(**asked, table=True).table
     assert {one.checkpointing for one in table} == {False, True}
@@ -171,7 +171,7 @@ def test_the_table_has_the_same_numbers_as_each_plan_of_its_own() -> None:
         ({"devices": 8}, "each of the 8 devices holds all terms"),
     ],
 )
-def test_what_a_device_or_a_flag_does_not_do_is_noted(asked: dict[str, Any], said: str) -> None:
+def test_limits_of_a_device_or_a_flag_are_noted(asked: dict[str, Any], said: str) -> None:
     assert any(said in note for note in bssearch.plan_memory(parameters=10**6, **asked).notes)
     better: dict[str, Any] = {"device": "l4"} if "device" in asked else {"stage": 1}
     assert not any(said in note for note in bssearch.plan_memory(parameters=10**6, **{**asked, **better}).notes)
@@ -186,7 +186,7 @@ def test_a_decimal_number_of_parameters_is_exact(given: str | float, count: int)
 
 
 def cures_of(error: LaunchError) -> list[dict[str, Any]]:
-    """Return the options of each cure that a hint names."""
+    """Options of each cure in a hint."""
     found = []
     for cure in (error.hint or "").removeprefix("what fits: ").split("; "):
         words = cure.split(" (")[0].split()
@@ -195,7 +195,7 @@ def cures_of(error: LaunchError) -> list[dict[str, Any]]:
     return found
 
 
-def test_parameters_that_do_not_fit_are_told_with_what_would_and_each_cure_does() -> None:
+def test_parameters_that_do_not_fit_are_refused_with_cures_that_fit() -> None:
     asked: dict[str, Any] = {"parameters": "7B", "precision": "bf16", "device": "h100"}
     with pytest.raises(LaunchError) as caught:
         bssearch.plan_memory(**asked)
@@ -216,7 +216,7 @@ def test_parameters_that_do_not_fit_are_told_with_what_would_and_each_cure_does(
         ("7B", "autocast", "t4"),
     ],
 )
-def test_what_is_said_to_fit_has_room_for_the_copies_of_autocast_and_computes_the_precision(
+def test_a_proposed_option_fits_with_autocasts_copies_and_computes_the_precision(
     parameters: str, mixed: str, device: str
 ) -> None:
     asked: dict[str, Any] = {"parameters": parameters, "precision": "bf16", "mixed": mixed, "device": device}
@@ -232,12 +232,12 @@ def test_what_is_said_to_fit_has_room_for_the_copies_of_autocast_and_computes_th
 
 
 def has_room(found: MemoryPlan) -> bool:
-    """Return whether the weights, autocast's copies of them and the device's workspaces fit the device."""
+    """True if weights, autocast's copies and workspaces fit the device."""
     beside = sum(one.bytes for one in found.terms if one.term in {"autocast_copies", "workspaces"})
     return found.fixed_bytes + beside <= (found.memory_bytes or 0)
 
 
-def test_the_name_that_a_driver_reports_is_near_that_of_the_device() -> None:
+def test_a_drivers_name_of_a_device_suggests_the_device() -> None:
     for name, near in {"NVIDIA A100-SXM4-80GB": "a100-80gb", "NVIDIA GeForce RTX 4090": "rtx-4090"}.items():
         with pytest.raises(UsageError, match=near):
             bssearch.plan_memory(parameters=10, device=name)
@@ -281,7 +281,7 @@ def test_the_contract_holds_and_torch_is_not_imported(tmp_path: Path) -> None:
         (2.5, ["Safe micro-batch: none", "Largest micro-batch: 1"]),
     ],
 )
-def test_people_read_that_nothing_fits_and_not_that_0_does(memory_gib: float, said: list[str], tmp_path: Path) -> None:
+def test_people_read_none_instead_of_0(memory_gib: float, said: list[str], tmp_path: Path) -> None:
     shown = run("plan", "memory", *BERT, "--memory-gib", str(memory_gib), cwd=tmp_path).stdout
     assert [words for words in said if words not in shown] == []
 

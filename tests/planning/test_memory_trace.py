@@ -1,4 +1,4 @@
-"""`plan memory --model`: what a trace with fake tensors says is what a real step takes."""
+"""`plan memory --model`: a trace with fake tensors predicts the memory of a real step."""
 
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def plan(name: str, **asked: Any) -> MemoryPlan:
 
 
 def term(found: MemoryPlan, name: str, size: int | None = None) -> int:
-    """Return the bytes of a term at a micro-batch size, by default the plan's."""
+    """Bytes of a term at a micro-batch size, by default the plan's."""
     lines = [one for one in found.terms if one.term == name]
     size = (found.micro_batch or 0) if size is None else size
     return sum(one.bytes + size * one.bytes_per_sample for one in lines)
@@ -111,10 +111,8 @@ def term(found: MemoryPlan, name: str, size: int | None = None) -> int:
     ("name", "size", "checkpointing"),
     [("perceptron", 512, False), ("perceptron", 512, True), ("convolutions", 64, False), ("attention", 64, False)],
 )
-def test_the_predicted_peak_is_that_of_the_allocations_of_a_real_step(
-    name: str, size: int, checkpointing: bool
-) -> None:
-    """The benchmark `memory_plan.py` holds it against real models; here two sizes beyond those that are traced."""
+def test_the_predicted_peak_equals_a_real_steps_allocations(name: str, size: int, checkpointing: bool) -> None:
+    """The benchmark `memory_plan.py` checks real models; this test checks sizes beyond the traced sizes."""
     found = plan(name, device="cpu", micro_batch=size, checkpointing=checkpointing)
     request = {"attention": ((128,), 50), "convolutions": ((3, 32, 32), None)}.get(name, ((256,), None))
     case = memory_plan.Case(f"{HERE}:{name}", (size, size), shape=request[0], vocabulary=request[1])
@@ -152,7 +150,7 @@ def test_a_gpu_updates_all_tensors_at_once_and_rounds_blocks() -> None:
     assert term(on_gpu, "weights") % 512 == 0 < term(on_gpu, "weights") - term(on_cpu, "weights")
 
 
-def test_autocast_holds_copies_of_the_weights_and_pure_bf16_holds_half_of_everything() -> None:
+def test_autocast_copies_the_weights_and_pure_bf16_halves_all_terms() -> None:
     asked = {"device": "a100", "micro_batch": 64}
     full, mixed = plan("attention", **asked), plan("attention", precision="bf16", **asked)
     pure = plan("attention", precision="bf16", mixed="pure", **asked)
@@ -170,8 +168,8 @@ def test_a_gpu_keeps_norms_in_fp32_under_autocast() -> None:
 
 
 @pytest.mark.parametrize(("device", "precision"), [("a100", "bf16"), ("a100", "fp32"), ("t4", "fp16")])
-def test_attention_kernels_are_those_of_the_device(device: str, precision: str) -> None:
-    """Scores of dropout's attention stand in the memory of a CPU; flash and memory-efficient attention keep none."""
+def test_attention_uses_the_devices_kernels(device: str, precision: str) -> None:
+    """A CPU keeps the scores of attention with dropout; flash and memory-efficient attention do not."""
     asked: dict[str, Any] = {"model_settings": {"dropout": 0.1}, "input_shape": (1024,), "micro_batch": 8}
     scores = 4 * 1024**2 * 4
     on_cpu = plan("attention", device="cpu", **asked).activation_bytes_per_sample or 0
@@ -179,13 +177,13 @@ def test_attention_kernels_are_those_of_the_device(device: str, precision: str) 
     assert (found.activation_bytes_per_sample or 0) < scores / 4 < scores < on_cpu
 
 
-def test_logits_are_a_term_of_their_own() -> None:
+def test_logits_are_a_separate_term() -> None:
     found = plan("perceptron", device="cpu", micro_batch=1000)
     assert term(found, "logits") == 1000 * 10 * 4
     assert term(found, "activations") >= 1000 * 256 * 4 * 4 * 2
 
 
-def test_sharding_divides_what_its_stage_shards() -> None:
+def test_a_stage_shards_its_terms() -> None:
     whole, second, third = (plan("perceptron", stage=stage, devices=4, device="cpu") for stage in (0, 2, 3))
     assert (second.weights_bytes, third.weights_bytes * 4) == (whole.weights_bytes, whole.weights_bytes)
     assert second.gradients_bytes * 4 == whole.gradients_bytes
@@ -205,7 +203,7 @@ def test_the_largest_micro_batch_is_the_last_whose_peak_fits() -> None:
     assert 0 < (found.safe_micro_batch or 0) < 0.85 * largest
 
 
-def test_a_model_that_does_not_fit_is_told_with_precisions_that_can_be_traced() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_traceable_precisions() -> None:
     wide: dict[str, Any] = {"model_settings": {"width": 512}, "input_shape": (512,), "device": "cpu"}
     with pytest.raises(LaunchError, match="before any activation") as caught:
         plan("perceptron", memory_gib=0.01, **wide)
@@ -253,7 +251,7 @@ def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None
         ("perceptron", {"input_shape": (0,)}, "input_shape"),
         ("perceptron", {"precision": "bf16", "mixed": "master"}, "mixed"),
         ("convolutions", {"checkpointing": True}, "has no blocks to compute twice"),
-        ("nothing", {}, "no 'nothing' in it"),
+        ("nothing", {}, "has no 'nothing'"),
     ],
 )
 def test_a_model_that_cannot_be_planned_is_refused_with_the_reason(
@@ -266,7 +264,7 @@ def test_a_model_that_cannot_be_planned_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("name", ["net.py", "resnet50", "net.py:"])
-def test_a_model_without_a_name_in_its_file_is_told_how_it_is_named(name: str) -> None:
+def test_a_model_without_a_name_is_refused_with_the_forms_of_names(name: str) -> None:
     with pytest.raises(
         UsageError, match=r"must be FILE\.py:NAME, package\.module:NAME, transformers:CLASS or timm:NAME"
     ):
@@ -274,7 +272,7 @@ def test_a_model_without_a_name_in_its_file_is_told_how_it_is_named(name: str) -
 
 
 @pytest.mark.parametrize("name", ["transformers:google-bert/bert-base-uncased", "transformers:NoSuchClass"])
-def test_a_name_of_a_hub_is_no_model(name: str) -> None:
+def test_a_hubs_name_is_no_model(name: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(UsageError, match="transformers has no class") as caught:
         bssearch.plan_memory(model=name)
@@ -286,7 +284,7 @@ def test_tied_weights_count_once() -> None:
     assert sum(one.numel() for one in made.module.parameters()) == plan("attention", device="cpu").parameters
 
 
-def test_the_peak_is_the_highest_of_the_lines_of_all_events() -> None:
+def test_the_peak_is_the_highest_line_of_all_events() -> None:
     def lifetimes(size: int) -> StepLifetimes:
         forward = Allocation(1, 10 * size, "forward", size, 1, end=3)
         update = Allocation(4, 100, "optimizer", 1, 1, end=5)

@@ -1,4 +1,4 @@
-"""From a few answers to a spec that runs: learning rates by rule, exact splits of a batch, scale, common claims."""
+"""Plans: a first spec, learning rates by rule, exact splits of a batch, scale, common claims."""
 
 import math
 from pathlib import Path
@@ -35,14 +35,14 @@ BOUND: dict[str, Any] = {"memory_gib": 8, "parameters": 350_000_000, "sample_mib
 
 
 def codes(found: StartPlan) -> set[str]:
-    """Return what `bssearch check` finds suspicious of a plan's spec, its workload by a law."""
+    """Findings of `bssearch check` about a plan's spec, with a simulated workload."""
     return {
         one.code
         for one in check(found.spec, Launch(make_executor=lambda *_: LawExecutor(train_samples=50_000))).findings
     }
 
 
-def test_fine_tuning_on_24_gib_takes_small_batches_and_rates_a_tenth_of_those_from_scratch() -> None:
+def test_fine_tuning_takes_small_batches_and_a_tenth_of_the_rates_from_scratch() -> None:
     found = plan_start(**FINE_TUNING)
     assert found.spec.preset == "fine_tuning"
     assert found.spec.space.rungs == (8, 16, 32, 64)
@@ -51,7 +51,7 @@ def test_fine_tuning_on_24_gib_takes_small_batches_and_rates_a_tenth_of_those_fr
     assert "fine_tuning_learning_rate" not in codes(found)
 
 
-def test_from_scratch_on_eight_devices_of_80_gib_searches_what_they_make_together() -> None:
+def test_from_scratch_on_eight_devices_searches_their_total_batch() -> None:
     found = plan_start(**SCRATCH)
     assert found.spec.space.rungs == (256, 512, 1024, 2048)
     assert found.safe_micro_batch == math.floor((0.8 * 80 * 2**30 - 16 * 1.3e9) / (300 * 2**20))
@@ -72,7 +72,7 @@ def test_bound_by_memory_on_8_gib_accumulates_the_micro_batches_that_fit() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", [FINE_TUNING, {**SCRATCH, "workload": "digits", "train_samples": None}, BOUND])
-def test_with_the_stand_in_each_way_passes_a_real_check(answers: dict[str, Any]) -> None:
+def test_every_plan_of_the_stand_in_passes_a_real_check(answers: dict[str, Any]) -> None:
     spec = plan_start(**answers).spec
     found = check(spec.model_copy(update={"executor": spec.executor.model_copy(update={"name": "inline"})}))
     assert found.trial.steps > 0
@@ -92,7 +92,7 @@ def test_with_the_stand_in_each_way_passes_a_real_check(answers: dict[str, Any])
         ("fine_tuning", "memory", 8, "digits"),
     ],
 )
-def test_every_way_comes_to_a_spec_that_loads_from_its_file(
+def test_every_plan_is_a_spec_that_loads_from_its_file(
     start: str, priority: str, devices: int, workload: str, tmp_path: Path
 ) -> None:
     found = plan_start(start=start, priority=priority, devices=devices, workload=workload)
@@ -112,7 +112,7 @@ def test_every_optimizer_has_its_usual_rate_and_rule(optimizer: str) -> None:
     assert rate.low < spec.default.learning_rate < rate.high
 
 
-def test_every_line_with_a_choice_has_its_reason_beside_it() -> None:
+def test_every_chosen_line_has_its_reason() -> None:
     found = plan_start(priority="accuracy", devices=4, train_samples=100_000)
     without = [
         line.strip().partition(":")[0] for line in found.yaml.splitlines() if "#" not in line and line.partition(":")[2]
@@ -122,7 +122,7 @@ def test_every_line_with_a_choice_has_its_reason_beside_it() -> None:
     assert {"batch_size", "learning_rate", "objective", "max_micro_batch_size", "confirm"} <= found.reasons.keys()
 
 
-def test_what_is_used_today_is_the_default_to_the_last_digit() -> None:
+def test_todays_configuration_is_the_default_to_the_last_digit() -> None:
     spec = plan_start(batch=48, learning_rate=0.00123456789).spec
     assert (spec.default.batch_size, spec.default.learning_rate) == (48, 0.00123456789)
 
@@ -134,7 +134,7 @@ def test_names_are_quoted_in_the_yaml() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "kept"), [("adamw", "adamw"), ("sgd", "momentum")])
-def test_what_does_not_depend_on_the_batch_is_that_of_plan_memory(optimizer: str, kept: str) -> None:
+def test_fixed_bytes_equal_plan_memory(optimizer: str, kept: str) -> None:
     found = plan_start(parameters=1000, optimizer=optimizer)
     assert found.fixed_bytes == plan_memory(parameters=1000, precision="bf16", optimizer=kept).fixed_bytes > 0
 
@@ -147,9 +147,7 @@ def test_what_does_not_depend_on_the_batch_is_that_of_plan_memory(optimizer: str
         ({"sample_mib": 30.0 * 1024}, ["--device"]),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused_with_what_would_hold_it(
-    answers: dict[str, Any], cures: list[str]
-) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_cures(answers: dict[str, Any], cures: list[str]) -> None:
     with pytest.raises(LaunchError, match="memory_gib = 24") as caught:
         plan_start(**answers)
     assert [cure for cure in cures if cure not in (caught.value.hint or "")] == []
@@ -180,7 +178,7 @@ def test_the_rules_give_goyals_rates_at_32_times_the_batch() -> None:
     assert rates == {"none": 0.1, "linear": pytest.approx(3.2), "sqrt": pytest.approx(0.1 * math.sqrt(32))}
 
 
-def test_from_eight_times_the_batch_on_every_rule_but_none_warms_up_for_five_epochs_at_least() -> None:
+def test_every_rule_but_none_warms_up_for_five_epochs_from_eight_times_the_batch_on() -> None:
     assert ruled(SGD, 2047, "linear").warmup_epochs == 0
     assert ruled(SGD, 2048, "linear").warmup_epochs == 5
     assert ruled(SGD, 2048, "none").warmup_epochs == 0
@@ -209,7 +207,7 @@ def test_the_rate_of_other_rules_is_linear_with_sgd_and_by_the_root_with_adam() 
 
 
 @pytest.mark.parametrize("name", RULES_OF_THUMB)
-def test_at_its_own_batch_size_a_rule_changes_nothing_but_what_it_adds(name: str) -> None:
+def test_a_rule_changes_no_parameter_at_the_tuned_batch_size(name: str) -> None:
     found, tuned = ruled(ADAMW, 64, name), LearningRateRequest(**ADAMW, batch=64)
     whole = {**tuned.tuned, "learning_rate": tuned.learning_rate, "warmup_epochs": tuned.warmup_epochs}
     assert {parameter: getattr(found, parameter) for parameter in whole} == pytest.approx(whole)
@@ -224,9 +222,7 @@ def test_at_its_own_batch_size_a_rule_changes_nothing_but_what_it_adds(name: str
         (ADAMW, 128, "sqrt", ["sqrt_rule", "weight_decay_rule"]),
     ],
 )
-def test_what_bears_on_the_case_is_put_right_and_nothing_else(
-    tuned: Tuned, batch: int, rule: str, codes: list[str]
-) -> None:
+def test_only_relevant_claims_are_corrected(tuned: Tuned, batch: int, rule: str, codes: list[str]) -> None:
     plan = plan_rules(LearningRateRequest(**tuned, batch=batch, rule=[rule]))
     assert [one.code for one in plan.notes] == codes
 
@@ -242,7 +238,7 @@ def test_what_bears_on_the_case_is_put_right_and_nothing_else(
         (SGD, 1024, "ema_half_life", "ema_decay"),
     ],
 )
-def test_what_contradicts_a_rule_in_this_case_is_told(tuned: Tuned, batch: int, rule: str, said: str | None) -> None:
+def test_contradictions_of_a_rule_are_caveats(tuned: Tuned, batch: int, rule: str, said: str | None) -> None:
     caveats = ruled(tuned, batch, rule).caveats
     assert said in caveats[0] if said else caveats == []
 
@@ -303,12 +299,12 @@ def test_a_batch_that_cannot_be_split_is_refused_with_the_nearest_that_can(
         ),
     ],
 )
-def test_what_is_not_the_same_as_a_batch_at_once_is_noted(asked: dict[str, Any], codes: list[str]) -> None:
+def test_differences_from_a_whole_batch_are_noted(asked: dict[str, Any], codes: list[str]) -> None:
     assert [note.code for note in plan_accumulation(**{"batch": 64, **asked}).notes] == codes
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
-def test_every_claim_stands_in_the_guide_with_what_is_right_and_its_source(claim: Claim) -> None:
+def test_every_claim_is_in_the_guide_with_its_correction_and_source(claim: Claim) -> None:
     assert f"| {claim.said} | {claim.right} | {claim.source} |" in DOCUMENTS["planning"]
 
 
@@ -331,11 +327,11 @@ RATE = SPEC["space"]["learning_rate"]
         ({"batch_rules": {"weight_decay": "sqrt"}}, ["weight_decay_rule"]),
     ],
 )
-def test_a_spec_is_told_what_it_may_rely_on(space: dict[str, Any], codes: list[str]) -> None:
+def test_claims_behind_a_spec_are_noted(space: dict[str, Any], codes: list[str]) -> None:
     assert [note.code for note in notes_on_spec(make_spec(space={**SPEC["space"], **space}))] == codes
 
 
-def test_gradients_are_told_of_if_memory_is_saved() -> None:
+def test_gradients_are_noted_if_memory_is_saved() -> None:
     spec = make_spec(training={"activation_checkpointing": True}, executor={"memory_limit_gib": 8})
     assert [note.code for note in notes_on_spec(spec)] == ["eighty_percent_feasible", "gradients_not_of_batch"]
 
@@ -367,7 +363,7 @@ def test_a_ring_all_reduce_takes_the_bytes_over_the_bandwidth_twice_and_its_mess
     assert linked().all_reduce_seconds(4) == pytest.approx(2 * 3 / 4 * 1e8 / 1e10 + 2 * 3 * 5e-6)
 
 
-def test_what_overlaps_is_hidden_but_no_longer_than_there_is_computing() -> None:
+def test_overlap_hides_communication_up_to_the_computing() -> None:
     whole = linked().all_reduce_seconds(4)
     assert linked(overlap=0.5).exposed_seconds(4, compute_s=1.0) == pytest.approx(whole / 2)
     assert linked(overlap=1.0).exposed_seconds(4, compute_s=0.001) == pytest.approx(whole - 0.001)
@@ -389,7 +385,7 @@ def test_the_number_at_which_b_crit_is_passed_has_the_interval_of_b_crit() -> No
     assert (one_sided.low, one_sided.estimate, one_sided.high) == (11, 21, None)
 
 
-def test_more_devices_pay_while_each_does_half_of_what_a_single_one_would() -> None:
+def test_more_devices_pay_while_each_does_half_of_a_single_devices_work() -> None:
     # (1 + 50/1000) / (1 + 50 n/1000) >= 1/2 up to n = 22; with B_crit = 500 up to 12, with 2000 up to 42.
     found = plan(64, FREE, per_device_batch=50)
     assert (found.pays_up_to.low, found.pays_up_to.estimate, found.pays_up_to.high) == (12, 22, 42)

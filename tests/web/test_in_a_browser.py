@@ -159,7 +159,7 @@ class TestLive:
                 [newest] = make_curve(*((0.1 * n, 0.2 * n) for n in range(1, 5)))[3:]
                 store.trials.append_observations("toy", [(number, newest)])
             page.get_by_role("cell", name="0.8", exact=True).wait_for(timeout=10_000)
-            assert page.evaluate("document.activeElement.textContent") == str(number)  # where the reader was
+            assert page.evaluate("document.activeElement.textContent") == str(number)  # the reader's place
             reached(empty, number)
             page.get_by_role("heading", level=1, name="Train with batch").wait_for(timeout=10_000)
             assert "reaches accuracy" in (page.locator("#announced").text_content() or "")

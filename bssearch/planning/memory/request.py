@@ -463,11 +463,11 @@ class MemoryPlanRequest(Request):
         ),
     ] = None
     layers: Annotated[Dimension | None, Option("Layers of a transformer: blocks of attention and MLP.")] = None
-    hidden: Annotated[Dimension | None, Option("Its hidden size.", label="Hidden size")] = None
-    heads: Annotated[Dimension | None, Option("Its attention heads.", label="Attention heads")] = None
+    hidden: Annotated[Dimension | None, Option("Hidden size of the transformer.", label="Hidden size")] = None
+    heads: Annotated[Dimension | None, Option("Attention heads of the transformer.", label="Attention heads")] = None
     kv_heads: Annotated[
         Dimension | None,
-        Option("Its heads of keys and values.", label="Heads of keys and values", shown_default="as many as heads"),
+        Option("Heads of keys and values.", label="Heads of keys and values", shown_default="as many as heads"),
     ] = None
     sequence: Annotated[Dimension | None, Option("Tokens of a sample.", unit="tokens")] = None
     vocabulary: Annotated[
