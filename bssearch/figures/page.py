@@ -671,9 +671,8 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
             )
         )
     if best.peak_memory_bytes is not None:
-        of = "of the optimum"
-        if best.peak_memory_basis not in (None, MemoryBasis.DEVICE):
-            of = "growth of the process over a trial of the optimum"
+        is_of_device = best.peak_memory_basis in (None, MemoryBasis.DEVICE)
+        of = "of the optimum" if is_of_device else "growth of the process over a trial of the optimum"
         tiles.append(Tile("Peak memory", memory(best.peak_memory_bytes), of))
     return tiles
 

@@ -277,12 +277,10 @@ def _connected(answer: Answer, value: Callable[[Batch], float | None]) -> Series
 def _medians(answer: Answer) -> Iterator[Series]:
     best, unit = answer.optimal.batch_size, objective_in(answer).unit
     known = [(row, row.objective_value) for row in answer.batches if row.objective_value is not None]
-    confirmed = [_median(row.batch_size, one, row) for row, one in known if row.confirmed and row.batch_size != best]
-    single = [_median(row.batch_size, one, row) for row, one in known if not row.confirmed and row.batch_size != best]
-    if confirmed:
-        yield Series(name="confirmed by fresh seeds", points=confirmed, symbol="circle")
-    if single:
-        yield Series(name="a single search trial", points=single, symbol="circle", is_hollow=True)
+    for is_hollow, name in ((False, "confirmed by fresh seeds"), (True, "a single search trial")):
+        others = [(row, one) for row, one in known if row.batch_size != best and row.confirmed is not is_hollow]
+        if points := [_median(row.batch_size, one, row) for row, one in others]:
+            yield Series(name=name, points=points, symbol="circle", is_hollow=is_hollow)
     for row, one in known:
         if row.batch_size == best:
             yield Series(

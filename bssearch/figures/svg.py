@@ -587,17 +587,16 @@ def _texts(
     rules: Sequence[ReferenceLine], placed: Sequence[tuple[Series, Sequence[Placed]]], frame: Frame, size: Size
 ) -> Iterator[str]:
     box = Box(frame.box.left, frame.box.top - 2, size.width, frame.box.bottom)
-    wanted: list[tuple[str, str, list[Place]]] = []
-    for rule in rules:
-        wanted.append(
-            (
-                cut(rule.name, size.font, frame.box.right - frame.box.left - 2 * GAP),
-                rule.colour,
-                _beside_rule(rule, frame, size),
-            )
-        )
-    for series, points in placed:
-        wanted += [(one.point.label, series.colour, _beside_point(one, size)) for one in points if one.point.label]
+    width = frame.box.right - frame.box.left - 2 * GAP
+    wanted = [
+        *((cut(rule.name, size.font, width), rule.colour, _beside_rule(rule, frame, size)) for rule in rules),
+        *(
+            (one.point.label, series.colour, _beside_point(one, size))
+            for series, points in placed
+            for one in points
+            if one.point.label
+        ),
+    ]
     if not wanted:
         return
     taken = [obstacle for series, points in placed for one in points for obstacle in _obstacles(series, one, frame)]

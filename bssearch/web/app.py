@@ -71,8 +71,6 @@ HEADERS = {
     "Cache-Control": "no-cache, private",
 }
 
-Refuse = Callable[[int, str, str], Response]  # Returns a refusal page for a status, message and hint
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -135,9 +133,15 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Middleware that enforces `Access` and adds `HEADERS`."""
+    """Middleware that enforces `Access` and adds `HEADERS`; ``refuse`` makes a page of status, message and hint."""
 
-    def __init__(self, app: ASGIApp, access: Access, refuse: Refuse, welcome: Callable[[str], Response]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        refuse: Callable[[int, str, str], Response],
+        welcome: Callable[[str], Response],
+    ) -> None:
         self._app, self._access, self._refuse, self._welcome = app, access, refuse, welcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -84,13 +84,9 @@ def checkpoint_blocks(module: Any, name: str) -> None:
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
-        kinds = [type(one) for one in child.children()]
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            repeated = [one for one in child.children() if kinds.count(type(one)) > 1 and list(one.children())]
-            if repeated:
-                yield from repeated
-                continue
-        yield from _blocks(child)
+        is_list, kinds = isinstance(child, nn.ModuleList | nn.Sequential), [type(one) for one in child.children()]
+        repeated = [one for one in child.children() if kinds.count(type(one)) > 1 and list(one.children())]
+        yield from repeated if is_list and repeated else _blocks(child)
 
 
 def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:

@@ -324,11 +324,9 @@ def _is_cuda(asked: MemoryPlanRequest) -> bool:
 
 def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
     # name an allocation's term; those as large as the model's output are logits
-    if one.term is None and one.phase in ("forward", "backward") and logits is not None:
-        width, elements = logits
-        if one.width == width and 2 * one.elements > elements:
-            one.term = "logits"
-    one.term = one.term or TERM_OF_PHASE[one.phase]
+    is_output = logits is not None and one.width == logits[0] and 2 * one.elements > logits[1]
+    is_logits = is_output and one.phase in ("forward", "backward")
+    one.term = one.term or ("logits" if is_logits else TERM_OF_PHASE[one.phase])
     return one
 
 
