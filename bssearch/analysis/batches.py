@@ -334,8 +334,7 @@ def figure_of(candidate: Candidate) -> Figure | None:
 
 def further_metrics(candidate: Candidate) -> dict[str, Figure]:
     """Further test metrics of runs that reached the target, by name; Student's t interval about the mean."""
-    reached = [one for one in candidate.outcomes if one.state is TrialState.REACHED]
-    found = grouped(pair for one in reached for pair in (one.further_test_metrics or {}).items())
+    found = grouped(pair for one in candidate.hits for pair in (one.further_test_metrics or {}).items())
     return {name: _over_seeds(values) for name, values in found.items()}
 
 

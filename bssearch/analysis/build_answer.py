@@ -85,7 +85,7 @@ from bssearch.records import (
     trainings_of,
 )
 from bssearch.records.curves import first_crossing, with_crossing
-from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
+from bssearch.records.intervals import FLAT_RATIO, FROM_90_TO_95, at_most, median_known, student_t
 from bssearch.records.step_times import step_seconds_of
 from bssearch.records.text import number, span
 from bssearch.spec import StudySpec
@@ -211,8 +211,8 @@ def first_verdict(
 
 def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     configuration = candidate.configuration
-    at_target = [one for one in candidate.outcomes if one.state is TrialState.REACHED]
-    tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
+    hits = candidate.hits
+    tokens = next((one.tokens / one.samples for one in hits if one.tokens is not None and one.samples), None)
     samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)
     parameters = parameters_of(configuration)
@@ -228,7 +228,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         steps_to_target=steps_to_target(candidate),
         samples_to_target=samples,
         tokens_to_target=None if samples is None or tokens is None else samples * tokens,
-        test_metric=median_known(one.test_metric for one in at_target),
+        test_metric=median_known(one.test_metric for one in hits),
         peak_memory_bytes=peak,
         peak_memory_basis=basis,
         trial_numbers=[run.number for run in candidate.runs],
@@ -574,15 +574,12 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
     )
 
 
-WIDER = 1.96 / 1.645  # a normal 95 % interval over a 90 % one
-
-
 def _predicted_time(seconds: Interval) -> Time:
     assert seconds.low and seconds.high, "a prediction has its interval"
     return Time(
         median=seconds.value,
-        low=seconds.value * (seconds.low / seconds.value) ** WIDER,
-        high=seconds.value * (seconds.high / seconds.value) ** WIDER,
+        low=seconds.value * (seconds.low / seconds.value) ** FROM_90_TO_95,
+        high=seconds.value * (seconds.high / seconds.value) ** FROM_90_TO_95,
         runs=0,
         basis="predicted",
     )

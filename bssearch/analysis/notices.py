@@ -13,7 +13,6 @@ from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.law.batch_model import LawFit, RunnableStep, fit_step_time, predict_optimum
 from bssearch.analysis.measured import about_devices
 from bssearch.analysis.optimum import (
-    ENOUGH_RUNS,
     Candidate,
     Estimate,
     Verdict,
@@ -26,7 +25,7 @@ from bssearch.analysis.optimum import (
 )
 from bssearch.analysis.shape import Interval, Notice, Predicted
 from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
-from bssearch.records.intervals import student_t
+from bssearch.records.intervals import FEWEST_RUNS, student_t
 from bssearch.spec import StudySpec
 
 NOISE = 0.10  # coefficient of variation over seeds above which a notice warns
@@ -148,12 +147,12 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         ),
         (
             "few_runs",
-            0 < known.runs < ENOUGH_RUNS and verdict.confirmed,
+            0 < known.runs < FEWEST_RUNS and verdict.confirmed,
             too_few_runs(known.runs, wanted=None if spec.is_imported else spec.confirm.runs),
         ),
         (
             "equal_runs",
-            known.runs == known.reached >= ENOUGH_RUNS and known.low is None,
+            known.runs == known.reached >= FEWEST_RUNS and known.low is None,
             f"the {known.runs} runs of the optimum have equal results, so there is no interval; evaluate more often",
         ),
         (
@@ -215,8 +214,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
-    known = optimal.outcomes
-    hits = [one for one in known if one.state is TrialState.REACHED]
+    known, hits = optimal.outcomes, optimal.hits
     dropped = max((one.dropped_samples_per_epoch or 0 for one in known), default=0)
     skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
     failed = sum(trial.state is TrialState.FAILED for trial in trials)

@@ -28,8 +28,6 @@ from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, Tr
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import PooledStepTime, StepSeconds
 
-ENOUGH_RUNS = 3  # runs that an interval needs
-
 FEWEST_ALIKE = 3  # equal runs from which seeds count as ignored
 
 HALF = 0.5  # share of runs that must reach the target for a median
@@ -86,11 +84,11 @@ def plainly_missed(miss: PlainMiss) -> str:
 def too_few_runs(runs: int, wanted: int | None) -> str:
     """Sentence about too few runs; ``wanted`` is None for imported studies."""
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
-    needs = f"an interval needs {ENOUGH_RUNS}"
+    needs = f"an interval needs {FEWEST_RUNS}"
     if wanted is None:
         return f"{made}; {needs}"
-    if wanted < ENOUGH_RUNS:
-        return f"{made}, as confirm.runs = {wanted} asks; {needs}: set `confirm.runs: {ENOUGH_RUNS}`"
+    if wanted < FEWEST_RUNS:
+        return f"{made}, as confirm.runs = {wanted} asks; {needs}: set `confirm.runs: {FEWEST_RUNS}`"
     return f"{made} that finished; {needs}: `bssearch study confirm` adds runs"
 
 
@@ -109,7 +107,7 @@ def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective
 def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
     """Keys and batch sizes of configurations that lack runs and began after all others were complete."""
     by_configuration = _runs_by_configuration(trials)
-    enough = min(confirmation_runs, ENOUGH_RUNS)
+    enough = min(confirmation_runs, FEWEST_RUNS)
     lacking = {key: runs for key, runs in by_configuration.items() if len(_had(runs)) < enough}
     if confirmation_runs < 2 or not lacking or len(lacking) == len(by_configuration):
         return {}
@@ -321,6 +319,11 @@ class Candidate:
         """Outcomes of the runs that ended."""
         return [run.outcome for run in self.runs if run.outcome is not None]
 
+    @property
+    def hits(self) -> list[TrialOutcome]:
+        """Outcomes of the runs that reached the target."""
+        return [one for one in self.outcomes if one.state is TrialState.REACHED]
+
     @cached_property
     def estimate(self) -> Estimate:
         """The figure over the runs; the interval's upper end includes `selection`."""
@@ -479,7 +482,7 @@ def decide(
 ) -> Verdict | None:
     """Verdict over a study's trials; None if no trial reached the target.
 
-    Only confirmation runs decide once every finalist has `ENOUGH_RUNS` (or all) of them; until then search trials do.
+    Only confirmation runs decide once every finalist has `FEWEST_RUNS` (or all) of them; until then search trials do.
     Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended.
 
     The smallest batch size shown to be within 5 % of the least median is recommended, else the size with the least
@@ -488,7 +491,7 @@ def decide(
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.has_result]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
-    if fewest_runs(trials, confirmation_runs, objective) < min(confirmation_runs, ENOUGH_RUNS):
+    if fewest_runs(trials, confirmation_runs, objective) < min(confirmation_runs, FEWEST_RUNS):
         if (before := _before_the_neighbours(trials, confirmation_runs, objective, step_seconds)) is not None:
             return before
         fresh = []
@@ -641,8 +644,7 @@ Steps = tuple[float, list[float], list[tuple[float, float]]]  # median, logs, an
 def _steps(candidate: Candidate) -> Steps | None:
     if not (median := median_steps(candidate)):
         return None
-    reached = [one for one in candidate.outcomes if one.state is TrialState.REACHED]
-    logs = [math.log(one.steps_to_target) for one in reached if one.steps_to_target]
+    logs = [math.log(one.steps_to_target) for one in candidate.hits if one.steps_to_target]
     if len(logs) < len(candidate.runs) or len(logs) < FEWEST_RUNS:
         return median, [], []
     return median, logs, of_runs(*deviation_of(logs, candidate.runs), len(logs))

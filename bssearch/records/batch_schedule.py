@@ -229,7 +229,7 @@ def _check(schedule: BatchSchedule) -> None:
         if not schedule.is_measured and stage.start_samples < least:
             raise UsageError(
                 f"{BATCH_STAGES}: batch {stage.batch_size} begins after {stage.start_samples} samples; it must be >= "
-                f"{least}, one step of batch {before.batch_size} later than batch {before.batch_size}"
+                f"{least}, one step of batch {before.batch_size} after its start"
             )
     for stage in schedule.stages:
         if stage.micro_batch_size < 1 or stage.batch_size % stage.micro_batch_size:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 CONFIDENCE = 0.95
 
+FROM_90_TO_95 = 1.96 / 1.645  # half width of a normal 95 % over a 90 % interval
+
 FLAT_RATIO = 1.05  # batch sizes are equally good within this factor of the minimum
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.rules.audit import (
-    FROM_90_TO_95,
     RuleFinding,
     about_accumulation,
     about_epochs,
@@ -24,6 +23,7 @@ from bssearch.analysis.rules.audit import (
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER, NONE, RULES, Rule
 from bssearch.analysis.shape import Interval
 from bssearch.records import Configuration, Phase, StepTime, TrialState
+from bssearch.records.intervals import FROM_90_TO_95
 from bssearch.records.scaling import LARGEST_DROPOUT, WARMUP_RATIO
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.space import MemoryBoundary, SearchSpace

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bssearch.analysis.law.beyond import FARTHEST, LEVEL_FACTOR, BatchCurves, Numbers, beyond_target, nearest_law
+from bssearch.analysis.law.beyond import FARTHEST, LEVEL_FACTOR, BatchCurves, beyond_target, nearest_law
+from bssearch.analysis.posterior import Numbers
 from bssearch.errors import UsageError
 from tests.benchmarks.harness import script, verdict
 from tests.benchmarks.simulate.tables import read_table

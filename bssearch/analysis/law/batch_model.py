@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.analysis.posterior import DRAWS, OCTAVES_BEYOND, Posterior, Runs, infer
+from bssearch.analysis.posterior import DRAWS, OCTAVES_BEYOND, Numbers, Posterior, Runs, infer
 from bssearch.analysis.shape import Predicted
 from bssearch.records import MemoryUse, Phase, StepTime, TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
@@ -166,8 +166,6 @@ NEWTON_STEPS = 50
 SETTLING_STEPS = 100
 
 CROSSING_ROUNDS = 12  # each narrows a crossing to a sixteenth: double precision
-
-Numbers = NDArray[np.float64]
 
 
 class LawLikelihood:

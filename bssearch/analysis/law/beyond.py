@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bssearch.analysis.law.batch_model import around
+from bssearch.analysis.posterior import Numbers
 from bssearch.analysis.shape import Beyond, BeyondBatch, BeyondLevel, CriticalBatch, Interval
 from bssearch.errors import UsageError
 from bssearch.records import Goal, Target
 from bssearch.records.intervals import FLAT_RATIO
-
-Numbers = NDArray[np.float64]
 
 FEWEST_LEVELS = 4  # two more than B_crit and its growth
 FEWEST_BATCHES = 4

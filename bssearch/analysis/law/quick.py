@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from bssearch.analysis.law.batch_model import LawPoint, Numbers, RunnableStep, around, fastest_by_size
+from bssearch.analysis.law.batch_model import CONFIDENCE, LawPoint, RunnableStep, around, fastest_by_size
+from bssearch.analysis.posterior import Numbers
 from bssearch.analysis.shape import Model, Notice
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
@@ -118,8 +119,6 @@ NODES_PER_OCTAVE = 4
 
 DRAWS = 2000
 SEED = 0
-
-CONFIDENCE = 0.90
 
 
 @dataclass(frozen=True)

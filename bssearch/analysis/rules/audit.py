@@ -16,7 +16,7 @@ from bssearch.analysis.optimum import Candidate, decide, estimate, ratio_interva
 from bssearch.analysis.rules.rule_book import NONE, RULES, Finding, Judgement, Regret, Rule, judge
 from bssearch.analysis.shape import CriticalBatch, Model, Parameters, parameters_of
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState, train_seconds_of
-from bssearch.records.intervals import FEWEST_SIZES, student_t
+from bssearch.records.intervals import FEWEST_SIZES, FROM_90_TO_95, student_t
 from bssearch.records.scaling import LARGE_BATCH, LAYERWISE
 from bssearch.records.step_times import StepSeconds, step_seconds_of
 from bssearch.spec import StudySpec
@@ -29,8 +29,6 @@ NEAR = 2.0  # factor by which the compared batch size may be below `MEMORY_SHARE
 SAME = 1.25  # factor within which noise scale and critical batch size count as equal
 
 APART = 2.0  # factor beyond which noise scale and critical batch size differ
-
-FROM_90_TO_95 = 1.96 / 1.645  # half width of a 95 % over a 90 % interval
 
 LARGER, EPOCHS = 4, (1.5, 2.0)  # ratio of batch sizes, and of the epochs that the rule claims
 
@@ -260,17 +258,16 @@ def judge_layerwise(
     """
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)
-    names = f"{plain.configuration.optimizer} against {layerwise.configuration.optimizer}"
-    if not layerwise.estimate.reached:
-        runs = len(layerwise.runs)
-        finding = Judgement("broke" if runs >= wanted else "undecided", f"{names}: 0 of {runs} runs with it reached")
-    else:
+    if layerwise.estimate.reached:
         found = judge(plain, layerwise, step_seconds, wanted=wanted, limit=limit).reversed()
-        finding = Judgement(found.finding, f"{names}: {found.reason}", found.regret)
+    else:
+        runs = len(layerwise.runs)
+        found = Judgement("broke" if runs >= wanted else "undecided", f"0 of {runs} runs with it reached")
+    reason = f"{plain.configuration.optimizer} against {layerwise.configuration.optimizer}: {found.reason}"
     if size >= LARGE_BATCH:
-        return finding
-    reason = f"batch {size} is below {LARGE_BATCH:,}, from which they are said to be needed; {finding.reason}"
-    return Judgement("undecided", reason, finding.regret)
+        return replace(found, reason=reason)
+    below = f"batch {size} is below {LARGE_BATCH:,}, from which they are said to be needed"
+    return Judgement("undecided", f"{below}; {reason}", found.regret)
 
 
 ROUNDING = 1e-9
@@ -407,10 +404,9 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
     """True if a run ended at the target, or at the full limit or later."""
-    if not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM:
-        return False
-    is_free = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
-    return is_free or trial.train_seconds_limit >= spec.budget.trial_train_seconds
+    ended_itself = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
+    is_whole = ended_itself or trial.train_seconds_limit >= spec.budget.trial_train_seconds
+    return is_whole and trial.state.has_result and trial.state is not TrialState.OOM
 
 
 def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
