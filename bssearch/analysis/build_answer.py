@@ -68,7 +68,7 @@ from bssearch.analysis.shape import (
     Notice,
     parameters_of,
 )
-from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.records import (
     FIRST_LOSS,
     Goal,
@@ -466,24 +466,23 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
 
 def refuse_another_target(objective: Objective) -> None:
     """Raise `UsageError` if figures do not depend on a target."""
-    if not objective.stops_at_target:
-        raise UsageError(
-            f"a study of {objective.name} has no answer for another target: it compares the best metric in equal train "
-            "seconds",
-            hint="omit the target, or run a study with objective time_to_target",
-        )
+    require(
+        objective.stops_at_target,
+        f"a study of {objective.name} has no answer for another target: it compares the best metric in equal train "
+        "seconds",
+        hint="omit the target, or run a study with objective time_to_target",
+    )
 
 
 def easier_target(target: Target, value: float) -> Target:
     """Target with another value; raises `UsageError` if not finite or harder."""
-    if not math.isfinite(value):
-        raise UsageError(f"target {value:g} must be a finite number")
-    if target.gain(value) > target.gain(target.value):
-        raise UsageError(
-            f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
-            f"it must be {'≤' if target.goal is Goal.MAXIMIZE else '≥'} {target.value:g}",
-            hint=f"`bssearch plan beyond STUDY --target {value:g}` predicts it; to measure it, run a new study",
-        )
+    require(math.isfinite(value), f"target {value:g} must be a finite number")
+    require(
+        target.gain(value) <= target.gain(target.value),
+        f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
+        f"it must be {'≤' if target.goal is Goal.MAXIMIZE else '≥'} {target.value:g}",
+        hint=f"`bssearch plan beyond STUDY --target {value:g}` predicts it; to measure it, run a new study",
+    )
     return replace(target, value=value)
 
 
@@ -495,11 +494,11 @@ def at_target(
         return trial
     if (found := first_crossing(curve, target)) is None:
         return trial
-    if found.first_hit_step == 0:
-        raise UsageError(
-            f"target {target.value:g} is met before the first step: trial {trial.number} starts with "
-            f"{target.metric} = {curve[0].metric:.4g}"
-        )
+    require(
+        found.first_hit_step > 0,
+        f"target {target.value:g} is met before the first step: trial {trial.number} starts with "
+        f"{target.metric} = {curve[0].metric:.4g}",
+    )
     hit = next(one for one in curve if one.step == found.first_hit_step)
     before, tokens, undelayed = trial.outcome, trial.outcome.tokens, trial.outcome.undelayed_train_seconds
     outcome = replace(
@@ -694,11 +693,12 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
         for trial in trials
         if trial.state is TrialState.REACHED and trial.outcome is not None and trial.outcome.steps_to_target is not None
     }
-    if not reached:
-        raise TargetNotReachedError(
-            f"no trial of study {study.name!r}{of_model} has a known number of steps to the target",
-            hint=f"`bssearch trial list {study.name}` shows how they ended",
-        )
+    require(
+        reached,
+        f"no trial of study {study.name!r}{of_model} has a known number of steps to the target",
+        hint=f"`bssearch trial list {study.name}` shows how they ended",
+        error=TargetNotReachedError,
+    )
     if reached.isdisjoint(timed):
         ran = sorted({trial.configuration.batch_size for trial in trials} & set(timed))
         raise TargetNotReachedError(

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES, Configuration, Observation, ParameterValue, TrialRecord
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor
 
@@ -104,8 +104,10 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
     """Batch schedule of a configuration; None if its batch size is constant."""
     if (name := configuration.parameters.get(BATCH_SCHEDULE)) is None:
         return None
-    if name not in get_args(BatchScheduleName):
-        raise UsageError(f"{BATCH_SCHEDULE} = {name!r} must be one of {', '.join(get_args(BatchScheduleName))}")
+    require(
+        name in get_args(BatchScheduleName),
+        f"{BATCH_SCHEDULE} = {name!r} must be one of {', '.join(get_args(BatchScheduleName))}",
+    )
     is_measured = name == NOISE_SCALE
     text = str(configuration.parameters.get(BATCH_STAGES) or "")
     schedule = BatchSchedule(
@@ -191,8 +193,10 @@ def growing(
 
 def _stages(text: str, *, is_measured: bool) -> list[Stage]:
     words = text.split()
-    if not 1 <= len(words) < MOST_STAGES:
-        raise UsageError(f"{BATCH_STAGES} = {text!r} must name 1 to {MOST_STAGES - 1} changes of the batch size")
+    require(
+        1 <= len(words) < MOST_STAGES,
+        f"{BATCH_STAGES} = {text!r} must name 1 to {MOST_STAGES - 1} changes of the batch size",
+    )
     found = []
     for word in words:
         match = _STAGE.fullmatch(word)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.records import (
     MAKE_TRAINER,
     OWN_GROUPS,
@@ -68,11 +68,11 @@ def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
-        if name not in values:
-            raise UsageError(
-                f"command: {match[0]} is no name of this study; choose from {', '.join(sorted(values))}",
-                hint="a name in braces is replaced by its value; add names to the space",
-            )
+        require(
+            name in values,
+            f"command: {match[0]} is no name of this study; choose from {', '.join(sorted(values))}",
+            hint="a name in braces is replaced by its value; add names to the space",
+        )
         value = values[name]
         return str(value).lower() if isinstance(value, bool) else str(value)
 

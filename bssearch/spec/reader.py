@@ -13,7 +13,15 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from bssearch import settings
-from bssearch.errors import DatabaseError, NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
+from bssearch.errors import (
+    DatabaseError,
+    NotFoundError,
+    SpecError,
+    UnknownFieldError,
+    UsageError,
+    problem_in_words,
+    require,
+)
 from bssearch.records import StudyRecord
 from bssearch.records.text import nearest
 from bssearch.spec.model import StudySpec
@@ -190,10 +198,10 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] =
         return _spec_of(_copied(source), {}, IN_PYTHON, overrides)
     path = find_spec(source)
     data, lines = _read(path)
-    if data is None:
-        raise SpecError(f"{path} is empty", hint="bssearch schema spec prints every field")
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
+    require(data is not None, f"{path} is empty", hint="bssearch schema spec prints every field", error=SpecError)
+    require(
+        isinstance(data, dict), f"{path}: a spec is a mapping of fields, not {type(data).__name__}", error=SpecError
+    )
     return _spec_of(data, {location: f"{path}:{line}" for location, line in lines.items()}, str(path), overrides)
 
 
@@ -201,8 +209,9 @@ def _read(path: Path) -> tuple[Any, dict[Location, int]]:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no spec")
+        require(
+            len(content) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes: it is no spec", error=SpecError
+        )
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
@@ -235,8 +244,9 @@ def _check_values(data: Any, source: str) -> None:
     while left:
         value, location = left.pop()
         field = ".".join(map(str, location[:MOST_NAMED])) or "spec"
-        if len(location) > MOST_LEVELS:
-            raise SpecError(f"{field}: more than {MOST_LEVELS} nested levels ({source})")
+        require(
+            len(location) <= MOST_LEVELS, f"{field}: more than {MOST_LEVELS} nested levels ({source})", error=SpecError
+        )
         if isinstance(value, Mapping):
             left += [
                 (inner, (*location, key if isinstance(key, str) and is_unicode(key) else shortened(key)))
@@ -356,8 +366,11 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 def parse_value(text: str, origin: str) -> Any:
     """Parse a command-line value as in a spec."""
     try:
-        if len(text) > MOST_BYTES or not is_unicode(text):
-            raise SpecError(f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes")
+        require(
+            len(text) <= MOST_BYTES and is_unicode(text),
+            f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes",
+            error=SpecError,
+        )
         return read_yaml(text)[0]
     except yaml.YAMLError as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
@@ -368,13 +381,15 @@ def parse_value(text: str, origin: str) -> Any:
 def _override(data: dict[str, Any], override: str) -> Location:
     path, separator, text = override.partition("=")
     keys = path.strip().split(".")
-    if not separator or not all(keys):
-        raise SpecError(f"--set {override}: it takes the form field.name=value")
+    require(separator and all(keys), f"--set {override}: it takes the form field.name=value", error=SpecError)
     inner = data
     for depth, key in enumerate(keys[:-1]):
         inner = inner.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise UnknownFieldError(f"{'.'.join(keys[: depth + 1])} is no group of fields (--set {override})")
+        require(
+            isinstance(inner, dict),
+            f"{'.'.join(keys[: depth + 1])} is no group of fields (--set {override})",
+            error=UnknownFieldError,
+        )
     inner[keys[-1]] = parse_value(text, f"--set {override}")
     return tuple(keys)
 
@@ -436,8 +451,11 @@ def spec_of(study: StudyRecord) -> StudySpec:
             if first["type"] == "extra_forbidden" or place == "schema_version"
             else "other studies of this database are not concerned",
         ) from None
-    if spec.name != study.name:
-        raise DatabaseError(f"the spec stored with study {study.name!r} belongs to {spec.name!r}")
+    require(
+        spec.name == study.name,
+        f"the spec stored with study {study.name!r} belongs to {spec.name!r}",
+        error=DatabaseError,
+    )
     return spec
 
 

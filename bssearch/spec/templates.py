@@ -275,8 +275,7 @@ def _problem(problem: Any) -> str:
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
     """Values for a template; raises `UsageError` naming each rejected value."""
-    if not isinstance(values, Mapping):  # another program wrote the row
-        raise UsageError(f"values = {shortened(values)} must be a mapping of keys to values")
+    require(isinstance(values, Mapping), f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
     for key, value in values.items():
         if key not in types:
@@ -311,8 +310,12 @@ class Template:
         """Raise `SpecError` for a key that names no field of the spec."""
         for key in self.values:
             problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
-            if all(problems):
-                raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
+            require(
+                not all(problems),
+                f"values.{problems[0]}",
+                hint="bssearch schema spec prints every field",
+                error=SpecError,
+            )
 
     def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
         # Names above a key, such as sampler.name, decide whether the key exists.
@@ -357,8 +360,12 @@ class Templates(dict[str, Template]):
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
     """Read a worker's template file; ``overrides`` must be valid for each spec."""
     data = read_file(path, "file of templates", _EXAMPLE)
-    if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
-        raise SpecError(f"{path} must hold only `templates`", hint=_EXAMPLE)
+    require(
+        isinstance(data, Mapping) and set(data) == {"templates"} and isinstance(data["templates"], Mapping),
+        f"{path} must hold only `templates`",
+        hint=_EXAMPLE,
+        error=SpecError,
+    )
     require(
         1 <= len(data["templates"]) <= MOST_TEMPLATES,
         f"{path} must hold 1 to {MOST_TEMPLATES} templates",
@@ -391,8 +398,12 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
     if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
         raise SpecError(f"{where}: a template has only `spec`, the path of a file, and `values`")
     values = data.get("values") or {}
-    if not isinstance(values, Mapping):
-        raise SpecError(f"{where}.values must map keys of the spec to types of values", hint=_EXAMPLE)
+    require(
+        isinstance(values, Mapping),
+        f"{where}.values must map keys of the spec to types of values",
+        hint=_EXAMPLE,
+        error=SpecError,
+    )
     types = {}
     for key, one in values.items():
         _check_key(f"{where}.values", key)

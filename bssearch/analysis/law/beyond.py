@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bssearch.analysis.law.batch_model import around
 from bssearch.analysis.posterior import Numbers
 from bssearch.analysis.shape import Beyond, BeyondBatch, BeyondLevel, CriticalBatch, Interval
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records import Goal, Target
 from bssearch.records.intervals import FLAT_RATIO
 
@@ -97,11 +97,11 @@ class _Levels:
 
 def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
     found = sorted((one for one in curves if math.isfinite(one.typical(hardest))), key=lambda one: one.batch_size)
-    if len(found) < FEWEST_BATCHES:
-        raise UsageError(
-            f"{len(found)} batch sizes have curves that reach the target; a prediction needs {FEWEST_BATCHES}",
-            hint="run more search trials; import runs with their learning curves",
-        )
+    require(
+        len(found) >= FEWEST_BATCHES,
+        f"{len(found)} batch sizes have curves that reach the target; a prediction needs {FEWEST_BATCHES}",
+        hint="run more search trials; import runs with their learning curves",
+    )
     start = max(gains[0] for one in found for _, gains in one.runs)
     known = np.unique(np.concatenate([gains for one in found for _, gains in one.runs]))
     rows: list[tuple[float, list[float]]] = []
@@ -111,12 +111,12 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
             break
         if not rows or np.mean(row) <= np.mean(rows[-1][1]) - math.log(LEVEL_FACTOR):
             rows.append((float(gain), row))
-    if len(rows) < FEWEST_LEVELS:
-        raise UsageError(
-            f"the curves have {len(rows)} levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the "
-            f"target; a prediction needs {FEWEST_LEVELS}",
-            hint="search at a harder target, under a new name, or leave out the largest batch sizes",
-        )
+    require(
+        len(rows) >= FEWEST_LEVELS,
+        f"the curves have {len(rows)} levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the "
+        f"target; a prediction needs {FEWEST_LEVELS}",
+        hint="search at a harder target, under a new name, or leave out the largest batch sizes",
+    )
     logs = np.array([row for _, row in rows[::-1]])
     return _Levels(
         gains=np.array([gain for gain, _ in rows[::-1]]),
@@ -261,11 +261,11 @@ class _Approach:
 def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
     """Prediction for a ``value`` harder than ``measured``; raises `UsageError` if the curves cannot tell."""
     gain, highest = measured.gain(value), _highest(measured)
-    if not math.isfinite(value) or gain <= measured.gain(measured.value):
-        raise UsageError(
-            f"target {value:g} must be harder than {measured.in_words}, which the study measured",
-            hint=f"for an easier target: `bssearch best STUDY --target {value:g}`",
-        )
+    require(
+        math.isfinite(value) and gain > measured.gain(measured.value),
+        f"target {value:g} must be harder than {measured.in_words}, which the study measured",
+        hint=f"for an easier target: `bssearch best STUDY --target {value:g}`",
+    )
     if highest is not None and gain >= highest:
         raise UsageError(f"target {value:g} cannot be reached: the best {measured.metric} is {abs(highest):g}")
     levels = _levels_of(curves, measured.gain(measured.value))
@@ -288,11 +288,11 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
-    if not known < samples <= FARTHEST * known:
-        raise UsageError(
-            f"samples = {samples:g} must be > {known:.4g}, with which the best batch size reaches {measured.in_words}, "
-            f"and <= {FARTHEST * known:.4g}, the limit of predictions"
-        )
+    require(
+        known < samples <= FARTHEST * known,
+        f"samples = {samples:g} must be > {known:.4g}, with which the best batch size reaches {measured.in_words}, "
+        f"and <= {FARTHEST * known:.4g}, the limit of predictions",
+    )
     low, high = 0.0, math.log(2 * FARTHEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -319,11 +319,11 @@ def _predicted(
     levels: _Levels, measured: Target, progress: Numbers, metric: Interval, rng: np.random.Generator
 ) -> Beyond:
     growth = _Growth(levels)
-    if not growth.is_shown:
-        raise UsageError(
-            f"the curves do not show that B_crit changes up to {measured.in_words}, so they predict no optimum",
-            hint="run more seeds with `bssearch study confirm STUDY`, or search at the harder target",
-        )
+    require(
+        growth.is_shown,
+        f"the curves do not show that B_crit changes up to {measured.in_words}, so they predict no optimum",
+        hint="run more seeds with `bssearch study confirm STUDY`, or search at the harder target",
+    )
     reaches = np.isfinite(progress)
     powers, expected, fresh = growth.draw(progress[reaches], rng)
     seconds = np.exp(expected) * levels.step_seconds / levels.batch_sizes

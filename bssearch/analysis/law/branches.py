@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bssearch.errors import UsageError
+from bssearch.errors import require
 from bssearch.records import Goal
 from bssearch.records.intervals import CONFIDENCE, student_t
 
@@ -46,14 +46,15 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
     ``largest``: number of training samples.
     """
-    if octaves < 1:
-        raise UsageError(f"octaves = {octaves} must be >= 1: B and 2B are compared")
-    if samples < 2 * batch_size:
-        raise UsageError(
-            f"{samples} samples a branch must be >= {2 * batch_size}, one step of the batch size 2B = {2 * batch_size}"
-        )
-    if largest is not None and 2 * batch_size > largest:
-        raise UsageError(f"2B = {2 * batch_size} must be <= {largest}, the number of training samples")
+    require(octaves >= 1, f"octaves = {octaves} must be >= 1: B and 2B are compared")
+    require(
+        samples >= 2 * batch_size,
+        f"{samples} samples a branch must be >= {2 * batch_size}, one step of the batch size 2B = {2 * batch_size}",
+    )
+    require(
+        largest is None or 2 * batch_size <= largest,
+        f"2B = {2 * batch_size} must be <= {largest}, the number of training samples",
+    )
     bound = max(2 * batch_size, min(samples // FEWEST_STEPS, samples if largest is None else largest))
     sizes = [batch_size * 2**octave for octave in range(octaves + 1) if batch_size * 2**octave <= bound]
     units = samples // sizes[-1]
