@@ -113,10 +113,8 @@ class Optimal(Model):
     @property
     def values(self) -> Parameters:
         """Best values by name; a micro-batch only with accumulation."""
-        values: Parameters = {"batch_size": self.batch_size}
-        if self.accumulation_steps > 1:
-            values |= {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
-        return values | self.parameters
+        split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
+        return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
 
 class Largest(Model):

@@ -144,9 +144,9 @@ def _speedup(cell: Cell, base: Cell) -> tuple[float, float | None]:
         sides = [one for one in (base.measured, cell.measured) if one.runs > 1]
         parts = [part for one in sides for part in of_runs(one.log_deviation, one.unresolved, one.runs)]
         return base.measured.median / cell.measured.median, half_width(parts) if len(sides) == 2 else None
-    parts = [*cell.step_parts, *base.step_parts]
-    if cell.probe.batch_size != base.probe.batch_size:  # else the steps cancel
-        parts += [*cell.steps_parts, *base.steps_parts]
+    # The errors of the steps cancel at equal batch sizes.
+    of_steps = [] if cell.probe.batch_size == base.probe.batch_size else [*cell.steps_parts, *base.steps_parts]
+    parts = [*cell.step_parts, *base.step_parts, *of_steps]
     return base.predicted / cell.predicted, half_width(parts) if parts else None
 
 

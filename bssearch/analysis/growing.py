@@ -35,11 +35,12 @@ def batch_schedule_answer(
     if best is None or not math.isfinite(tuned.value):
         return None
     is_repeated = best.runs[0].phase is not Phase.GROWTH
-    found = Judgement("not_run", "no run repeats it with the seeds of the confirmation")
-    if is_repeated:
-        found = judge_growing(
-            best, tuned, step_seconds, wanted=spec.confirm.runs, limit=spec.budget.trial_train_seconds
-        )
+    wanted, limit = spec.confirm.runs, spec.budget.trial_train_seconds
+    found = (
+        judge_growing(best, tuned, step_seconds, wanted=wanted, limit=limit)
+        if is_repeated
+        else Judgement("not_run", "no run repeats it with the seeds of the confirmation")
+    )
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
     schedule = growing_schedule(best.configuration)
     return BatchScheduleAnswer(

@@ -233,17 +233,17 @@ def about_law(answer: Answer) -> list[str]:
 def about_device(answer: Answer) -> str:
     """Sentences about step time and memory."""
     step, memory = answer.measured.step_time, answer.measured.memory
-    told = []
-    if step is not None:
-        told.append(
-            f"A step takes {number(1e3 * step.alpha_s)} ms plus {number(1e3 * step.beta_s)} ms per sample (within "
-            f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} has 90 % of the highest throughput."
-        )
-    if memory is not None and memory.smallest_that_does_not is not None:
-        told.append(f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.")
-    if all(row.peak_memory_bytes is None for row in answer.batches):
-        told.append("Peak memory was not measured.")
-    return " ".join(told)
+    sentences = (
+        ""
+        if step is None
+        else f"A step takes {number(1e3 * step.alpha_s)} ms plus {number(1e3 * step.beta_s)} ms per sample (within "
+        f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} has 90 % of the highest throughput.",
+        ""
+        if memory is None or memory.smallest_that_does_not is None
+        else f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.",
+        "Peak memory was not measured." if all(row.peak_memory_bytes is None for row in answer.batches) else "",
+    )
+    return " ".join(filter(None, sentences))
 
 
 def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:

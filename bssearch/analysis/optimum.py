@@ -498,9 +498,11 @@ def decide(
     objective = objective.between(fresh, step_seconds, counted)
     confirmed = repeats(fresh, objective)
     refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.value)}
-    searched = [Candidate(trial.configuration, (trial,), objective) for trial in counted if trial.phase is Phase.SEARCH]
-    if refuted:
-        searched = [one for one in searched if one.configuration.key not in refuted]
+    searched = [
+        Candidate(trial.configuration, (trial,), objective)
+        for trial in counted
+        if trial.phase is Phase.SEARCH and not (refuted and trial.configuration.key in refuted)
+    ]
     by_size: dict[int, list[Candidate]] = {}
     for pool in (searched, confirmed):
         by_size |= grouped((one.configuration.batch_size, one) for one in pool)

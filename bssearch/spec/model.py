@@ -343,12 +343,13 @@ class StudySpec(StrictModel):
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
         schedule, own = {"schedule", "horizon_samples", "decay_share"}, self.default_configuration.parameters
-        names = {name for name in own if name.partition(".")[0] in OWN_GROUPS}
-        if "optimizer" in given:
-            names |= {"optimizer", *own} - {*schedule, *OPTIONAL}
-        if "schedule" in given:
-            names |= schedule
-        return tuple(sorted(names | ({*TRAINING_PARAMETERS, *OPTIONAL} & given)))
+        names = {
+            *({*TRAINING_PARAMETERS, *OPTIONAL} & given),
+            *(schedule if "schedule" in given else ()),
+            *(name for name in own if name.partition(".")[0] in OWN_GROUPS),
+            *({"optimizer", *own} - {*schedule, *OPTIONAL} if "optimizer" in given else ()),
+        }
+        return tuple(sorted(names))
 
     @property
     def preset(self) -> str | None:

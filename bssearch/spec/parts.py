@@ -205,7 +205,7 @@ class SamplerSpec(StrictModel):
 
 
 class PrunerSpec(StrictModel):
-    """When trials are pruned; see `bssearch guide searching`.
+    """How trials are pruned; see `bssearch guide searching`.
 
     Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target, by default from the seed-to-seed
     spread. Paused trials use at most ``checkpoint_gib`` of disk.

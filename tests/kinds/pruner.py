@@ -8,7 +8,7 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 
 
 class Patient(Cap):
-    """Stop a trial that in half of the fastest trial's time gained less than that trial did in 1/lag of the half."""
+    """Stop a trial that gained less in half of the fastest trial's time than the fastest gained in 1/lag of it."""
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 2.0) -> None:
         self.lag = lag

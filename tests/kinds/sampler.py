@@ -8,7 +8,7 @@ from bssearch.spec import StudySpec
 
 
 class Uniform(Sampler):
-    """Every batch size and every choice alike; of a range its ends and its middle."""
+    """Uniform over batch sizes and choices, and over the ends and the middle of a range."""
 
     def __init__(self, spec: StudySpec) -> None:
         self._spec = spec

@@ -81,10 +81,8 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
     """
     if memory.nothing_fits:
         return None
-    limits = [max_micro_batch_size] if max_micro_batch_size is not None else []
-    if memory.too_large is not None:
-        limits.append(memory.too_large - 1)
-    micro, _ = split_batch(batch_size, min(limits, default=None))
+    limits = (max_micro_batch_size, None if memory.too_large is None else memory.too_large - 1)
+    micro, _ = split_batch(batch_size, min((limit for limit in limits if limit is not None), default=None))
     if memory.too_large is None or memory.fits is None or micro <= memory.fits:
         return micro
     known, _ = split_batch(batch_size, memory.fits)

@@ -132,15 +132,15 @@ class SearchSpace(StrictModel):
         """Configuration of sampled coordinates."""
         values: dict[str, Any] = {name: sampled.get(name, domain) for name, domain in self._domains()}
         optimizer = self._optimizer(values["optimizer"])
-        parameters = {name: values[self._coordinate(optimizer, name)] for name in optimizer.options}
-        parameters["schedule"] = values["schedule"]
-        if values["schedule"] != "constant":
-            parameters["horizon_samples"] = round(values["horizon_samples"])
-        if values["schedule"] == "warmup_stable_decay":
-            parameters["decay_share"] = float(values["decay_share"])
-        parameters |= {name: float(values[name]) for name in OPTIONAL if values[name] is not None}
-        parameters |= {name: from_coordinate(values[name], domain) for name, domain in self.own_domains.items()}
-        parameters = self.carried(parameters, batch_size)
+        schedule = values["schedule"]
+        parameters = {
+            **{name: values[self._coordinate(optimizer, name)] for name in optimizer.options},
+            "schedule": schedule,
+            **({} if schedule == "constant" else {"horizon_samples": round(values["horizon_samples"])}),
+            **({"decay_share": float(values["decay_share"])} if schedule == "warmup_stable_decay" else {}),
+            **{name: float(values[name]) for name in OPTIONAL if values[name] is not None},
+            **{name: from_coordinate(values[name], domain) for name, domain in self.own_domains.items()},
+        }
         micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
         return Configuration(
             batch_size=batch_size,
@@ -148,7 +148,7 @@ class SearchSpace(StrictModel):
             accumulation_steps=accumulation_steps,
             learning_rate=float(values[REFERENCE_LEARNING_RATE]) * self._learning_rate_factor(batch_size, optimizer),
             optimizer=optimizer.name,
-            parameters=parameters,
+            parameters=self.carried(parameters, batch_size),
             **self.carried({name: float(values[name]) for name in TRAINING_PARAMETERS}, batch_size),
         )
 
