@@ -208,8 +208,7 @@ def about_cost(answer: Answer) -> str:
 def about_law(answer: Answer) -> list[str]:
     """Sentences about the law and its fit."""
     fit = answer.fit
-    if answer.predicted is not None:
-        law = answer.predicted
+    if (law := answer.predicted) is not None:
         return [f"The law is predicted: S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
         return ["No law: the best configurations of the batch sizes have different models."]
