@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -67,9 +66,5 @@ def python(code: str) -> list[str]:
 
 def napping() -> list[int]:
     """Return the processes of these tests that sleep and have not ended."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.cmdline() == ["sleep", NAP] and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
+    sleeping = (one for one in psutil.process_iter(["cmdline", "status"]) if one.info["cmdline"] == ["sleep", NAP])
+    return [one.pid for one in sleeping if one.info["status"] != psutil.STATUS_ZOMBIE]

@@ -28,7 +28,6 @@ from bssearch.records import (
     SecondsBasis,
     StepTime,
     StepTimeRequest,
-    TrialEnded,
     TrialState,
 )
 from tests import waiting
@@ -197,8 +196,7 @@ def test_every_end_of_a_program_is_one_of_its_trial(script: str, state: TrialSta
 def test_what_a_program_started_ends_with_it(ignores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_process, "TERMINATE_SECONDS", 0.3)
     left = ignores + LEAVES + REACHES + "while true; do sleep 0.1; done"
-    outcome, _ = run(loaded(tmp_path, left))
-    assert outcome.state is TrialState.REACHED
+    assert run(loaded(tmp_path, left))[0].state is TrialState.REACHED
     assert napping() == []
     gone, _ = run(loaded(tmp_path, ignores + LEAVES + BEGINS + "exit 3"))
     assert gone.reason == "the command exited with code 3 after 0 steps"
@@ -216,11 +214,10 @@ def test_a_program_may_save_something_when_it_is_asked_to_end(tmp_path: Path) ->
 @pytest.mark.slow
 def test_orphans_that_end_meanwhile_are_reaped_meanwhile(tmp_path: Path) -> None:
     script = BEGINS + "for i in 1 2 3 4 5 6 7 8; do (setsid true &); done; sleep 0.5; " + REACHES.partition("; ")[2]
-    zombies = []
+    zombies: list[int] = []
 
     def look() -> None:
-        children = psutil.Process().children()
-        zombies.append(sum(one.status() == psutil.STATUS_ZOMBIE for one in children))
+        zombies.append([one.status() for one in psutil.Process().children()].count(psutil.STATUS_ZOMBIE))
 
     outcome, _ = run(loaded(tmp_path, script), stop=look)
     assert outcome.state is TrialState.REACHED and zombies[-1] <= 1, "the program itself"
@@ -241,10 +238,10 @@ def test_a_program_ends_where_its_reports_are_no_longer_read(tmp_path: Path) -> 
     command = loaded(tmp_path, LEAVES + BEGINS + "SLEEP")
     with pytest.raises(ZeroDivisionError):
         for _ in command._until_it_ends(command.started(DEFAULT, seed=0, evaluate_every=1, threads=1)):
-            _ = 1 / 0
+            divmod(1, 0)
     with pytest.raises(ZeroDivisionError), CommandProcess(["sleep", NAP], tmp_path, {}) as process:
         assert process.goes_on()
-        _ = 1 / 0
+        divmod(1, 0)
     assert process.end() == process.end() == -signal.SIGTERM
     assert napping() == []
 
@@ -308,8 +305,10 @@ def test_an_expression_that_finds_nothing_in_a_log_is_told_soon(script: str, sai
 
 @pytest.mark.slow
 def test_a_log_may_be_silent_before_its_training(tmp_path: Path) -> None:
-    script = "sleep 1; " + "echo loading; " * 15 + "echo step 0 acc=0.1; SLEEP"
-    assert set(loaded(tmp_path, script, EXPRESSIONS, hang_seconds=5.0).describe().metrics) == {"accuracy"}
+    command = loaded(
+        tmp_path, f"sleep 1; {'echo loading; ' * 15}echo step 0 acc=0.1; SLEEP", EXPRESSIONS, hang_seconds=5
+    )
+    assert set(command.describe().metrics) == {"accuracy"}
 
 
 def timed(command: LoadedCommand) -> StepTime:
@@ -388,12 +387,9 @@ def test_a_trial_that_hangs_ends_with_its_worker_and_with_all_that_it_started(tm
         patch.setattr("tempfile.tempdir", str(temporary))
         with closing(LocalExecutor(settings(tmp_path, words, hang_seconds=1.5))) as executor:
             executor.submit(request())
-            outcome = outcomes(wait_for(executor, lambda events: any(isinstance(one, TrialEnded) for one in events)))[1]
-            assert (tmp_path / "started").exists() and "hang: no training progress" in outcome.reason
-            deadline = time.monotonic() + 5.0
-            while napping() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            assert napping() == []
+            assert "hang: no training progress" in outcomes(wait_for(executor, outcomes))[1].reason
+            assert (tmp_path / "started").exists()
+            waiting.wait_for(lambda: not napping())
             assert not list(temporary.glob("bssearch-report-*"))
 
 

@@ -100,7 +100,7 @@ def test_the_ranks_of_torchrun_train_one_trial(tmp_path: Path) -> None:
     outcome, observed = run(program(tmp_path, code, *TORCHRUN, devices=2), request(configuration=TWO))
     assert outcome.state is TrialState.REACHED, outcome.reason
     assert outcome.samples == 8 * outcome.steps and observed[-1].metric >= 0.9
-    assert processes_of(tmp_path) == []
+    assert not any(works_in(process, tmp_path) for process in psutil.process_iter())
 
 
 def test_a_command_whose_ranks_are_not_the_devices_is_refused(tmp_path: Path) -> None:
@@ -114,14 +114,10 @@ def test_a_command_whose_ranks_are_not_the_devices_is_refused(tmp_path: Path) ->
     program(tmp_path, LOOP, "mpirun", "-n", *places, devices=2).check_places(TWO)
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Return the processes of this machine that work in a folder."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.pid != os.getpid() and process.cwd() == str(folder):
-                found.append(process.pid)
-    return found
+def works_in(process: psutil.Process, folder: Path) -> bool:
+    with suppress(psutil.Error):
+        return process.pid != os.getpid() and process.cwd() == str(folder)
+    return False
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -77,7 +77,7 @@ def test_auto_is_a_slot_for_each_gpu_and_each_slot_sees_its_own(monkeypatch: pyt
             executor.submit(request_trial(number))
         assert [one["num_gpus"] for one in ray.asked] == [1] * 4
         assert [(one["num_cpus"], one["max_restarts"], one["max_task_retries"]) for one in ray.asked] == [(2, 0, 0)] * 4
-        loads = [next(one for one in actor.told if isinstance(one, Load)) for actor in here]
+        loads = [one for actor in here for one in actor.told if isinstance(one, Load)]
         assert [(load.settings.device, load.slot, load.settings.slots) for load in loads] == [("cuda", 0, 1)] * 4
         assert not any(slot.trial.contended for slot in executor._slots if slot.trial)
 
@@ -283,8 +283,10 @@ CHATTY = """
 
 
 @contextmanager
-def started(folder: Path, code: str = "") -> Iterator[SlotActor]:
-    """Yield an actor whose worker has loaded the line workload."""
+def started(
+    folder: Path, code: str = "", call: Callable[[Callable[[], int]], int] = lambda start: start()
+) -> Iterator[SlotActor]:
+    """Yield an actor whose worker, started by a call, has loaded the line workload."""
     path = write_workload(folder)
     path.write_text(
         path.read_text().replace(
@@ -292,7 +294,7 @@ def started(folder: Path, code: str = "") -> Iterator[SlotActor]:
         )
     )
     actor = SlotActor()
-    actor.start(0, 1, {})
+    call(lambda: actor.start(0, 1, {}))
     try:
         settings = ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu")
         actor.tell(encode(Load(settings=settings, slot=0)))
@@ -347,25 +349,7 @@ def test_a_stop_goes_in_and_a_dead_worker_is_told_once_with_its_signal(tmp_path:
 
 
 def test_a_worker_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
-    write_workload(tmp_path)
-    actor, has_loaded = SlotActor(), threading.Event()
-
-    def call() -> None:
-        actor.start(0, 1, {})
-        has_loaded.wait()  # Linux tells a process of the end of a thread only after it has asked for that
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    try:
-        while actor._worker is None:
-            time.sleep(0.01)
-        settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu")
-        actor.tell(encode(Load(settings=settings, slot=0)))
-        assert isinstance(until(actor, Loaded)[-1], Loaded)
-        has_loaded.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as thread, started(tmp_path, call=lambda start: thread.submit(start).result()) as actor:
+        thread.shutdown()  # after the load: the worker has asked Linux to end with its thread by then
         actor.tell(encode("describe"))
         assert isinstance(until(actor, WorkloadDescription)[-1], WorkloadDescription)
-    finally:
-        has_loaded.set()
-        actor.leave()

@@ -25,7 +25,6 @@ from bssearch.records import (
     StepTime,
     StepTimeRequest,
     Target,
-    TrialEnded,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -262,24 +261,26 @@ def test_a_script_is_described_and_measured(script: Script) -> None:
     assert isinstance(fits, MemoryUse) and fits.fits
 
 
-@pytest.mark.parametrize("behaviour", ["exit", "no trial", "raise", "never evaluates", "never steps", "empty"])
-def test_a_script_that_cannot_be_described_is_an_error_of_the_workload(behaviour: str, script: Script) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        *((one, ".") for one in ("exit", "no trial", "raise", "never evaluates", "never steps", "empty")),
+        ("picky", "6 is no multiple of 4"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_is_an_error_of_the_workload(
+    behaviour: str, said: str, script: Script
+) -> None:
     script.behaves(behaviour)
-    with pytest.raises(WorkloadError):
-        script.loaded.measure(StepTimeRequest(configuration=AT, seconds_limit=0.05))
+    at = replace(AT, batch_size=6, micro_batch_size=6)
+    with pytest.raises(WorkloadError, match=said):
+        script.loaded.measure(StepTimeRequest(configuration=at, seconds_limit=0.05))
 
 
 def test_a_script_that_ignores_the_learning_rate_that_is_searched_is_refused(script: Script) -> None:
     script.behaves("own rate")
     with pytest.raises(WorkloadError, match=r"searches learning_rate, .* trial\.learning_rate"):
         script.loaded.describe()
-
-
-def test_a_batch_size_that_the_script_refuses_is_an_error_of_the_workload(script: Script) -> None:
-    script.behaves("picky")
-    at = replace(AT, batch_size=6, micro_batch_size=6)
-    with pytest.raises(WorkloadError, match="6 is no multiple of 4"):
-        script.loaded.measure(StepTimeRequest(configuration=at, seconds_limit=0.05))
 
 
 def test_a_stop_ends_a_trial_and_a_line_that_says_nonsense_is_no_trial(script: Script) -> None:
@@ -383,7 +384,7 @@ def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Scri
         os.kill(worker.pid, signal.SIGKILL)
     else:
         getattr(executor, how)()
-    ended = outcomes(wait_for(executor, lambda events: any(isinstance(one, TrialEnded) for one in events)))[1]
-    assert ended.state is (TrialState.FAILED if how == "sigkill" else TrialState.CANCELLED)
+    state = outcomes(wait_for(executor, outcomes))[1].state
+    assert state is (TrialState.FAILED if how == "sigkill" else TrialState.CANCELLED)
     for pid in below:
         wait_until_gone(pid)

@@ -273,7 +273,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eval_dataset": {"one": Texts(8), "two": Texts(8)}}, "eval_dataset has several datasets, eval_one, eval_two"),
+        ({"eval_dataset": {"one": Texts(8), "two": Texts(8)}}, "eval_dataset has several datasets, such as eval_one"),
         ({"train_dataset": Texts(12)}, "batch_size = 20 must be <= 12"),
         ({"train_dataset": Stream()}, "the training data has no length"),
         ({"metric": "f1"}, r"evaluate\(\) reports accuracy, .*; the callback's metric is 'f1'"),
