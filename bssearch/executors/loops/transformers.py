@@ -191,8 +191,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
         require(
             not speeds,
-            f"eval_dataset has several datasets, such as {', '.join(one.removesuffix('_runtime') for one in speeds)}; a trial "
-            "has one",
+            f"eval_dataset has several datasets, such as {', '.join(speeds).replace('_runtime', '')}; a trial has one",
             hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
         )
         named = both_names(metrics)
