@@ -243,7 +243,7 @@ def test_a_first_evaluation_that_is_met_in_another_unit_is_refused(
 ) -> None:
     told = Told(replace(REQUEST, target=target))
     if is_refused:
-        with pytest.raises(UsageError, match="one is in percent"):
+        with pytest.raises(UsageError, match="one of them is in percent"):
             told.takes(1.0, 10, 1.0, **{target.metric: metric})
     else:
         assert told.takes(1.0, 10, 1.0, **{target.metric: metric}).state is TrialState.REACHED
