@@ -261,13 +261,10 @@ class StoredRows:
     seconds: list[float] = field(default_factory=list)
     """CPU seconds of each query."""
 
-    def columns(self) -> list[tuple[str, str]]:
-        """All tables with their columns."""
-        return [(table.name, column.name) for table in Base.metadata.sorted_tables for column in table.columns]
-
     def attempt(self, rng: random.Random, folder: Path) -> None:
         """Change one value, in one row or all rows, and read the study in every way."""
-        place, value = rng.choice(self.columns()), rng.choice(VALUES)
+        columns = [(table.name, column.name) for table in Base.metadata.sorted_tables for column in table.columns]
+        place, value = rng.choice(columns), rng.choice(VALUES)
         is_large = "0000" in value  # in all rows of a curve, the value would fill the disk
         self.try_one(folder, *place, value, one_row=is_large or rng.random() < 0.5)
 

@@ -696,16 +696,15 @@ def _times(answer: Answer, ratio: Ratio | None) -> str:
 def _noise(noise: NoiseAnswer) -> Tile:
     scale = f"≥ {number(noise.low)}" if noise.scale is None else number(noise.scale)
     place = "" if noise.far_from_target is None else ", measured far from the target"
-    if noise.trials is not None:
-        place = f", over {noise.trials} trials"
+    source = place if noise.trials is None else f", over {noise.trials} trials"
     ends = "" if noise.scale is None or noise.high is None else f", {number(noise.low)} to {number(noise.high)}"
-    return Tile("Gradient noise scale", scale, f"samples{ends}{place}")
+    return Tile("Gradient noise scale", scale, f"samples{ends}{source}")
 
 
 def _critical(fit: Fit) -> Tile:
     critical = fit.b_crit
-    said = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
+    verdict = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
     if critical.low is None or critical.high is None:
-        return Tile("Critical batch size", critical.in_words, f"90 % bound; {said}")
+        return Tile("Critical batch size", critical.in_words, f"90 % bound; {verdict}")
     interval = f"90 % interval {number(critical.low)} to {number(critical.high)}"
-    return Tile("Critical batch size", number(critical.estimate), f"{interval}; {said}")
+    return Tile("Critical batch size", number(critical.estimate), f"{interval}; {verdict}")

@@ -84,12 +84,9 @@ class Access:
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
         """Access of a server; ``names`` are more accepted host names."""
-        known = {host, *names}
-        if is_loopback(host):
-            known |= {*LOOPBACK_NAMES}
-        else:
-            known |= {"localhost", socket.gethostname(), socket.getfqdn()}
-        return cls(frozenset(_normal(name) for name in known), port, token, any_address=not is_loopback(host))
+        own = LOOPBACK_NAMES if is_loopback(host) else ("localhost", socket.gethostname(), socket.getfqdn())
+        known = frozenset(_normal(name) for name in (host, *names, *own))
+        return cls(known, port, token, any_address=not is_loopback(host))
 
     def answers_to(self, host: str) -> bool:
         """True if a Host header names this server."""
@@ -462,10 +459,13 @@ def serve(
 def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
     shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
-    lines = [f"serving {', '.join(databases)}, read-only", address if token is None else f"{address}?token={token}"]
-    if token is not None:
-        lines.append("the token is shown only once, and sent unencrypted; on a shared network use ssh -L")
-    return [*lines, "Ctrl-C stops the server"]
+    about_token = "the token is shown only once, and sent unencrypted; on a shared network use ssh -L"
+    return [
+        f"serving {', '.join(databases)}, read-only",
+        address if token is None else f"{address}?token={token}",
+        *([] if token is None else [about_token]),
+        "Ctrl-C stops the server",
+    ]
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -25,6 +25,7 @@ from bssearch.planning.scale import AccumulationRequest, ScaleRequest, plan_trad
 from bssearch.records.text import visible
 from bssearch.web.calculator.page import FIELDS, LONGEST_ECHO, PRESETS, Field, ResultSection, calculated
 from tests.cli.task import bssearch
+from tests.factories import not_none
 from tests.web.serving import rendered
 
 CASES = 200
@@ -294,7 +295,7 @@ def test_the_trade_off_follows_the_formula() -> None:
 @pytest.mark.parametrize("max_micro", ["", "24"])
 def test_figures_show_their_marks_and_the_limit(max_micro: str) -> None:
     parts = {part.name: part for part in calculated({**DEFAULTS, "max_micro": max_micro}).parts}
-    memory, trade_off = parts["memory"].figures[0].figure, parts["trade-off"].figures[0].figure
+    memory, trade_off = (not_none(parts[name].figures[0].charts[name]) for name in ("memory", "trade-off"))
     assert [rule.at for rule in memory.rules] == [24]
     marks = {series.name: series.points for series in memory.series}
     assert [point.x for point in marks["largest that fits: 44"]] == [44]

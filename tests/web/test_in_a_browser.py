@@ -105,15 +105,6 @@ def test_studies_are_chosen_and_compared(browser: Browser, address: str) -> None
         assert page.locator("tbody tr").count() == 2
 
 
-def test_no_request_goes_to_another_machine(browser: Browser, address: str) -> None:
-    asked: list[str] = []
-    with page_of(browser) as page:
-        page.on("request", lambda request: asked.append(request.url))
-        for path in ALL_PAGES:
-            page.goto(f"{address}{path}")
-    assert asked and all(url.startswith((address, "data:")) for url in asked)
-
-
 EVIL = "\"'><img src=x onerror=window.PWNED=1></title></svg><script>window.PWNED=1</script>"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlencode
 
 from bssearch.errors import BSSearchError
-from bssearch.figures.html import Row, Table
+from bssearch.figures.html import Row, Section, Table
 from bssearch.figures.plans import Cell, Shown, cell, shown_memory, shown_rules, shown_scale, shown_split
 from bssearch.figures.svg import (
     ACCENT,
@@ -275,16 +275,6 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnFigure:
-    """A figure with name, title and description."""
-
-    name: str
-    title: str
-    text: str
-    figure: Chart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A rejected value, its field if known, and a message in the page's labels."""
 
@@ -302,7 +292,7 @@ class ResultSection:
     title: str
     text: str
     shown: Shown = field(default_factory=Shown)
-    figures: Sequence[DrawnFigure] = ()
+    figures: Sequence[Section] = ()
     command: str = ""  # the command that prints the same numbers
     absent: str = ""  # why the section is empty
     refusals: Sequence[Refusal] = ()
@@ -578,7 +568,7 @@ def results(typed: Mapping[str, str]) -> list[ResultSection]:
     return [memory, _split(typed, fits), _rates(typed), _trade_off(typed, fits), _devices(typed, fits)]
 
 
-def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[DrawnFigure]:
+def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[Section]:
     if plan.activation_bytes_per_sample is None:
         return []
     around = plan.largest_micro_batch or plan.micro_batch or 16
@@ -587,11 +577,11 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[DrawnFig
         plan_numbers(asked.model_copy(update={"micro_batch": size, "table": False})).peak_bytes or 0 for size in sizes
     ]
     return [
-        DrawnFigure(
+        Section(
             name="memory",
             title="Memory against the micro-batch",
             text="Predicted. The dotted line is the device's memory.",
-            figure=memory_figure(plan, sizes, peaks),
+            charts={"memory": memory_figure(plan, sizes, peaks)},
         )
     ]
 
@@ -662,11 +652,11 @@ def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
 
     def answer(asked: ScaleRequest) -> dict[str, Any]:
         found = plan_trade_off(asked)
-        figure = DrawnFigure(
+        figure = Section(
             name="trade-off",
             title="Time and samples to the target against batch size",
             text="Both relative to their minima; the dotted line is B_crit.",
-            figure=trade_off_figure(found, asked.max_micro),
+            charts={"trade-off": trade_off_figure(found, asked.max_micro)},
         )
         best = {**asking.set_by_page, "batch": str(found.fastest.row.batch)}
         return {
