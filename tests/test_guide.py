@@ -276,9 +276,7 @@ SECURITY = {
     ],
     "A folder of another user": ["search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"],
     "Anyone who can": ["training/test_pausing.py::test_one_that_would_run_code"],
-    "Stored rows are validated": [
-        "storage/test_repository.py::test_the_first_row_that_bssearch_cannot_have_stored_is_named"
-    ],
+    "Stored rows are validated": ["storage/test_repository.py::test_the_first_faulty_row_is_named"],
     "Texts of more than": [
         "storage/test_repository.py::test_a_long_text_is_cut_when_it_is_read_and_when_it_is_stored",
         "storage/test_repository.py::test_an_object_of_another_kind_or_beyond_the_bounds_is_named_when_it_is_read",

@@ -185,7 +185,7 @@ def test_without_a_search_the_audit_runs_a_batch_that_doubles_around_the_optimum
     assert [one.batch_size for one in not_none(schedule).stages] == [optimum // 2, optimum, 2 * optimum]
 
 
-def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Path) -> None:
+def test_an_enqueued_configuration_runs_first_even_outside_the_space(tmp_path: Path) -> None:
     run(spec_of(), tmp_path)
     with open_store(url_in(tmp_path)) as store:
         number, configuration = enqueue(store, "toy", {"batch_size": 8, "batch_stages": "400:32 2000:128"})
@@ -264,14 +264,14 @@ def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Pa
     assert shares and all(0.25 <= share <= 4 for share in shares)
 
 
-def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_same(tmp_path: Path) -> None:
+def test_schedules_without_milestones_are_searched_if_no_milestone_may_run(tmp_path: Path) -> None:
     broken = CriticalLaw(refuses=frozenset({256}))
     run(spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}}), tmp_path, broken)
     grown = [one.configuration for one in trials_in(tmp_path, Phase.GROWTH)]
     assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
 
 
-def test_the_memory_that_a_growing_trial_lacks_says_nothing_of_its_first_micro_batch(tmp_path: Path) -> None:
+def test_out_of_memory_in_a_growing_trial_does_not_blame_its_first_micro_batch(tmp_path: Path) -> None:
     run(spec_of(GROWS), tmp_path, EndsGrowth(state=TrialState.OOM))
     with open_store(url_in(tmp_path), write=False) as store:
         assert store.probes.memory_boundary("toy").too_large is None
@@ -303,7 +303,7 @@ def test_an_estimate_has_the_schedules_and_their_repeats() -> None:
 
 
 @pytest.mark.parametrize("objective", ["samples_to_target", "cost_to_target"])
-def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objective: str, tmp_path: Path) -> None:
+def test_a_trial_may_always_take_half_as_long_again_as_the_best(objective: str, tmp_path: Path) -> None:
     run(spec_of(GROWS).model_copy(update={"objective": objective, "price_per_device_hour": 2.0}), tmp_path)
     trials = trials_in(tmp_path)
     reached = [
@@ -315,7 +315,7 @@ def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objec
     assert limits and all(1.5 * min(reached) * 0.99 <= limit <= LIMIT for limit in limits)
 
 
-def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Path) -> None:
+def test_no_configuration_is_tried_twice_and_one_that_never_began_is_untried(tmp_path: Path) -> None:
     spec = spec_of({"name": "milestones", "milestones": {99_999_999: 64}})
     ear = Ear()
     run_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=ear))
@@ -380,7 +380,7 @@ def confirmed(configuration: Configuration, start: int, *seconds: float) -> list
     ]
 
 
-def test_finalists_are_what_was_confirmed_else_the_best_trial_of_each_batch_size_that_reached() -> None:
+def test_finalists_are_the_confirmed_trials_or_the_best_hit_of_each_batch_size() -> None:
     lucky, steady = at(32, weight_decay=1e-3), at(32)
     seen = history(
         make_trial(1, configuration=lucky, seconds=0.5),

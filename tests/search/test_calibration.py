@@ -99,7 +99,7 @@ def with_steps(number: int, step_seconds: float, size: int = 16, steps: int = 10
         (1.05, 1.0, 0.05, set()),
     ],
 )
-def test_a_larger_batch_size_that_is_faster_beyond_the_errors_of_both_is_doubted_with_the_smaller(
+def test_a_larger_batch_size_with_a_clearly_faster_step_is_doubted_with_the_smaller(
     smaller: float, larger: float, own: float, found: set[int]
 ) -> None:
     """Two standard errors of the difference are 2.8 times each probe's standard error."""
@@ -162,7 +162,7 @@ def test_each_batch_size_is_visited_as_often_as_asked(store: Store, visits: int)
     assert missing_step_times(SPEC, store, HERE, visits, trials=()) == []
 
 
-def test_before_the_search_nothing_is_doubted_and_before_comparing_up_to_six_visits_are_made(store: Store) -> None:
+def test_doubts_begin_after_the_search_and_end_after_six_visits(store: Store) -> None:
     def visited(times: int) -> list[int]:
         for visit in range(1, times + 1):
             for size, seconds in ((8, 1.0), (16, 0.1), (32, 2.0)):
@@ -184,13 +184,13 @@ def fits(size: int, peak: int | None = 2**30) -> MemoryUse:
     return MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=peak)
 
 
-def test_what_no_longer_fits_is_timed_anew_in_smaller_micro_batches(store: Store) -> None:
+def test_a_batch_size_that_no_longer_fits_is_timed_again_in_smaller_micro_batches(store: Store) -> None:
     visit_all(store, FIRST_VISITS)
     store.probes.save_memory("toy", HERE, too_large(32))
     assert missing_step_times(SPEC, store, HERE, trials=()) == [32]
 
 
-def test_measuring_ends_where_nothing_is_missing_and_each_round_is_one_visit(store: Store) -> None:
+def test_measuring_ends_when_complete_and_each_round_is_one_visit(store: Store) -> None:
     executor, asked = LawExecutor(), []
     measure_step_times(SPEC, store, executor, HERE, lambda: asked.append(len(executor.splits_timed)), trials=[])
     assert [one.batch_size for one in executor.splits_timed] == FIRST_VISITS * SIZES
@@ -201,7 +201,7 @@ def test_measuring_ends_where_nothing_is_missing_and_each_round_is_one_visit(sto
     assert -1 not in asked
 
 
-def test_other_libraries_refuse_no_study_and_nothing_is_measured_again(store: Store) -> None:
+def test_other_library_versions_refuse_no_study_and_repeat_no_timing(store: Store) -> None:
     store.studies.bind("toy", HERE)
     store.probes.save_memory("toy", HERE, too_large(32))
     measure_step_times(SPEC, store, LawExecutor(), HERE, lambda: None, trials=[])
@@ -223,7 +223,7 @@ def test_a_batch_size_that_has_had_trials_keeps_their_cadence(store: Store) -> N
 
 
 @pytest.mark.parametrize("workload", ["train.py", "my_task.py:MyTask"])
-def test_a_batch_size_that_the_users_code_refuses_is_left_out_for_good_and_told(workload: str, store: Store) -> None:
+def test_a_batch_size_refused_by_the_users_code_is_excluded_and_reported(workload: str, store: Store) -> None:
     spec = SPEC.model_copy(update={"workload": workload})
     told: list[str] = []
     executor = LawExecutor(refuses=frozenset({8}))
@@ -239,7 +239,7 @@ def test_a_batch_size_that_the_users_code_refuses_is_left_out_for_good_and_told(
             measure_step_times(spec, store, executor, HERE, lambda: None, visits=MOST_VISITS, trials=[])
 
 
-def test_code_that_fails_at_the_defaults_batch_size_has_no_batch_size_left_out(store: Store) -> None:
+def test_failure_at_the_default_batch_size_excludes_no_batch_size(store: Store) -> None:
     told: list[str] = []
     executor = LawExecutor(refuses=frozenset({8, 16, 32}))
     with pytest.raises(WorkloadError, match="no batch of 32"):
@@ -247,7 +247,7 @@ def test_code_that_fails_at_the_defaults_batch_size_has_no_batch_size_left_out(s
     assert told == [] and store.probes.by_batch_size("toy", HERE) == {}
 
 
-def test_each_micro_batch_size_that_runs_out_is_told_until_one_fits() -> None:
+def test_each_micro_batch_size_that_runs_out_is_reported_until_one_fits() -> None:
     told: list[MemoryUse] = []
     found = measure_step_time_at(SPEC, LawExecutor(fits_up_to=10), 32, UNKNOWN, told.append)
     assert found is not None and (found.batch_size, found.micro_batch_size) == (32, 8)
@@ -292,7 +292,7 @@ def test_a_study_that_has_begun_is_not_refused_for_its_cap(store: Store, has: st
     refuse_cap_beyond_memory(capped(32), store, HERE)
 
 
-def test_where_not_one_sample_fits_it_is_refused_with_what_ran_out(store: Store) -> None:
+def test_a_workload_whose_single_sample_does_not_fit_is_refused(store: Store) -> None:
     refuse_where_nothing_fits(SPEC, store, HERE)
     store.probes.save_memory("toy", HERE, too_large(4))
     refuse_where_nothing_fits(SPEC, store, HERE)
@@ -410,7 +410,7 @@ def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_siz
     assert answer.optimal.micro_batch_size < bound
 
 
-def test_where_nothing_fits_any_more_the_study_ends_with_the_reason(tmp_path: Path) -> None:
+def test_when_no_batch_size_fits_any_more_the_study_ends_with_the_reason(tmp_path: Path) -> None:
     executor = LawExecutor(trains_up_to=0)
     with pytest.raises(LaunchError, match="not even a micro-batch of one sample") as raised:
         run(tmp_path, executor)
@@ -518,7 +518,7 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
     assert set(found) == set(ALL_SIZES)
 
 
-def test_where_another_device_times_nothing_one_device_times_all(store: Store) -> None:
+def test_one_device_times_all_sizes_if_the_other_times_none(store: Store) -> None:
     node = OneDeviceFails()
     assert measured(store, node) == [
         "step times are measured on one device, because another failed: the worker of slot 2 died"

@@ -73,7 +73,7 @@ def test_the_neighbours_of_the_best_are_confirmed_beside_it() -> None:
     assert [one.batch_size for one in beside(first, 7)] == []
 
 
-def test_a_neighbour_that_never_reached_is_confirmed_with_the_best_carried_over_to_it_unless_that_missed() -> None:
+def test_a_neighbour_without_a_hit_is_confirmed_with_the_carried_over_best_unless_that_missed() -> None:
     best = SPEC.default_configuration
     sampled = not_none(SPEC.space.encode(best))
     probes = {size: make_probe(size) for size in SIZES}
@@ -91,7 +91,7 @@ def test_a_neighbour_that_never_reached_is_confirmed_with_the_best_carried_over_
     assert beside(History(SPEC, [*trials, whole], probes), best.batch_size) == [below]
 
 
-def test_where_the_runs_recommend_another_batch_size_its_neighbours_follow() -> None:
+def test_neighbours_of_a_newly_recommended_batch_size_are_confirmed_too() -> None:
     times = {8: 2.0, 16: 0.5, 64: 0.9, 128: 4.0}
     trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=0.8)]
     trials += [make_trial(n, batch_size=size, seconds=seconds) for n, (size, seconds) in enumerate(times.items(), 2)]
@@ -107,7 +107,7 @@ def test_where_the_runs_recommend_another_batch_size_its_neighbours_follow() -> 
     assert remaining(known, [*runs[:-1], replace(runs[-1], state=TrialState.RUNNING)]) == [], "it may change that"
 
 
-def test_the_largest_is_confirmed_where_it_never_reached_by_what_came_nearest() -> None:
+def test_the_largest_batch_size_without_a_hit_is_confirmed_by_its_nearest_trial() -> None:
     trials = [trial for trial in searched() if trial.configuration.batch_size != 128]
     for number, metric in [(20, 0.5), (21, 0.8), (22, 0.7)]:
         trials.append(
@@ -116,7 +116,7 @@ def test_the_largest_is_confirmed_where_it_never_reached_by_what_came_nearest() 
     assert [one.learning_rate for one in finalists(history(trials)) if one.batch_size == 128] == [0.8]
 
 
-def test_nothing_is_confirmed_where_nothing_reached_the_target() -> None:
+def test_without_a_hit_no_trial_is_confirmed() -> None:
     assert finalists(history([make_trial(1, state=TrialState.EXHAUSTED)])) == []
 
 
@@ -171,7 +171,7 @@ def test_a_driver_is_alive_while_its_process_is() -> None:
     assert is_alive(f"{host}/{pid}/{place}/{int(started) - 100}/{mark}") is False  # the number was given again
 
 
-def test_of_a_driver_elsewhere_nothing_is_known_whatever_its_host_is_called() -> None:
+def test_the_state_of_a_driver_elsewhere_is_unknown_whatever_its_host_name() -> None:
     host, pid, place, started, mark = this_driver().rsplit("/", 4)
     assert is_alive(f"elsewhere/{pid}/{place}/{started}/{mark}") is None
     assert is_alive(f"{host}/{pid}/another-boot/{started}/{mark}") is None
@@ -240,13 +240,13 @@ def indices(runs: list[TrialPlan]) -> list[tuple[int, int]]:
     return sorted((run.configuration.batch_size, seeds.index(run.seed)) for run in runs)
 
 
-def test_what_is_not_told_apart_goes_on_with_the_next_seed_and_what_is_slower_does_not() -> None:
+def test_close_finalists_get_another_seed_and_slower_ones_do_not() -> None:
     trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110), *made(at(8), 9.0, start=120)]
     assert left(trials) == []
     assert indices(left(trials, max_runs=6)) in ([(16, 3)], [(32, 3)])
 
 
-def test_who_has_fewer_runs_goes_first_and_nobody_has_more_than_the_most() -> None:
+def test_the_finalist_with_the_fewest_runs_goes_first_up_to_the_maximum() -> None:
     trials = [*made(at(16), 1.0, runs=5), *made(at(32), 1.0, runs=4, start=110)]
     assert indices(left(trials, max_runs=6)) == [(32, 4)]
     assert indices(left(trials, max_runs=5)) == [(32, 4)]
@@ -273,7 +273,7 @@ def test_a_failed_further_run_is_made_once_more_and_then_passed_over() -> None:
     assert indices(left([*trials, *failed], max_runs=6)) == [(32, 4)]
 
 
-def test_the_first_runs_are_made_whatever_they_take_and_no_more_once_the_train_seconds_are_spent() -> None:
+def test_the_first_runs_are_always_made_and_later_runs_only_within_the_train_seconds() -> None:
     trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
     spent = sum(trial.outcome.train_seconds for trial in trials if trial.outcome)
     assert left(trials, max_runs=6, train_seconds=spent) == []
@@ -289,7 +289,7 @@ def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing(
 
 
 @pytest.mark.parametrize(("cell", "index"), [(Cell(noise=0.26, step_error=0.3), 3), (Cell(noise=0.05), 2)])
-def test_confirmation_and_answer_agree_and_what_runs_cannot_settle_proposes_none(cell: Cell, index: int) -> None:
+def test_confirmation_proposes_no_runs_that_could_not_settle_the_answer(cell: Cell, index: int) -> None:
     """Step-time errors of 30 % keep the first case open; the second is settled."""
     lab = Lab(cell, np.random.default_rng((11, index)), index)
     made_up = History(spec_of(3, 8), lab.search(), lab.probes())
@@ -417,7 +417,7 @@ def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> No
     assert [one.seed for one in confirmation(begun) if one.retry_of == cancelled.number] == [cancelled.seed]
 
 
-def test_to_confirm_on_tries_nothing_new_though_the_budget_would_take_it(begun: Path) -> None:
+def test_confirming_alone_starts_no_search_trial_even_within_the_budget(begun: Path) -> None:
     with open_store(url_in(begun)) as store:
         spec = dict(store.studies.get("toy").spec)
         searched = len(store.trials.of("toy", phase=Phase.SEARCH))
@@ -455,7 +455,7 @@ def missed(configuration: Configuration, runs: int, start: int = 200) -> list[Tr
     ]
 
 
-def test_what_plainly_misses_the_target_has_no_more_runs_and_the_others_go_on() -> None:
+def test_a_finalist_that_clearly_misses_gets_no_more_runs() -> None:
     trials = [*made(at(16), 1.0, runs=5), *missed(at(32), 4)]
     assert Counter(run.configuration.batch_size for run in left(trials, runs=9)) == {16: 4, 32: 5}
     assert Counter(run.configuration.batch_size for run in left([*trials, *missed(at(32), 5)], runs=9)) == {16: 4}
@@ -466,7 +466,7 @@ def lucky_once(law: LawExecutor) -> None:
     law.reachable = bool(law.running) and not law.running[0].plan.is_tested
 
 
-def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp_path: Path) -> None:
+def test_a_confirmation_ends_with_a_notice_when_every_finalist_clearly_misses(tmp_path: Path) -> None:
     ear = Ear()
     spec = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 9})
     db = url_in(tmp_path)
@@ -490,7 +490,7 @@ def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
     assert "default_missed" in {notice.code for notice in answer.warnings}
 
 
-def test_where_nothing_is_confirmed_there_is_no_ending_to_tell() -> None:
+def test_without_confirmation_runs_there_is_no_ending() -> None:
     assert ending(history(searched())) is None
 
 

@@ -55,7 +55,7 @@ def seconds(executor: Node, batch_size: int, world_size: int) -> float:
     return steps_needed(configuration) * executor.step_seconds_of(configuration)
 
 
-def test_more_devices_take_larger_batches_and_the_answer_says_what_they_save_and_cost(tmp_path: Path) -> None:
+def test_more_devices_take_larger_batches_and_the_answer_gives_savings_and_cost(tmp_path: Path) -> None:
     executor = Node()
     found = run([1, 2, 4], tmp_path, executor)
     assert [one.world_size for one in found.by_devices] == [1, 2, 4]

@@ -93,7 +93,7 @@ def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
     assert all(request.plan.limit_state is TrialState.EXHAUSTED for request in confirming)
 
 
-def test_every_trial_keeps_who_started_it_and_its_spec_though_the_studys_changes(tmp_path: Path) -> None:
+def test_every_trial_keeps_its_starter_and_its_spec_when_the_study_changes(tmp_path: Path) -> None:
     first = make_spec(**SHORT)
     more = make_spec(**SHORT | {"budget": {**BUDGET, "trials": 12}})
     run(first, tmp_path, LawExecutor())
@@ -120,7 +120,7 @@ def test_every_trial_is_stored_with_its_evaluations_and_its_steps_times_the_step
     assert {len(curve) for curve in curves.values()} == {len(SHARES)}
 
 
-def test_what_the_code_of_a_trial_printed_is_stored_and_white_space_is_not(tmp_path: Path) -> None:
+def test_output_of_a_trial_is_stored_without_white_space(tmp_path: Path) -> None:
     class Prints(LawExecutor):
         def events(self, timeout: float) -> list[Event]:
             logs = {1: "a line\n", 2: " \n"}
@@ -312,7 +312,7 @@ def test_a_default_that_overran_its_limit_says_why(tmp_path: Path) -> None:
         assert "limit 0.2" in missed and ("ended late" in missed) is is_explained
 
 
-def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> None:
+def test_a_trial_taken_over_by_another_driver_is_left_to_it(tmp_path: Path) -> None:
     url = url_in(tmp_path)
 
     def overtake(executor: LawExecutor) -> None:
@@ -378,7 +378,7 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
     assert executor.requests[0].plan.train_seconds_limit == 100.0
 
 
-def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_path: Path) -> None:
+def test_other_code_is_refused_unless_allowed_and_another_budget_is_reported(tmp_path: Path) -> None:
     def go_on(trials: int, executor: LawExecutor, *, allow: bool = False) -> None:
         run_study(
             make_spec(budget={**BUDGET, "trials": trials}, confirm={"runs": 0}),
@@ -396,7 +396,7 @@ def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_pat
     assert any("the workload's file has changed since the study began (abc → def)" in note for note in ear.notes)
 
 
-def test_a_workload_mended_after_nothing_but_failures_may_go_on(tmp_path: Path) -> None:
+def test_a_repaired_workload_may_go_on_if_every_trial_failed(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="trials in a row failed"):
         run(make_spec(**SHORT), tmp_path, LawExecutor(fails=frozenset(range(1000))))
     for _ in range(2):
@@ -477,7 +477,7 @@ def test_at_its_end_what_runs_goes_on_and_then_it_is_over() -> None:
     assert asked.count == 0
 
 
-def test_an_interrupt_reaches_each_driver_once_also_one_that_comes_later() -> None:
+def test_an_interrupt_reaches_each_driver_once_even_a_later_one() -> None:
     shift, early, late = Shift(), interrupts(), interrupts()
     shift.join(early, lambda: None)
     shift.interrupt()
@@ -499,7 +499,7 @@ def test_a_workload_is_loaded_no_further_once_it_is_interrupted() -> None:
     assert ended == ["now", "now"], "there was perhaps no process yet to be ended"
 
 
-def test_what_comes_after_loading_waits_until_the_other_thread_has_ended_it() -> None:
+def test_the_end_of_loading_waits_for_the_thread_that_ends_it() -> None:
     shift, begun, left, order = Shift(), threading.Event(), threading.Event(), list[str]()
 
     def end() -> None:

@@ -343,7 +343,7 @@ def test_an_engine_made_anew_in_mid_study_decides_as_the_live_one(sampler: str, 
 
 
 @pytest.mark.parametrize(("bytes_there", "given_up"), [(2**29, 0), (2**29 + 1, 1)])
-def test_what_waits_is_given_up_where_it_takes_more_disk_than_it_may(bytes_there: int, given_up: int) -> None:
+def test_paused_trials_are_given_up_when_they_exceed_the_disk_limit(bytes_there: int, given_up: int) -> None:
     run = live(study("tpe", "balanced", trials=20, pruner_disk=0.5), 1)
     at, saved = next((at, run.journal[at].given[0]) for at in run.places("found_saved") if run.journal[at].given[0])
     answer = rebuilt(run.spec, run.journal[:at], 1).found_saved(saved, bytes_there)
@@ -370,7 +370,7 @@ def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
     assert isinstance(action, TrialPlan) and action.phase.value == "confirm"
 
 
-def test_the_quick_answer_that_it_is_told_outlives_a_history_that_is_rewritten() -> None:
+def test_the_quick_answer_survives_a_rewritten_history() -> None:
     engine, quick = Engine(make_spec()), quick_at(64, 32, 128, noise_scale=100.0)
     engine.changed(quick=quick)
     engine.changed()

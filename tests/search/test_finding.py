@@ -93,7 +93,7 @@ def test_before_any_trial_reached_there_is_nothing_to_keep(store: Store) -> None
         answer(store, "toy")
 
 
-def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: Store, found: Answer) -> None:
+def test_a_kept_answer_is_read_until_the_study_changes(store: Store, found: Answer) -> None:
     other = found.model_copy(update={"tied": [8, 16]})
     kept = {"made_by": ANSWERS, "answer": other.model_dump(mode="json")}
     store.findings.save("toy", store.findings.stamp("toy"), kept)

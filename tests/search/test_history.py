@@ -265,7 +265,7 @@ def test_the_last_expectation_is_that_of_the_newest_ended_trial(
     assert History(spec(), trials).last_expectation == expected
 
 
-def test_where_steps_are_timed_anew_what_shared_its_device_counts_by_the_new_step_time() -> None:
+def test_a_new_timing_replaces_the_step_times_of_trials_that_shared_a_device() -> None:
     slow, fast = (make_trial(n, seconds=9.0, contended=True, product=seconds) for n, seconds in ((1, 5.0), (2, 1.0)))
     other = replace(slow, number=3, configuration=replace(slow.configuration, batch_size=8, micro_batch_size=8))
     history = History(spec(), [slow, replace(fast, number=2)], {})
@@ -323,7 +323,7 @@ def test_lost_trials_have_five_attempts_failed_ones_two_and_cancelled_ones_a_ret
 @pytest.mark.parametrize(
     ("failed", "ran", "is_feasible"), [(2, 0, True), (3, 0, False), (3, 2, False), (3, 3, True), (4, 3, False)]
 )
-def test_a_batch_size_is_given_up_after_three_failures_and_more_than_ran(
+def test_a_batch_size_is_given_up_after_three_failures_if_most_trials_failed(
     failed: int, ran: int, is_feasible: bool
 ) -> None:
     trials = [make_trial(n, state=TrialState.FAILED) for n in range(failed)]
@@ -335,7 +335,7 @@ def test_a_batch_size_is_given_up_after_three_failures_and_more_than_ran(
 @pytest.mark.parametrize(
     "other", [{"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}]
 )
-def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_out_of_memory(
+def test_a_running_configuration_counts_as_tried_and_a_lost_or_cancelled_one_does_not(
     other: dict[str, Any],
 ) -> None:
     one = make_trial(1).configuration
@@ -357,7 +357,7 @@ def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None
     assert (unbounded.time_share, unbounded.budget_share) == (0.0, 0.25)
 
 
-def test_others_are_compared_with_the_incumbent_else_with_the_first_that_ran_on() -> None:
+def test_trials_are_compared_with_the_incumbent_or_the_first_trial() -> None:
     first, second = (make_trial(n, state=TrialState.CAPPED) for n in (2, 3))
     assert past(make_trial(1, state=TrialState.DIVERGED)).reference is None
     assert past(second, first).reference == first

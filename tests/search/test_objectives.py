@@ -225,7 +225,7 @@ def true_figure(objective: Objective, configuration: Configuration) -> float:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_what_waited_and_went_on_has_the_figure_of_its_whole_way(url: str, objective: str) -> None:
+def test_a_resumed_trial_has_the_figure_of_its_whole_curve(url: str, objective: str) -> None:
     spec = small_spec(objective, default={"batch_size": 64, "learning_rate": 3.0})
     executor = Curves(slots=2)
     trials = go(spec, url, executor)

@@ -197,7 +197,7 @@ def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
     assert {trial.number for trial in paused} <= set(executor.resumed)
 
 
-def test_where_nothing_can_be_saved_hopeless_trials_are_stopped_and_the_others_go_on(tmp_path: Path) -> None:
+def test_without_checkpoints_hopeless_trials_are_stopped_and_the_others_go_on(tmp_path: Path) -> None:
     outside = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
     executor = SteppingLaw(saves=False)
     trials = run(study_spec(default=outside, budget={"trials": 30, "trial_train_seconds": 4.0}), tmp_path, executor)
@@ -310,7 +310,7 @@ def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path
         (True, False, False),
     ],
 )
-def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ended_or_its_file_is_here(
+def test_paused_trials_of_a_dead_driver_end_if_its_process_ended_or_its_file_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool | None, here: bool, ours: bool
 ) -> None:
     spec, first = study_spec(), SteppingLaw(on_look=die)
@@ -401,7 +401,7 @@ def kept(place: str) -> dict[str, str]:
     return {path.rpartition("/")[2]: path for path in files.find(root)}
 
 
-def test_what_is_interrupted_on_one_host_goes_on_on_another(
+def test_a_trial_interrupted_on_one_host_goes_on_on_another(
     tmp_path: Path, place: str, on_host: Callable[[str], None]
 ) -> None:
     spec, done = interrupted(tmp_path)
@@ -418,7 +418,7 @@ def test_what_is_interrupted_on_one_host_goes_on_on_another(
 
 
 @pytest.mark.slow
-def test_what_waits_on_a_host_whose_driver_died_goes_on_on_another(
+def test_paused_trials_of_a_dead_driver_go_on_on_another_host(
     tmp_path: Path, place: str, on_host: Callable[[str], None]
 ) -> None:
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
@@ -487,7 +487,7 @@ def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes
     assert not kept(place)
 
 
-def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
+def test_without_its_store_the_run_goes_on_with_a_notice(
     tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
     spec, done = interrupted(tmp_path)
@@ -516,7 +516,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_store_is_asked_no_more(
+def test_a_trial_without_its_checkpoint_is_tried_again_and_a_silent_store_is_asked_no_more(
     tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
     spec, done = interrupted(tmp_path, trials=8)
@@ -566,7 +566,7 @@ def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_a
     ids=["full", "silent"],
 )
 @pytest.mark.parametrize("is_interrupted", [False, True], ids=["to the end", "interrupted"])
-def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_interrupted_is_cancelled(
+def test_without_a_store_a_pausing_trial_is_stopped_and_an_interrupted_one_is_cancelled(
     tmp_path: Path,
     on_host: Callable[[str], None],
     trouble: type[Troubled],
@@ -603,7 +603,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
         process.kill()
 
 
-def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there(
+def test_paused_trials_of_a_live_driver_elsewhere_are_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
 ) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "shared"))
@@ -632,9 +632,7 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
     assert not notes
 
 
-def test_a_folder_that_another_driver_deletes_meanwhile_is_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_deleted_by_another_driver_counts_as_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "gone"))
     monkeypatch.setattr(Path, "is_dir", lambda path, **_: True)  # it was there a moment ago
     kept = Checkpoints(make_study_record())

@@ -117,7 +117,7 @@ def paused(number: int, *, reason: str = "behind", **changes: Any) -> TrialRecor
 # The order of what is next.
 
 
-def test_what_a_person_enqueued_comes_before_all_else_whatever_the_budget_says() -> None:
+def test_an_enqueued_configuration_comes_first_whatever_the_budget() -> None:
     queued = make_trial(3, state=TrialState.QUEUED, batch_size=64, seed=77)
     lost = make_trial(2, state=TrialState.LOST, batch_size=16, uncapped=True)
     plan = Case(default_trial(), lost, queued, spec=spec_of(budget={"trials": 1})).next()
@@ -126,13 +126,13 @@ def test_what_a_person_enqueued_comes_before_all_else_whatever_the_budget_says()
     assert plan.train_seconds_limit == FULL
 
 
-def test_then_an_uncapped_trial_that_was_lost_with_the_limit_it_had_whatever_the_budget_says() -> None:
+def test_then_comes_a_lost_uncapped_trial_with_its_limit_whatever_the_budget() -> None:
     lost = replace(make_trial(2, state=TrialState.LOST, uncapped=True, seed=5), train_seconds_limit=7.0)
     plan = Case(default_trial(), lost, spec=spec_of(budget={"trials": 1})).next()
     assert (plan.retry_of, plan.seed, plan.uncapped, plan.train_seconds_limit) == (2, 5, True, 7.0)
 
 
-def test_then_one_that_was_lost_where_the_budget_takes_a_trial_and_the_search_is_not_at_its_end() -> None:
+def test_then_comes_a_lost_trial_if_the_budget_allows_it_and_the_search_goes_on() -> None:
     lost = make_trial(2, state=TrialState.LOST, seed=5)
     plan = Case(default_trial(), lost).next()
     assert (plan.retry_of, plan.seed, plan.uncapped) == (2, 5, False)
@@ -142,7 +142,7 @@ def test_then_one_that_was_lost_where_the_budget_takes_a_trial_and_the_search_is
     assert over.ending() == "the script is at its end"
 
 
-def test_a_lost_trial_is_tried_again_without_another_fit_of_the_model_unless_little_was_expected_last() -> None:
+def test_a_lost_trial_is_tried_again_without_a_new_fit_unless_little_was_expected_last() -> None:
     lost = make_trial(2, state=TrialState.LOST, seed=5)
     case = Case(default_trial(), lost)
     assert (case.next().retry_of, case.sampler.asked) == (2, [])
@@ -155,7 +155,7 @@ def test_a_lost_trial_is_tried_again_without_another_fit_of_the_model_unless_lit
     assert over.sampler.asked[0] is None and len([one for one in over.sampler.asked if one is None]) == 1
 
 
-def test_then_what_waits_goes_on_before_something_new_where_the_pruner_says_so() -> None:
+def test_then_a_paused_trial_goes_on_if_the_pruner_prefers_it() -> None:
     class Patient(Pruner):
         def next_waiting(self, standings: object, *, fresh: bool) -> int | None:
             asked.append(fresh)
@@ -178,7 +178,7 @@ class Last(Pruner):
         return None if fresh else 2
 
 
-def test_what_waits_goes_on_where_the_budget_takes_no_new_trial_but_not_past_the_wall_seconds() -> None:
+def test_a_spent_trial_budget_lets_paused_trials_resume_but_spent_wall_seconds_do_not() -> None:
     spent = Case(default_trial(), paused(2), saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 2}))
     assert spent.next().resumed == 2
     late = spec_of(budget={"wall_seconds": 6.0})
@@ -217,7 +217,7 @@ def test_from_half_the_budget_what_the_answer_compares_with_gets_its_uncapped_tr
     assert not Case(*missed, spec=spec_of(budget={"trials": 4})).next().uncapped, "nothing to compare with"
 
 
-def test_else_what_the_sampler_chooses_with_a_seed_of_its_own_and_what_it_expects() -> None:
+def test_otherwise_the_sampler_chooses_with_its_own_seed_and_records_what_it_expects() -> None:
     case = Case(default_trial(), sampler=Scripted(0.25))
     plan = case.next()
     assert (plan.configuration.batch_size, plan.expected_improvement, plan.uncapped) == (16, 0.25, False)
@@ -251,7 +251,7 @@ def test_before_a_hit_limits_grow_sweep_by_sweep_unless_the_pruner_paces_trials_
     assert limit(1, "none") == FULL, "no pruner, no limit but the budget's"
 
 
-def test_after_a_hit_the_limit_is_the_slack_times_the_incumbents_time_and_the_trial_is_capped_there() -> None:
+def test_after_a_hit_trials_are_capped_at_the_slack_times_the_incumbents_time() -> None:
     plan = Case(default_trial(seconds=4.0), make_trial(2, batch_size=8, seconds=6.0)).next()
     assert plan.train_seconds_limit == pytest.approx(1.5 * 4.0)
     assert plan.limit_state is TrialState.CAPPED
@@ -308,7 +308,7 @@ def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
     assert Case(ran, running, spec=spec_of(budget={"wall_seconds": 8.5}), now=began + 3.0).next() is not None
 
 
-def test_half_way_without_a_hit_what_waits_goes_on_before_anything_begins() -> None:
+def test_half_way_without_a_hit_paused_trials_come_before_new_ones() -> None:
     trials = [default_trial(state=TrialState.EXHAUSTED), paused(2)]
     assert Case(*trials, saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 5})).next().resumed is None
     assert Case(*trials, saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 4})).next().resumed == 2
@@ -334,7 +334,7 @@ TOLD = "a further trial is expected to improve the time to the target by"
 LITTLE = spec_of(budget={"least_improvement": 0.1, "trials": 100})
 
 
-def test_the_search_ends_where_little_is_expected_now_and_was_of_the_newest_that_has_ended() -> None:
+def test_the_search_ends_when_little_is_expected_now_and_was_for_the_newest_ended_trial() -> None:
     enough = compared(128, 8, start=10)
 
     def ending(before: float | None, now: float | None, **changes: Any) -> str | None:

@@ -117,7 +117,7 @@ def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type
 
 
 @pytest.mark.slow
-def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
+def test_another_driver_retries_the_trials_of_a_dead_driver(
     url: str, law: type[SlowLaw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bssearch.search.driver.HEARTBEAT_SECONDS", 0.05)

@@ -130,7 +130,7 @@ def step(spec: StudySpec, folder: Path, executor: SteppingLaw) -> SteppingLaw:
     return executor
 
 
-def test_a_paused_trial_is_refused_and_the_others_are_resumed(tmp_path: Path, stepping: StudySpec) -> None:
+def test_a_refused_paused_trial_does_not_stop_the_others(tmp_path: Path, stepping: StudySpec) -> None:
     done = step(stepping, tmp_path, SteppingLaw(on_look=die)).done
     forged, *others = [one.number for one in trials_in(tmp_path).values() if one.state is TrialState.PAUSED]
     forge(tmp_path, forged)

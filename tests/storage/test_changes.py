@@ -149,7 +149,7 @@ def test_after_rows_were_deleted_a_reader_gets_all_there_are(three: Store) -> No
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_revision_of_a_study_that_was_deleted_is_read_anew(store: Store) -> None:
+def test_the_revision_of_a_deleted_study_is_read_again(store: Store) -> None:
     for number in (start(store), start(store)):
         store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
     before = store.trials.changes("toy", 0).revision
@@ -254,7 +254,7 @@ def save(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_finding_comes_back_as_it_was_and_the_newest_counts(store: Store) -> None:
+def test_a_stored_finding_is_read_unchanged_and_the_newest_counts(store: Store) -> None:
     assert store.findings.current("toy") is None
     save(store)
     assert store.findings.current("toy") == FOUND
@@ -293,7 +293,7 @@ def test_another_trial_instead_is_noticed_too(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_renamed_study_has_none_and_a_deleted_one_takes_it_along(store: Store) -> None:
+def test_a_renamed_or_recreated_study_has_no_finding(store: Store) -> None:
     save(store)
     store.studies.rename("toy", "other")
     assert store.findings.current("other") is None
@@ -493,7 +493,7 @@ class TestImports:
         assert len(store.trials.of("first")) == 1
 
     @pytest.mark.slow
-    def test_a_process_that_is_killed_in_the_middle_leaves_nothing(self, store: Store, url: str) -> None:
+    def test_a_process_killed_in_a_transaction_leaves_no_rows(self, store: Store, url: str) -> None:
         code = f"""
 import os, signal
 from bssearch.storage import studies as stored

@@ -68,7 +68,7 @@ class TestUrls:
             *((f"{one}://u:secret@h/d", "") for one in ("'postgresql", "psql postgresql", "postgers")),
         ],
     )
-    def test_what_is_no_url_of_ours_is_refused_without_its_password(self, text: str, said: str) -> None:
+    def test_a_foreign_url_is_refused_and_its_password_is_hidden(self, text: str, said: str) -> None:
         with pytest.raises(UsageError) as caught:
             parse_url(text)
         shown = f"{caught.value} {caught.value.hint} " + "".join(traceback.format_exception(caught.value))
@@ -157,7 +157,7 @@ def test_of_several_connections_to_a_server_one_is_kept(postgres: Postgres) -> N
 
 
 @pytest.mark.parametrize(("unasked", "pings"), [(3600.0, 0), (0.0, 2)])
-def test_a_connection_is_asked_whether_it_is_there_only_some_time_after_its_last_use(
+def test_only_an_idle_connection_is_checked_before_use(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, unasked: float, pings: int
 ) -> None:
     asked: list[object] = []
@@ -384,7 +384,7 @@ def test_a_file_that_is_gone_or_another_takes_nothing_more(path: Path, becomes: 
 # Which URL ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_url_is_the_one_given_else_the_variable_else_the_file_else_the_default(
+def test_the_url_comes_from_the_option_then_the_variable_then_the_file_then_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "url"
@@ -398,7 +398,7 @@ def test_the_url_is_the_one_given_else_the_variable_else_the_file_else_the_defau
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\npostgresql://u:secret@h/d\n", b"postgresql://u:secret@h/\xff\n"])
-def test_a_file_without_a_url_is_named_but_not_what_it_holds(
+def test_a_file_without_a_url_is_named_without_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:
     file = tmp_path / "url"
@@ -499,8 +499,6 @@ def test_who_knows_what_they_do_may_write_there(remote: str, monkeypatch: pytest
         add_study(store, "another")
 
 
-def test_a_machine_that_does_not_say_what_is_mounted_refuses_nothing(
-    remote: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_mount_list_refuses_no_file(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "disk_partitions", mock.Mock(side_effect=FileNotFoundError("/proc/self/mounts")))
     open_store(remote).close()

@@ -54,7 +54,7 @@ def test_a_restart_between_two_calls_goes_unnoticed(store: Store, told: list[str
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
-def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
+def test_all_threads_wait_for_a_missing_server_with_one_notice(
     store: Store, told: list[str], own_postgres: Postgres
 ) -> None:
     own_postgres.stop()
@@ -265,7 +265,7 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
 
 @pytest.mark.slow
 @pytest.mark.parametrize("owner", ["ann", "bert"])
-def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_alone(
+def test_only_the_owner_submits_a_finished_study_again_once_the_server_is_back(
     store: Store, told: list[str], own_postgres: Postgres, owner: str
 ) -> None:
     store.queue.submit(new("mine"))
@@ -281,7 +281,7 @@ def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_al
 
 
 @pytest.mark.parametrize("what", AGAIN)
-def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
+def test_a_commit_before_the_connection_broke_is_not_repeated(
     store: Store, told: list[str], own_postgres: Postgres, what: str
 ) -> None:
     do, returned, look, seen = AGAIN[what]
@@ -300,7 +300,7 @@ def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_start_that_was_committed_is_ones_own_though_others_have_started_since(
+def test_a_committed_start_is_recognised_although_others_started_since(
     store: Store, url: str, own_postgres: Postgres
 ) -> None:
     with open_store(url) as other:

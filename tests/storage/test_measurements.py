@@ -60,7 +60,7 @@ class TestObservations:
         assert store.trials.curves("toy", [1, 2]) == {1: [one], 2: []}
 
     @pytest.mark.usefixtures("begun_toy")
-    def test_observations_that_are_stored_again_as_they_were_are_fine(self, store: Store) -> None:
+    def test_identical_observations_may_be_stored_again(self, store: Store) -> None:
         curve = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.6))
         for _ in range(2):
             store.trials.append_observations("toy", [(1, one) for one in curve[:2]])
@@ -77,7 +77,7 @@ class TestObservations:
 
 @pytest.mark.usefixtures("toy")
 class TestStepsTimesStepTime:
-    def test_it_is_that_of_all_visits_until_it_is_read_wherever_a_trial_is_read(self, store: Store) -> None:
+    def test_step_times_are_computed_from_all_visits_when_they_are_read(self, store: Store) -> None:
         seen = store.trials.changes("toy", 0).revision
         number = start(store)
         stored = store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=9.0)
@@ -162,7 +162,7 @@ class TestProbes:
         assert store.probes.memory_boundary("toy").too_large == micro
         assert store.probes.by_batch_size("toy") == {}
 
-    def test_what_a_smaller_device_says_of_memory_does_not_bind_a_larger_one(self, store: Store) -> None:
+    def test_memory_limits_of_a_smaller_device_do_not_bind_a_larger_one(self, store: Store) -> None:
         small, large = (make_environment(device_memory_bytes=size) for size in (2**30, 2**33))
         store.probes.save_memory("toy", small, use(64, fits=False))
         store.probes.save_memory("toy", small, use(32))
@@ -213,7 +213,7 @@ def paused(store: Store) -> Store:
 
 
 @pytest.mark.usefixtures("begun_toy")
-def test_the_time_in_which_a_trial_waited_is_no_time_of_its_own(store: Store) -> None:
+def test_paused_time_does_not_count_as_training_time(store: Store) -> None:
     pause(store, 1, replace(PAUSED, wall_seconds=0.1))
     waited_from = not_none(store.trials.get("toy", 1).ended_at)
     threading.Event().wait(0.3)
@@ -281,7 +281,7 @@ def test_other_trials_cannot_be_resumed(paused: Store) -> None:
     assert [trial.state for trial in paused.trials.of("toy")] == ["paused", "running", "reached"]
 
 
-def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_how_far_it_came(paused: Store) -> None:
+def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_its_progress(paused: Store) -> None:
     resume(paused, 1)
     assert paused.leases.mark_lost("toy", is_alive={"second": False}.get) == [1]
     lost = paused.trials.get("toy", 1)

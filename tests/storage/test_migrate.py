@@ -210,7 +210,7 @@ class TestUpgrade:
             assert len(store.trials.of("toy")) == 1
 
     @pytest.mark.slow
-    def test_one_that_is_killed_half_way_is_made_whole_by_the_next(
+    def test_the_next_upgrade_completes_one_that_was_killed(
         self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store_in(sqlite_url, begun)

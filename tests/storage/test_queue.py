@@ -195,9 +195,7 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
         ("values", '{"budget.trials": "\\ud800"}'),
     ],
 )
-def test_a_row_that_something_else_has_written_keeps_no_worker_from_the_next(
-    store: Store, column: str, value: object
-) -> None:
+def test_a_faulty_row_does_not_keep_a_worker_from_the_next_study(store: Store, column: str, value: object) -> None:
     store.queue.submit(new("odd", owner="eve"))
     is_refused = value != value and store.masked_url.startswith("sqlite")  # which makes NULL of it
     refused = pytest.raises(DatabaseError, match="NOT NULL") if is_refused else nullcontext()
@@ -215,9 +213,7 @@ def test_a_row_that_something_else_has_written_keeps_no_worker_from_the_next(
     assert "a" in [one.name for one in store.queue.submissions()]
 
 
-def test_a_submission_that_is_tried_again_is_not_taken_for_one_that_was_there_before(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retried_submission_is_not_mistaken_for_an_earlier_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.queue.submit(new("mine"))
     store.queue.submit(new("theirs", owner="bob"))
     store.queue.set_state("mine", SubmissionState.CANCELLED, "")
@@ -247,7 +243,7 @@ def test_a_worker_whose_moments_something_else_has_written_hides_no_other(store:
 
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("templates", ["[1, 2]", "null", '"digits"', '{"digits": {"seed": {"choices": [1e400]}}}'])
-def test_a_worker_whose_row_something_else_has_written_offers_nothing(store: Store, templates: str) -> None:
+def test_a_worker_with_a_faulty_row_offers_no_slots(store: Store, templates: str) -> None:
     with store.writing() as connection:
         connection.execute(text("UPDATE bss_worker SET templates = :value"), {"value": templates})
     assert [one.templates for one in store.queue.workers()] == [{}]
@@ -272,7 +268,7 @@ def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypat
     assert [one.name for one in store.queue.workers()] == []
 
 
-def test_a_shift_says_nothing_of_a_submission_that_was_made_again_since_it_began(store: Store) -> None:
+def test_a_shift_does_not_end_a_submission_made_again_since_it_began(store: Store) -> None:
     store.queue.submit(new("one"))
     store.queue.keep_worker(record())
     store.queue.begin_shift("worker", {"one"})
@@ -288,7 +284,7 @@ def test_a_shift_says_nothing_of_a_submission_that_was_made_again_since_it_began
     assert store.queue.submission("one").state is SubmissionState.DONE
 
 
-def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_takes_it_along(store: Store) -> None:
+def test_a_queued_study_cannot_be_renamed_and_a_finished_one_can(store: Store) -> None:
     store.queue.submit(new("toy"))
     store.queue.submit(new("taken"))
     add_study(store, "toy")

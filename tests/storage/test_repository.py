@@ -198,7 +198,7 @@ class TestTrials:
         assert [trial.number for trial in store.trials.of("toy", states=[TrialState.RUNNING])] == [1, 2]
         assert store.trials.of("toy", phase=Phase.CONFIRM, states={TrialState.CANCELLED}) == []
 
-    def test_an_unknown_trial_is_answered_with_the_numbers_there_are(self, store: Store) -> None:
+    def test_an_unknown_trial_is_refused_with_the_known_numbers(self, store: Store) -> None:
         with pytest.raises(NotFoundError, match="no trials yet"):
             store.trials.get("toy", 1)
         start(store)
@@ -256,7 +256,7 @@ class TestTrials:
         store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
         assert hours_at_rest(update(TrialRow).values(ended_at=moments["ended"])) == 1
 
-    def test_a_trial_is_started_only_where_none_is_newer_than_the_caller_has_seen(self, store: Store) -> None:
+    def test_a_trial_starts_only_if_the_caller_has_seen_the_newest_one(self, store: Store) -> None:
         add_study(store, "other")
         start(store, "other")
         assert start_after(store, 0, "a") == 1
@@ -282,13 +282,13 @@ class TestTrials:
         assert numbers("one") == [None, None]
         assert len(store.trials.of("toy")) == (2 if after is None else 1)
 
-    def test_an_end_with_characters_that_no_database_stores_may_be_told_again(self, store: Store) -> None:
+    def test_an_end_with_characters_that_no_database_stores_may_be_repeated(self, store: Store) -> None:
         start(store)
         outcome = dataclasses.replace(OUTCOME, traceback="a\0b\ud800" * 10_000, warnings=("two\nlines", " ", "\0"))
         for _ in range(2):
             assert store.trials.finish("toy", 1, outcome, steps_x_step_time_s=1.5).outcome == outcome
 
-    def test_an_end_that_is_told_again_is_fine_and_another_end_is_not(self, store: Store) -> None:
+    def test_an_end_may_be_repeated_but_not_changed(self, store: Store) -> None:
         start(store)
         for _ in range(2):
             store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=1.5)
@@ -492,7 +492,7 @@ def _fields(record_type: type, prefix: str = "") -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("table", "record_type", "own"), TABLES, ids=lambda value: getattr(value, "__name__", ""))
-def test_the_columns_are_the_fields_and_a_column_is_nullable_where_its_field_may_be_none(
+def test_the_columns_are_the_fields_and_optional_fields_are_nullable(
     table: type[Base], record_type: type, own: set[str]
 ) -> None:
     expected = _fields(record_type)
@@ -590,7 +590,7 @@ TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
         ("UPDATE bss_environment SET host = x'07'", "environment 1: host = b'\\x07'"),
     ],
 )
-def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, statement: str, said: str) -> None:
+def test_the_first_faulty_row_is_named(file: Path, statement: str, said: str) -> None:
     execute(file, statement)
     with pytest.raises(DatabaseError) as caught, open_store(f"sqlite:///{file}", write=False) as store:
         store.studies.get("toy")
@@ -705,7 +705,7 @@ def test_a_file_of_ours_has_no_fault_on_any_database(url: str) -> None:
             assert first_fault(connection, store.study_id(connection, "toy")) is None
 
 
-def test_a_parameter_that_is_no_single_value_is_named_where_it_does_harm(file: Path) -> None:
+def test_a_parameter_with_several_values_is_named_if_it_matters(file: Path) -> None:
     execute(file, f"UPDATE bss_trial SET parameters = '{{\"x\":[1]}}' WHERE {TOY} AND number = 1")
     with (
         pytest.raises(DatabaseError, match=r"trial 1: parameters = '{\"x\":\[1\]}'"),

@@ -44,9 +44,7 @@ def waits(start: Future[int | None]) -> bool:
 
 
 @pytest.mark.usefixtures("toy")
-def test_who_starts_in_its_turn_is_the_first_and_others_have_been_slower(
-    store: Store, url: str, pool: ThreadPoolExecutor
-) -> None:
+def test_the_driver_whose_turn_it_is_starts_before_the_others(store: Store, url: str, pool: ThreadPoolExecutor) -> None:
     with open_store(url) as other:
         with store.turn("toy"):
             others = pool.submit(start_after, other, 0, "b")
@@ -94,7 +92,7 @@ def test_who_is_killed_in_its_turn_is_waited_for_no_longer(store: Store, url: st
     assert start_after(store, 0, "a") == 1
 
 
-def test_who_hangs_in_its_turn_loses_it_to_others_and_sees_what_they_have_started(
+def test_a_driver_that_hangs_loses_its_turn_and_then_sees_the_trials_of_others(
     own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = own_postgres.create_database()
@@ -277,7 +275,7 @@ class TestLeases:
         assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
         assert store.leases.mark_lost("toy", is_alive=lambda owner: None) == [2]
 
-    def test_nothing_of_a_lost_trial_is_written_by_the_driver_that_lost_its_lease(self, store: Store) -> None:
+    def test_a_driver_without_its_lease_writes_nothing_about_the_trial(self, store: Store) -> None:
         first, second, third = make_curve((0.0, 0.1), (1.5, 0.4), (2.0, 0.9))
         start(store, lease_owner="stopped")
         store.trials.append_observations("toy", [(1, first)], owner="stopped")
@@ -297,7 +295,7 @@ class TestLeases:
         assert store.trials.append_observations("toy", [(1, third)], owner="stopped") == {1}
         assert store.trials.append_observations("toy", [], owner="stopped") == frozenset()
 
-    def test_nothing_is_written_of_a_trial_that_another_driver_has_resumed(self, store: Store) -> None:
+    def test_a_trial_resumed_by_another_driver_is_not_written(self, store: Store) -> None:
         first, second = make_curve((0.0, 0.1), (1.5, 0.4))
         start(store, lease_owner="first")
         store.trials.append_observations("toy", [(1, first)], owner="first")
@@ -392,7 +390,7 @@ def test_a_trial_keeps_who_started_it_and_the_spec_of_that_moment(store: Store) 
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_queued_trial_is_started_by_whose_driver_takes_it_and_keeps_that_through_a_pause(store: Store) -> None:
+def test_a_queued_trial_belongs_to_the_driver_that_starts_it_even_after_a_pause(store: Store) -> None:
     number = enqueue(store)
     assert (store.trials.get("toy", number).started_by, store.trials.spec("toy", number)) == (None, None)
     limits = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2}

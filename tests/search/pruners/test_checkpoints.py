@@ -36,7 +36,7 @@ def _own_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path))
 
 
-def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed(tmp_path: Path) -> None:
+def test_checkpoints_of_two_studies_are_separate_and_survive_a_rename(tmp_path: Path) -> None:
     one = make_study_record()
     kept = Checkpoints(one)
     others = [
@@ -67,7 +67,7 @@ def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed
     assert not kept.folder.exists()
 
 
-def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_has_no_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(blocked))
@@ -147,7 +147,7 @@ def for_all() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes several users")
-def test_a_folder_that_its_owner_opened_to_a_group_is_shared_by_that_group_and_nobody_else(
+def test_a_folder_opened_to_a_group_is_shared_by_that_group_only(
     for_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(for_all))
@@ -176,7 +176,7 @@ def test_a_folder_that_its_owner_opened_to_a_group_is_shared_by_that_group_and_n
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o2777, 0o2750])
-def test_a_folder_that_is_not_a_groups_on_purpose_keeps_its_files_private(
+def test_a_folder_not_shared_on_purpose_keeps_its_files_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     (tmp_path / "open").mkdir()
@@ -188,7 +188,7 @@ def test_a_folder_that_is_not_a_groups_on_purpose_keeps_its_files_private(
     assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
-def test_in_a_groups_folder_neither_a_link_nor_what_is_open_to_all_is_used(
+def test_in_a_groups_folder_links_and_folders_open_to_all_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "team").mkdir()
@@ -283,7 +283,7 @@ def names(url: str) -> list[str]:
     return [name.rpartition("/")[2] for name in files.find(root)]
 
 
-def test_a_file_comes_back_as_it_was_in_the_place_of_an_earlier_one(url: str, file: Path, tmp_path: Path) -> None:
+def test_a_stored_file_replaces_an_earlier_one_unchanged(url: str, file: Path, tmp_path: Path) -> None:
     store = CheckpointStore(url, MARK)
     assert store.look().saved == frozenset()
     file.write_bytes(b"earlier")
@@ -324,9 +324,7 @@ def test_studies_are_kept_apart_and_one_is_cleared_alone(url: str, file: Path) -
         (lambda whole: whole.replace(b'"trial": 3', b'"trial": 4'), "the file belongs to trial 4"),
     ],
 )
-def test_what_was_not_stored_so_is_refused_and_nothing_of_it_is_left_here(
-    url: str, file: Path, content: object, said: str
-) -> None:
+def test_an_altered_checkpoint_is_refused_and_leaves_no_file(url: str, file: Path, content: object, said: str) -> None:
     store = CheckpointStore(url, MARK)
     store.put(3, file)
     files, root = fsspec.url_to_fs(url)
@@ -344,9 +342,7 @@ def test_what_is_gone_is_named(url: str, file: Path) -> None:
         CheckpointStore(url, MARK).get(3, file)
 
 
-def test_where_the_store_is_full_nothing_is_left_of_the_try(
-    tmp_path: Path, file: Path, trouble: type[Troubled]
-) -> None:
+def test_a_full_store_keeps_no_part_of_a_file(tmp_path: Path, file: Path, trouble: type[Troubled]) -> None:
     url = f"troubled://{tmp_path}/store"
     (tmp_path / "store").mkdir()
     store = CheckpointStore(url, MARK)
@@ -357,9 +353,7 @@ def test_where_the_store_is_full_nothing_is_left_of_the_try(
     assert store.look().bytes == 0, "nor of the earlier one, which the trial has left behind"
 
 
-def test_a_store_that_is_away_is_named_whatever_is_asked_of_it(
-    tmp_path: Path, file: Path, trouble: type[Troubled]
-) -> None:
+def test_an_unreachable_store_is_named_by_every_operation(tmp_path: Path, file: Path, trouble: type[Troubled]) -> None:
     trouble.is_away = True
     (tmp_path / "store").mkdir()
     store = CheckpointStore(f"troubled://{tmp_path}/store", MARK)
@@ -368,7 +362,7 @@ def test_a_store_that_is_away_is_named_whatever_is_asked_of_it(
             ask()
 
 
-def test_a_folder_that_is_not_there_is_not_made_for_a_mount_may_be_away(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_made_because_its_mount_may_be_missing(tmp_path: Path) -> None:
     store = CheckpointStore(f"file://{tmp_path / 'mount'}", MARK)
     with pytest.raises(CheckpointError, match="cannot be written: file not found: "):
         store.try_out()
@@ -412,7 +406,7 @@ def test_a_transfer_that_makes_progress_may_take_longer_than_the_patience(
     assert slow_store.look().saved == {3}
 
 
-def test_a_file_that_is_not_wanted_any_more_is_waited_for_no_longer_and_is_not_put_in_its_place(
+def test_an_interrupted_download_ends_and_leaves_the_old_file(
     slow_store: CheckpointStore, file: Path, trouble: type[Troubled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 60.0)
@@ -457,7 +451,7 @@ def test_an_error_shows_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("lacking://ada:s3cr@t@host/x", r"lacking://ada:\*\*\*@host/x"),
     ],
 )
-def test_a_url_that_is_none_or_needs_a_package_is_a_usage_error(given: str, said: str) -> None:
+def test_an_invalid_url_or_a_missing_package_is_a_usage_error(given: str, said: str) -> None:
     fsspec.register_implementation("lacking", "lackingfs.Files", clobber=True, errtxt="Install lackingfs")
     with pytest.raises(UsageError, match=said) as raised:
         check_store_url(given)

@@ -96,7 +96,7 @@ class Checked(Pruner):
 
 
 @pytest.mark.parametrize(("name", "workers"), WORKERS)
-def test_what_it_says_follows_from_the_standings_and_changes_nothing_of_them(name: str, workers: int) -> None:
+def test_the_pruner_depends_on_the_standings_and_does_not_change_them(name: str, workers: int) -> None:
     """Optuna's rungs keep the order of running trials, which the standings lack: see their tests."""
     remade = not isinstance(maker(name)(), OptunaPruner)
     for seed in SEEDS:
@@ -137,7 +137,7 @@ class Capped(Pruner):
 
 
 @pytest.mark.parametrize(("name", "workers"), WORKERS)
-def test_no_trial_goes_on_after_an_evaluation_past_the_cap_where_it_caps(name: str, workers: int) -> None:
+def test_only_a_pruner_that_caps_ends_trials_past_the_cap(name: str, workers: int) -> None:
     pruner = maker(name)()
     for seed in SEEDS:
         capped = Capped(pruner)
@@ -148,7 +148,7 @@ def test_no_trial_goes_on_after_an_evaluation_past_the_cap_where_it_caps(name: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_evaluation_past_the_cap_ends_a_trial_where_it_caps_but_never_an_uncapped_one(name: str) -> None:
+def test_an_evaluation_past_the_cap_ends_a_capped_trial_only(name: str) -> None:
     spec = search_spec(LIMIT, name=name)
     history = History(spec)
     controller = PruningController(spec, history)

@@ -65,7 +65,7 @@ def test_confirmation_runs_are_no_part_of_the_race(told: Told) -> None:
     assert (told.standings.curves, told.standings.states, told.standings.cap) == ({}, {}, math.inf)
 
 
-def test_what_is_past_the_cap_is_capped_and_what_is_hopeless_pauses_and_says_why() -> None:
+def test_a_trial_past_the_cap_is_capped_and_a_hopeless_one_pauses_with_a_reason() -> None:
     told = Told(spec(slack=1.5))
     told.winner(1)
     assert told.seen(2, (0.0, 0.0), (2.0, 0.4), (14.0, 0.85)) is None
@@ -77,7 +77,7 @@ def test_what_is_past_the_cap_is_capped_and_what_is_hopeless_pauses_and_says_why
     assert told.seen(6, (99.0, 0.05), uncapped=True) is None
 
 
-def test_before_the_first_hit_trials_pause_at_their_rung_and_where_they_cannot_they_go_on(told: Told) -> None:
+def test_before_the_first_hit_trials_pause_at_their_rung_or_go_on_if_they_cannot(told: Told) -> None:
     assert (told.seen(1, (RUNG, 0.3)) or [None])[0] is PAUSED
     told.controller.standings.can_wait = False
     assert told.seen(2, (RUNG, 0.3)) is None
@@ -112,7 +112,7 @@ def test_a_trial_that_pauses_again_waits_with_all_of_its_curve(told: Told) -> No
     assert told.standings.curves[1].train_seconds == [RUNG, 2 * RUNG, 25.0], "its end says when it got there"
 
 
-def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up(told: Told) -> None:
+def test_an_interrupted_trial_resumes_first_and_no_pruner_gives_it_up(told: Told) -> None:
     told.controller.found_saved([1, 2, 3])
     told.paused(1, (RUNG, 0.8))
     cut = make_trial(2, state=PAUSED, seconds=RUNG)
@@ -125,7 +125,7 @@ def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up(told:
 
 
 @pytest.mark.parametrize("order", [[1, 2, 3, 4, 5], [5, 3, 1, 4, 2], [2, 2, 4, 1, 1, 3, 5]])
-def test_the_winners_are_those_that_were_fastest_when_they_ended_in_whatever_order_they_are_told(order: Any) -> None:
+def test_the_winners_do_not_depend_on_the_order_of_the_trials(order: Any) -> None:
     """A driver sees another driver's hit late."""
     ends = {1: (10.0, 100.0), 2: (12.0, 50.0), 3: (8.0, 200.0), 4: (11.0, 70.0), 5: (9.0, 300.0)}
     told = Told(spec("cap", slack=1.0))
@@ -162,7 +162,7 @@ def slack_after(*trials: TrialRecord, **pruner: Any) -> float:
     return told.controller.slack
 
 
-def test_the_slack_follows_from_repeats_but_not_where_a_run_of_them_was_stopped() -> None:
+def test_the_slack_follows_from_repeats_unless_one_was_stopped() -> None:
     first = 1 + 2 * SEED_NOISE
     repeats = [make_trial(number, seconds=seconds) for number, seconds in enumerate((1.0, 2.0, 4.0), start=1)]
     alone = [replace(one, configuration=replace(one.configuration, learning_rate=0.1 * one.number)) for one in repeats]

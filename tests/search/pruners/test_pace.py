@@ -62,7 +62,7 @@ def test_pace_weighs_what_is_behind_and_what_is_left(seconds: float, gain: float
 
 
 @pytest.mark.parametrize(("pruner", "expected"), [(Safe(), False), (Balanced(), False), (Fast(), True)])
-def test_fast_alone_lets_wait_what_would_end_within_the_seeds_noise(pruner: Pace, expected: bool) -> None:
+def test_fast_pauses_trials_that_would_end_within_the_noise_of_seeds(pruner: Pace, expected: bool) -> None:
     field = Field(pruner, 160.0, slack=1.3)
     field.winner()
     assert is_hopeless(field, 9.9, 0.85) is expected  # at its pace it ends at 1.16 of the winner's time
@@ -92,7 +92,7 @@ def test_the_winners_own_curve_is_never_hopeless_on_its_own_clock(speed: float) 
     assert set(actions) == {Action.GO_ON}, "a plateau is passed at its end"
 
 
-def test_what_waits_goes_on_when_a_better_winner_gives_it_hope() -> None:
+def test_a_paused_trial_goes_on_when_a_better_winner_gives_it_hope() -> None:
     field = pace(limit=16.0 / FIRST)
     field.winner(0, seconds=10.0)
     for number, gain in ((1, 0.15), (2, 0.18)):
@@ -112,7 +112,7 @@ def test_what_is_past_the_cap_waits_for_nothing() -> None:
     assert field.given_up() == 1
 
 
-def test_where_trials_cannot_wait_the_hopeless_stop_and_before_the_first_hit_all_go_on() -> None:
+def test_if_trials_cannot_pause_hopeless_ones_stop_and_all_go_on_before_the_first_hit() -> None:
     field = pace(can_wait=False)
     assert not field.pruner.paces_itself(field.standings), "so the planner must"
     for number in range(4):
@@ -122,7 +122,7 @@ def test_where_trials_cannot_wait_the_hopeless_stop_and_before_the_first_hit_all
     assert field.given_up() is None
 
 
-def test_where_trials_can_wait_it_says_itself_how_long_they_run_before_the_first_hit(field: Field) -> None:
+def test_if_trials_can_pause_the_pruner_paces_them_before_the_first_hit(field: Field) -> None:
     assert field.pruner.paces_itself(field.standings)
 
 
@@ -156,7 +156,7 @@ def test_the_cap_is_the_slack_times_the_fastest_hit_and_infinite_before_there_is
 
 
 @pytest.mark.parametrize("pruner", [Pruner(), Cap()])
-def test_nothing_is_stopped_before_the_cap_without_a_pruner_of_ones_own(pruner: Pruner) -> None:
+def test_without_a_pruner_no_trial_stops_before_the_cap(pruner: Pruner) -> None:
     field = Field(pruner)
     field.winner()
     assert field.observe(1, 9.0, 0.0) is Action.GO_ON
@@ -251,13 +251,13 @@ def test_before_the_first_hit_the_best_of_each_rung_goes_on(field: Field) -> Non
     assert [field.goes_on(fresh=False) for _ in range(4)] == [1, 2, 0, None], "nothing new: the highest rung first"
 
 
-def test_what_beats_all_that_came_to_its_rung_does_not_wait_once_enough_came(field: Field) -> None:
+def test_the_best_of_a_full_rung_does_not_pause(field: Field) -> None:
     actions = [field.observe(number, RUNG, gain) for number, gain in enumerate((0.1, 0.2, 0.3, 0.25))]
     assert actions == [Action.WAIT, Action.WAIT, Action.GO_ON, Action.WAIT]
     assert field.observe(2, 2 * RUNG, 0.4) is Action.WAIT, "at the next rung it is the first"
 
 
-def test_a_trial_goes_on_from_a_rung_once_for_every_three_that_came_to_it(field: Field) -> None:
+def test_one_of_every_three_trials_goes_on_from_a_rung(field: Field) -> None:
     due = []
     for number in range(2 * PROMOTED):
         field.observe(number, RUNG, 0.5 - 0.05 * number)
@@ -265,7 +265,7 @@ def test_a_trial_goes_on_from_a_rung_once_for_every_three_that_came_to_it(field:
     assert due == [None, None, 0, None, None, 1]
 
 
-def test_where_many_run_at_once_a_leader_does_not_wait_above_the_first_rung(field: Field) -> None:
+def test_with_many_parallel_trials_a_leader_does_not_pause_above_the_first_rung(field: Field) -> None:
     for number in range(LEADERS - 1):
         field.told(number, (RUNG / 2, 0.01))
     assert field.observe(8, RUNG, 0.2) is Action.WAIT, "at the first rung all wait"
@@ -274,7 +274,7 @@ def test_where_many_run_at_once_a_leader_does_not_wait_above_the_first_rung(fiel
     assert field.observe(9, 2 * RUNG, 0.2) is Action.WAIT, "the second best of three that run"
 
 
-def test_what_a_winner_ends_the_rungs_for_goes_on_by_its_pace(field: Field) -> None:
+def test_after_a_winner_trials_on_rungs_go_on_by_their_pace(field: Field) -> None:
     for number in range(2):
         assert field.observe(number, RUNG, 0.1 * (2 - number)) is Action.WAIT
     assert field.goes_on(fresh=True) is None, "two came, of three one goes on"
@@ -283,7 +283,7 @@ def test_what_a_winner_ends_the_rungs_for_goes_on_by_its_pace(field: Field) -> N
     assert field.goes_on(fresh=True) is None
 
 
-def test_of_those_that_wait_the_least_gain_on_the_lowest_rung_is_given_up_first(field: Field) -> None:
+def test_the_paused_trial_with_the_least_gain_on_the_lowest_rung_is_given_up_first(field: Field) -> None:
     field.observe(0, 2 * RUNG, 0.05)
     field.observe(1, RUNG, 0.4)
     field.observe(2, RUNG, 0.3)
@@ -317,7 +317,7 @@ def test_made_anew_from_the_standings_it_decides_as_the_one_that_saw_every_evalu
     assert 0 < stopped < 12
 
 
-def test_an_evaluation_at_a_place_of_the_grid_that_has_one_is_not_told() -> None:
+def test_a_second_evaluation_at_a_grid_point_is_not_passed_on() -> None:
     field = Field(Median(), float(GRID))
     for number in range(6):
         field.told(number, (40.0, 1.0))
@@ -336,7 +336,7 @@ def test_what_others_ran_counts_for_optunas_median_too() -> None:
 
 
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.PAUSED])
-def test_what_was_pruned_elsewhere_is_no_complete_trial_to_optuna(state: TrialState) -> None:
+def test_a_trial_pruned_elsewhere_is_not_complete_for_optuna(state: TrialState) -> None:
     field = Field(Median(), float(GRID))
     for number in range(10):
         field.told(number, (40.0, 1.0))

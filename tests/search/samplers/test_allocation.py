@@ -59,7 +59,7 @@ def test_evidence_is_the_largest_and_a_rung_each_side_four_times_away() -> None:
     assert evidence_sizes(wide) == [512, 8, 128]
 
 
-def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -> None:
+def test_from_half_the_budget_evidence_runs_at_batch_sizes_without_a_hit() -> None:
     trials = [default_trial()]
     trials += [make_trial(n, batch_size=16, seconds=1.0) for n in range(1, 4)]
     for n, size in enumerate([8, 8, 32, 64, 64, 128, 128], start=4):
@@ -141,7 +141,7 @@ def test_the_ladder_begins_at_what_a_quick_answer_recommends_and_leaves_no_batch
     assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
 
 
-def test_what_a_quick_answer_rules_out_has_less_evidence_unless_the_best_trial_contradicts_it() -> None:
+def test_a_quick_answer_reduces_the_evidence_for_unlikely_batch_sizes_unless_the_best_trial_contradicts() -> None:
     def evidence(quick: QuickAnswer | None) -> Counter[int]:
         trials = [default_trial(seconds=1.0, uncapped=True)]
         while True:
@@ -198,7 +198,7 @@ def test_at_a_batch_size_it_has_an_end_too(study: MadeUpStudy) -> None:
     assert study.choose() is not None
 
 
-def test_a_combination_that_was_lost_or_ran_out_of_memory_is_tried_again_one_that_failed_is_not(
+def test_a_lost_or_out_of_memory_combination_is_tried_again_but_a_failed_one_is_not(
     study: MadeUpStudy,
 ) -> None:
     study.step()
@@ -209,7 +209,7 @@ def test_a_combination_that_was_lost_or_ran_out_of_memory_is_tried_again_one_tha
     assert study.choose() is None
 
 
-def test_combinations_that_do_not_fit_are_left_out_until_they_do(study: MadeUpStudy) -> None:
+def test_combinations_that_do_not_fit_are_excluded_until_they_do(study: MadeUpStudy) -> None:
     probes = study.history.probes
     study.history.probes = {size: probe for size, probe in probes.items() if size != 64}
     for _ in range(12):

@@ -62,7 +62,7 @@ def test_a_grid_is_looked_at_whole_and_its_columns_lie_between_0_and_1() -> None
     assert points.others[3].tolist() == [0.5, 1.0, 0.0]
 
 
-def test_of_a_large_grid_what_was_tried_its_neighbours_and_some_others_are_looked_at() -> None:
+def test_candidates_of_a_large_grid_are_the_tried_points_their_neighbours_and_a_sample() -> None:
     cells = list(itertools.product(range(1, 11), (0.1, 0.2, 0.3, 0.4), range(20)))
     grid = GridCandidates(("batch_size", "learning_rate", "depth"), cells)
     assert len(cells) > MOST
@@ -119,7 +119,7 @@ def test_the_neighbours_of_a_number_among_choices_are_the_next_in_order(
     assert {here for here, values in alike if values == best} == {size, *next_to_it}
 
 
-def test_every_batch_size_and_every_choice_is_among_what_is_spread() -> None:
+def test_spread_candidates_contain_every_batch_size_and_every_choice() -> None:
     found = candidates(optimizer=[{"name": "sgd"}, {"name": "adamw"}], dropout=[0.0, 0.5])
     looked_at = [found[int(index)] for index in found.among([], [], RNG)]
     assert {(size, values["optimizer"], values["dropout"]) for size, values in looked_at} == set(
@@ -288,7 +288,7 @@ def test_what_is_expected_falls_below_a_hundredth_once_the_optimum_is_known() ->
     assert asker.expected_improvement >= 0
 
 
-def test_trials_that_run_are_not_counted_on_but_leave_others_more_to_tell() -> None:
+def test_running_trials_are_not_counted_on_but_leave_others_more_evidence() -> None:
     runs = [trained(DEFAULT, truth(DEFAULT)), trained(CELLS.index((32, 0.1)), 12.0)]
     alone = gradient()
     first = alone.ask(runs)
@@ -479,7 +479,7 @@ def dense(found: Extrapolation) -> tuple[np.ndarray, np.ndarray, float]:
     ],
 )
 @pytest.mark.parametrize("variance", [0.0, 0.04])
-def test_what_is_believed_is_the_mixture_of_gaussian_processes_over_every_run(
+def test_the_belief_is_the_mixture_of_gaussian_processes_over_all_runs(
     trials: list[tuple[int, float]], variance: float
 ) -> None:
     found = replace(told(*trials), variance=np.full(len(trials), variance))
@@ -489,7 +489,7 @@ def test_what_is_believed_is_the_mixture_of_gaussian_processes_over_every_run(
     assert ours.seed_noise == pytest.approx(noise, rel=0.01)
 
 
-def test_before_any_trial_the_spread_of_the_laws_is_believed_with_what_they_leave_unexplained() -> None:
+def test_before_any_trial_the_belief_has_the_spread_of_the_laws_and_their_residual() -> None:
     laws, (adds, departs) = drawn().log_steps(POINTS), covariances(POINTS)
     believed = posterior()
     assert believed.mean == pytest.approx(laws.mean(axis=1))
@@ -507,7 +507,7 @@ def test_the_critical_batch_size_is_spread_evenly_from_two_octaves_below_the_spa
     assert np.median(octaves) == pytest.approx(6.0, abs=0.1)
 
 
-def test_a_noise_scale_draws_four_fifths_of_the_laws_within_an_octave_and_a_half_and_leaves_the_rest() -> None:
+def test_a_noise_scale_draws_four_fifths_of_the_laws_within_an_octave_and_a_half() -> None:
     spread = _spread((np.arange(1000) + 0.5) / 1000, 1.0, 11.0, 64.0)
     without, near = spread[:200], spread[200:]
     assert (without.min(), without.max()) == (pytest.approx(1.0, abs=0.1), pytest.approx(11.0, abs=0.1))
@@ -515,9 +515,7 @@ def test_a_noise_scale_draws_four_fifths_of_the_laws_within_an_octave_and_a_half
     assert near.std() == pytest.approx(1.5, abs=0.05)
 
 
-def test_the_best_rate_lies_about_the_default_within_a_quarter_of_the_space_and_steps_rise_by_powers_beside_it() -> (
-    None
-):
+def test_laws_draw_the_best_rate_near_the_default_and_steps_rise_by_powers_away_from_it() -> None:
     laws = drawn()
     assert laws._best_log_rate.mean() == pytest.approx(math.log(0.01), abs=0.02)
     assert laws._best_log_rate.std() == pytest.approx(math.log(1000) / 4, rel=0.02)

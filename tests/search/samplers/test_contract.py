@@ -54,7 +54,7 @@ def study(name: str) -> MadeUpStudy:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(name: str, study: MadeUpStudy) -> None:
+def test_a_choice_depends_only_on_the_history(name: str, study: MadeUpStudy) -> None:
     """Compares, trial by trial, the old sampler, a new one, and a new one with a new history."""
     for number, state in enumerate(STATES, 1):
         choice = not_none(study.choose())
@@ -72,9 +72,7 @@ def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_has_become_of_earlier_trials_is_seen_by_the_sampler_that_knew_them_before(
-    name: str, study: MadeUpStudy
-) -> None:
+def test_the_sampler_sees_new_results_of_trials_that_it_already_knew(name: str, study: MadeUpStudy) -> None:
     for state in STATES[:8]:
         study.step(state)
     for number, state in {2: TrialState.LOST, 4: TrialState.REACHED, 7: TrialState.REACHED}.items():
@@ -145,7 +143,7 @@ def test_what_runs_is_not_chosen_again(name: str, study: MadeUpStudy) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_chosen_outside_the_space_nor_with_other_coordinates(name: str, study: MadeUpStudy) -> None:
+def test_choices_are_inside_the_space_with_its_coordinates(name: str, study: MadeUpStudy) -> None:
     for state in itertools.islice(itertools.cycle(STATES), 20):
         choice = study.step(state)
         assert study.spec.space.outside(choice.configuration) == []
@@ -183,7 +181,7 @@ def test_a_grid_is_of_a_space_of_lists() -> None:
     assert type(study_of("grid").sampler) is Grid
 
 
-def test_a_sampler_that_is_not_known_is_refused_with_those_that_are() -> None:
+def test_an_unknown_sampler_is_refused_with_the_known_ones() -> None:
     spec = study_spec()
     unknown = spec.model_copy(update={"sampler": spec.sampler.model_copy(update={"name": "oracle"})})
     with pytest.raises(UsageError, match="sampler = 'oracle' is not known; choose from auto, tpe, gp, random, grid"):

@@ -69,7 +69,7 @@ def test_a_stopped_trial_is_told_its_shortfall_at_equal_time_never_its_seconds(s
     assert trial.intermediate_values == {CENSORED_STEP: pytest.approx(0.2)}
 
 
-def test_before_a_hit_the_first_that_ran_on_is_what_others_are_compared_with() -> None:
+def test_before_a_hit_trials_are_compared_with_the_first_trial() -> None:
     past = history()
     past.observe_all(1, [(0.0, 0.1), (1.0, 0.4)])
     past.take(make_trial(1, state=TrialState.CAPPED, seconds=1.0, best_metric=0.4, sampled=coordinates(0.1)))
@@ -84,7 +84,7 @@ def test_a_diverged_trial_ranks_behind_every_other() -> None:
     assert trial.intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
 
 
-def test_running_trials_are_told_as_running_missing_ones_and_those_outside_the_space_not_at_all() -> None:
+def test_optuna_sees_running_trials_but_not_missing_ones_or_those_outside_the_space() -> None:
     trials = told(
         make_trial(1, state=TrialState.RUNNING, sampled=coordinates(0.1)),
         *(make_trial(n, state=state, sampled=coordinates(0.1)) for n, state in enumerate(MISSING, 2)),
@@ -102,7 +102,7 @@ def test_the_sampler_is_shown_the_trials_near_the_batch_size() -> None:
     assert len(neighbours(history(make_trial(1, batch_size=8), make_trial(2, batch_size=128)), 128, enough=4)) == 2
 
 
-def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_are() -> None:
+def test_optuna_sees_numbers_by_rank_and_names_unchanged() -> None:
     numbers, names = Dimension("decay", choices=(1e-3, 0.0, 1e-4)), Dimension("kind", choices=("b", "a"))
     asker = Asker([numbers, names], optuna.samplers.RandomSampler, {})
     trials = [make_trial(1, sampled={"decay": decay, "kind": "a"}) for decay in (0.0, 1e-4, 1e-3)]

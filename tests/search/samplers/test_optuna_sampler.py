@@ -232,7 +232,7 @@ def test_reports_are_a_curve_in_the_seconds_of_their_steps() -> None:
         (told(OptunaState.RUNNING), None, True, False),
     ],
 )
-def test_only_what_failed_or_showed_nothing_never_gets_there(
+def test_only_trials_that_failed_or_show_no_progress_never_reach(
     trial: FrozenTrial, hit: float | None, running: bool, diverged: bool
 ) -> None:
     run = run_of(trial)

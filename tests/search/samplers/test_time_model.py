@@ -31,7 +31,7 @@ def study_of(**changes: Any) -> MadeUpStudy:
 
 
 @pytest.mark.parametrize("state", [TrialState.LOST, TrialState.CANCELLED, TrialState.FAILED, TrialState.OOM])
-def test_missing_trials_and_those_out_of_memory_say_nothing(state: TrialState) -> None:
+def test_missing_and_out_of_memory_trials_are_no_evidence(state: TrialState) -> None:
     """A good and a bad missing trial lead to the same choice."""
     chosen = []
     for batch_size, rate, seconds in ((128, 0.4, 0.1), (16, 0.02, 50.0)):
@@ -145,7 +145,7 @@ def test_the_noise_scale_is_the_median_of_what_trials_that_reached_have_measured
     assert _noise_scale(History(study_spec("auto"), trials)) == scale
 
 
-def test_a_quick_answer_tells_the_noise_scale_until_trials_have_measured_it() -> None:
+def test_a_quick_answer_gives_the_noise_scale_until_trials_measure_it() -> None:
     quick = quick_at(64, 32, 128, noise_scale=500.0)
     before, after = History(study_spec("auto")), History(study_spec("auto"), [with_noise(1, 30.0)])
     before.quick = after.quick = quick
@@ -212,7 +212,7 @@ def test_what_reached_the_target_is_known_exactly() -> None:
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_what_was_stopped_on_the_way_is_told_by_its_pace_the_less_surely_the_earlier(running: bool) -> None:
+def test_a_stopped_trial_is_estimated_by_its_pace_with_more_error_the_earlier_it_stopped(running: bool) -> None:
     found = seen(line(0, 10.0), line(1, 20.0, until=0.8, running=running), line(2, 20.0, until=0.2, running=running))
     assert np.exp(found.log_seconds[1:]) == pytest.approx([20.0, 20.0])
     assert 0 < found.variance[1] < found.variance[2]
@@ -240,7 +240,7 @@ def test_a_diverged_trial_takes_longer_than_any_even_without_a_curve() -> None:
     assert np.exp(found.log_seconds[1:]) == pytest.approx([60.0, 60.0])
 
 
-def test_before_a_step_or_with_nothing_but_nan_a_trial_says_nothing() -> None:
+def test_a_trial_without_steps_or_with_only_nan_is_no_evidence() -> None:
     silent = [run(1), run(2, (0.0, 0.1)), run(3, (1.0, math.nan), (2.0, math.nan))]
     assert seen(line(0, 10.0), *silent).points.tolist() == [0]
     assert extrapolate(silent, 1.0, MOST) is None
@@ -255,7 +255,7 @@ def test_a_gain_that_is_not_a_number_hides_no_other() -> None:
     assert found.is_bound.tolist() == [False, True, False]
 
 
-def test_before_the_first_hit_trials_are_measured_by_the_one_that_came_furthest() -> None:
+def test_before_the_first_hit_trials_are_compared_with_the_furthest_one() -> None:
     found = seen(line(0, 40.0, until=0.5), line(1, 80.0, until=0.25), line(2, 20.0, until=0.3))
     assert found.log_seconds - found.log_seconds[0] == pytest.approx(np.log([1, 2, 0.5]), abs=0.15)
     assert not found.is_bound.any(), "the first is its own measure, the others are on their way"

@@ -71,7 +71,7 @@ def trials_in(store: Store) -> dict[int, TrialState]:
     return {one.number: one.state for one in store.trials.of("toy")}
 
 
-def test_a_study_is_known_by_its_maker_its_moment_and_its_question(source: Store, store: Store) -> None:
+def test_a_study_is_identified_by_its_creator_its_time_and_its_question(source: Store, store: Store) -> None:
     assert join(source, store, "mine").is_new
     run(source)
     again = join(source, store)
@@ -120,7 +120,7 @@ def paused(store: Store, number: int) -> None:
 
 
 @pytest.mark.parametrize("here", [lambda store, number: None, paused, lost, gone])
-def test_a_trial_that_has_ended_elsewhere_replaces_one_that_has_not_whole(
+def test_a_trial_that_ended_elsewhere_replaces_an_unfinished_one(
     source: Store, store: Store, here: Callable[[Store, int], object]
 ) -> None:
     enqueue(source)
@@ -218,7 +218,7 @@ def test_a_study_bound_to_two_kinds_of_device_is_refused(tmp_path: Path, store: 
         assert not join(source, store).is_changed
 
 
-def test_measurements_that_are_not_here_are_added_and_those_here_stay(source: Store, store: Store) -> None:
+def test_an_import_adds_missing_measurements_and_keeps_the_others(source: Store, store: Store) -> None:
     source.probes.add_step_time("toy", ENVIRONMENT, make_probe(8, eval_every_steps=5), 1)
     join(source, store)
     store.probes.add_step_time("toy", ENVIRONMENT, make_probe(16, eval_every_steps=7), 2)
@@ -255,7 +255,7 @@ def test_drivers_see_what_has_come(source: Store, store: Store) -> None:
 
 
 @pytest.mark.usefixtures("joined")
-def test_an_answer_that_was_stored_here_counts_until_something_new_has_come(source: Store, store: Store) -> None:
+def test_a_stored_answer_counts_until_the_study_changes(source: Store, store: Store) -> None:
     stored = {"made_by": 1, "answer": {"batch": 64}}
     store.findings.save("toy", store.findings.stamp("toy"), stored)
     source.findings.save("toy", source.findings.stamp("toy"), {**stored, "quick": {"runs": [1]}, "search_end": None})

@@ -170,9 +170,7 @@ JOINED: dict[str, tuple[Callable[[Lines], object], str]] = {
 
 
 @pytest.mark.parametrize("name", JOINED)
-def test_a_row_that_a_database_does_not_take_is_named_and_nothing_is_stored(
-    file: Path, store: Store, name: str
-) -> None:
+def test_an_invalid_row_is_named_and_no_row_is_stored(file: Path, store: Store, name: str) -> None:
     change, said = JOINED[name]
     lines = lines_of(file)
     change(lines)
@@ -260,7 +258,7 @@ def test_a_file_has_a_largest_size(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert f"{size - 1:,}" in refused(file)
 
 
-def test_a_study_that_cannot_be_written_leaves_the_file_that_was_there(file: Path, last: Path, tmp_path: Path) -> None:
+def test_a_failed_export_leaves_the_old_file(file: Path, last: Path, tmp_path: Path) -> None:
     content = file.read_bytes()
     copy = tmp_path / "copy.db"
     shutil.copy(last, copy)
