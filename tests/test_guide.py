@@ -272,7 +272,7 @@ SECURITY = {
     ],
     "**Paused trials**": [
         "search/pruners/test_checkpoints.py::test_the_folder_is_this_users_alone",
-        "search/pruners/test_checkpoints.py::test_a_new_file_follows_no_link_and_is_readable_by_nobody_else",
+        "search/pruners/test_checkpoints.py::test_a_new_file_follows_no_link_and_is_private",
     ],
     "A folder of another user": ["search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"],
     "Anyone who can": ["training/test_pausing.py::test_one_that_would_run_code"],

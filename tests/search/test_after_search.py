@@ -147,9 +147,7 @@ def test_it_follows_the_search_within_its_own_budget_and_its_two_best_are_repeat
     assert sorted(one.seed for one in repeats) == sorted(2 * seeds)
 
 
-def test_where_the_critical_batch_grows_so_should_the_batch_and_the_answer_says_by_how_much(
-    store: Store, folder: Path
-) -> None:
+def test_if_the_critical_batch_grows_the_answer_recommends_growth_and_its_gain(store: Store, folder: Path) -> None:
     found = run(spec_of(GROWS), folder)
     grown = found.batch_schedule
     assert grown.saves_time == "yes" and grown.ratio.high < 1 and grown.runs == 3
@@ -254,7 +252,7 @@ def test_a_schedule_that_a_program_cannot_follow_is_not_queued(
         assert with_schedule(spec, spec.default_configuration, {"batch_stages": "400:128"}).grows
 
 
-def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Path) -> None:
+def test_milestones_and_the_noise_scale_are_tried_as_given(tmp_path: Path) -> None:
     run(spec_of({"name": ["milestones", "noise_scale"], "milestones": {640: 32, 3200: 128}}), tmp_path)
     grown = [one.configuration for one in trials_in(tmp_path, Phase.GROWTH)]
     by_name = {str(one.parameters["batch_schedule"]): one for one in grown}

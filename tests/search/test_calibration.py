@@ -499,7 +499,7 @@ def test_devices_that_agree_share_the_visits_after_the_first(store: Store) -> No
     ],
     ids=["slow", "fast", "in each other's way", "contended", "shared devices", "an executor that cannot"],
 )
-def test_where_devices_do_not_agree_one_makes_all_visits(executor: LawExecutor, words: list[str], store: Store) -> None:
+def test_if_devices_disagree_one_makes_all_visits(executor: LawExecutor, words: list[str], store: Store) -> None:
     told = measured(store, executor)
     assert len(told) == len(words) and all(word in sentence for word, sentence in zip(words, told, strict=True))
     assert not isinstance(executor, Node) or executor.waves == []

@@ -281,7 +281,7 @@ def test_the_first_runs_are_always_made_and_later_runs_only_within_the_train_sec
     assert indices(left(trials[:-1], max_runs=6, train_seconds=0.1)) == [(32, 2)]
 
 
-def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing() -> None:
+def test_after_out_of_memory_runs_in_larger_micro_batches_do_not_count() -> None:
     trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
     assert indices(left(trials, {32: 16}, max_runs=6)) == [(32, 0), (32, 1), (32, 2)]
     faster = [*made(at(16), 1.0), *made(at(32), 0.4, start=110)]
@@ -376,7 +376,7 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
     assert len(confirmation(begun)) == len(after)
 
 
-def test_a_spent_budget_says_what_is_left_open(begun: Path) -> None:
+def test_a_spent_budget_names_the_open_question(begun: Path) -> None:
     answer, notes = go_on(begun, noisy_law(0.5), max_runs=4)
     assert answer.settle is not None
     assert not answer.settle.settled

@@ -80,7 +80,7 @@ def test_the_search_trains_on_the_least_number_and_only_the_front_on_the_others(
     assert "do not pay" in about_devices(found)
 
 
-def test_a_study_resumes_where_the_runs_on_more_devices_ended(tmp_path: Path) -> None:
+def test_a_study_resumes_its_runs_on_more_devices(tmp_path: Path) -> None:
     run([1, 2], tmp_path, Node())
     again = Node()
     found = run([1, 2], tmp_path, again)
@@ -92,7 +92,7 @@ def test_a_study_resumes_where_the_runs_on_more_devices_ended(tmp_path: Path) ->
     assert wide.optimal == found.optimal, "the answer for one device stays"
 
 
-def test_of_one_number_of_devices_every_trial_has_that_many(tmp_path: Path) -> None:
+def test_with_one_device_count_every_trial_has_it(tmp_path: Path) -> None:
     executor = Node()
     found = run(2, tmp_path, executor)
     assert {one.plan.configuration.world_size for one in executor.requests} == {2}

@@ -168,7 +168,7 @@ def test_a_broken_batch_size_is_given_up_and_the_study_completes(tmp_path: Path)
     assert {notice.code for notice in answer.warnings} >= {"failed_trials"}
 
 
-def test_where_all_trials_fail_it_stops_and_says_why(tmp_path: Path) -> None:
+def test_a_study_whose_trials_all_fail_stops_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"5 trials in a row failed, the last one .* broken"):
         run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset(range(1000))))
 
@@ -203,7 +203,7 @@ def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
         ({"trials": "many"}, r"budget\.trials = 'many'"),
     ],
 )
-def test_a_spec_made_in_python_is_checked_before_anything_is_written(
+def test_a_spec_made_in_python_is_checked_before_any_write(
     tmp_path: Path, wrong: dict[str, object], message: str
 ) -> None:
     spec = make_spec()
@@ -466,7 +466,7 @@ def interrupts() -> Interrupts:
     return Interrupts(on_second=lambda: None)
 
 
-def test_at_its_end_what_runs_goes_on_and_then_it_is_over() -> None:
+def test_at_its_end_running_trials_finish_first() -> None:
     shift, asked = Shift(), interrupts()
     shift.join(asked, lambda: None)
     shift.raise_if_over()
@@ -517,7 +517,7 @@ def test_the_end_of_loading_waits_for_the_thread_that_ends_it() -> None:
     assert order == ["ended", "left"]
 
 
-def test_what_runs_is_killed_by_the_drivers_own_means() -> None:
+def test_running_trials_are_killed_by_their_driver() -> None:
     shift, killed = Shift(), []
     for name in ("one", "two"):
         shift.join(interrupts(), lambda name=name: killed.append(name))  # type: ignore[misc]

@@ -332,7 +332,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("sampler", "pruner", "workers"), CASES)
-def test_an_engine_made_anew_in_mid_study_decides_as_the_live_one(sampler: str, pruner: str, workers: int) -> None:
+def test_an_engine_rebuilt_in_mid_study_decides_like_the_live_one(sampler: str, pruner: str, workers: int) -> None:
     run = live(study(sampler, pruner, slots=workers), workers)
     ends = [at + 1 for at in run.places("found_saved") if at < run.searched]
     looks = [at for at in run.places("evaluated") if at < run.searched]

@@ -86,7 +86,7 @@ def found(store: Store) -> Answer:
     return compute_answer(store, "toy")
 
 
-def test_before_any_trial_reached_there_is_nothing_to_keep(store: Store) -> None:
+def test_before_the_first_hit_no_finding_is_kept(store: Store) -> None:
     save_finding(store, "toy")
     assert store.findings.current("toy") is None
     with pytest.raises(TargetNotReachedError):
@@ -131,7 +131,7 @@ def moved_in(found: Answer) -> list[str]:
     return [one.message for one in found.warnings if one.code == "step_times_changed"]
 
 
-def test_for_another_target_nothing_that_was_kept_is_read(store: Store, found: Answer) -> None:
+def test_for_another_target_no_kept_answer_is_read(store: Store, found: Answer) -> None:
     other = found.model_copy(update={"tied": [8, 16]}).model_dump(mode="json")
     store.findings.save("toy", store.findings.stamp("toy"), {"made_by": ANSWERS, "answer": other})
     assert answer(store, "toy", 0.9) == found, "its own target"
@@ -193,7 +193,7 @@ def test_an_answer_says_that_its_trials_ran_with_several_versions_of_torch(
     assert "torch 2.11 and 2.13" in several.warnings[-1].message
 
 
-def test_a_stored_answer_that_is_none_is_made_anew(tmp_path: Path) -> None:
+def test_an_invalid_stored_answer_is_computed_again(tmp_path: Path) -> None:
     url = url_in(tmp_path)
     spec = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"runs": 0})
     made = run_study(spec, Launch(db=url, make_executor=lambda *_: LawExecutor()))

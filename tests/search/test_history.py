@@ -191,7 +191,7 @@ class Life:
 
 @pytest.mark.parametrize("objective", ["time_to_target", "metric_in_budget"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_history_that_lived_through_changes_answers_as_one_made_anew(seed: int, objective: str) -> None:
+def test_a_history_that_saw_changes_answers_like_a_new_one(seed: int, objective: str) -> None:
     life = Life(spec(objective=objective), seed)
     for _ in range(100):
         life.change()
@@ -218,7 +218,7 @@ def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
-def test_a_clock_that_jumps_takes_nothing_from_the_budget(hours: int) -> None:
+def test_a_clock_jump_does_not_change_the_budget(hours: int) -> None:
     trial = make_trial(1, seconds=5.0)
     assert busy_seconds(replace(trial, ended_at=not_none(trial.ended_at) + timedelta(hours=hours))) == 5.0
     later = make_trial(2, seconds=5.0)
@@ -347,7 +347,7 @@ def test_a_running_configuration_counts_as_tried_and_a_lost_or_cancelled_one_doe
     assert not past(make_trial(1)).tried(replace(one, **other))
 
 
-def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None:
+def test_the_spent_share_is_the_larger_of_trials_and_wall_seconds() -> None:
     ran = [make_trial(n, seconds=5.0) for n in range(1, 11)]  # of 500 s, and 10 of 40 trials
     assert past(*ran).time_share == pytest.approx(0.1)
     assert past(*ran).budget_share == pytest.approx(0.25)

@@ -239,7 +239,7 @@ def test_a_resumed_trial_has_the_figure_of_its_whole_curve(url: str, objective: 
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_another_target_is_answered_from_the_curves_or_refused_where_none_is_reached(url: str, objective: str) -> None:
+def test_another_target_is_answered_from_the_curves_or_refused_without_a_hit(url: str, objective: str) -> None:
     spec = small_spec(objective)
     go(spec, url, Curves())
     with open_store(url, write=False) as store:
@@ -253,7 +253,7 @@ def test_another_target_is_answered_from_the_curves_or_refused_where_none_is_rea
 
 
 @pytest.mark.parametrize("objective", ["time_to_target", "metric_in_budget"])  # one ends there, one goes on
-def test_an_interrupt_after_the_target_was_met_loses_nothing_and_ends_no_trial_early(url: str, objective: str) -> None:
+def test_an_interrupt_after_the_target_ends_no_trial_early(url: str, objective: str) -> None:
     spec = small_spec(objective)
     ends_there = objective_of(spec).stops_at_target
     with pytest.raises(InterruptedRunError):

@@ -165,7 +165,7 @@ def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> list[TrialRecor
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_what_has_no_chance_waits_and_is_pruned_at_the_end(tmp_path: Path, slots: int) -> None:
+def test_a_hopeless_trial_pauses_and_is_pruned_at_the_end(tmp_path: Path, slots: int) -> None:
     executor = SteppingLaw(slots=slots)
     trials = run(study_spec(), tmp_path, executor)
     assert executor.pauses > 0
@@ -184,7 +184,7 @@ def test_without_a_hit_every_trial_runs_to_its_limit_in_the_end(tmp_path: Path) 
     assert executor.pauses == len(executor.resumed) > 0
 
 
-def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
+def test_the_next_run_resumes_paused_trials(tmp_path: Path) -> None:
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
     doomed = SteppingLaw(on_look=die)
     with pytest.raises(Dies):
@@ -206,7 +206,7 @@ def test_without_checkpoints_hopeless_trials_are_stopped_and_the_others_go_on(tm
     assert sum(trial.state is TrialState.REACHED for trial in trials) > 5
 
 
-def test_what_waits_takes_no_more_disk_than_it_may(tmp_path: Path) -> None:
+def test_paused_trials_stay_within_the_disk_limit(tmp_path: Path) -> None:
     waiting: list[int] = []
     allowed = 3 * 2 / 2**30  # what is saved has one digit or two
     executor = SteppingLaw(on_submit=lambda _: waiting.append(len(list((tmp_path / "waiting").rglob("trial-*")))))
@@ -273,7 +273,7 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
-def test_optunas_pruners_go_on_with_what_was_interrupted(tmp_path: Path, pruner: str) -> None:
+def test_optunas_pruners_resume_interrupted_trials(tmp_path: Path, pruner: str) -> None:
     slowly = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
     spec = study_spec(pruner={"name": pruner}, default=slowly)
     first = SteppingLaw(slots=3, interrupts_when=lambda law: sum(law.done.values()) == 7)
@@ -284,7 +284,7 @@ def test_optunas_pruners_go_on_with_what_was_interrupted(tmp_path: Path, pruner:
     assert second.resumed
 
 
-def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path: Path) -> None:
+def test_only_search_trials_are_saved_and_only_within_the_disk_limit(tmp_path: Path) -> None:
     saving, never = SteppingLaw(), SteppingLaw()
     for executor, room in ((saving, 10.0), (never, 0.0)):
         folder = tmp_path / str(room)
@@ -434,7 +434,7 @@ def test_paused_trials_of_a_dead_driver_go_on_on_another_host(
     assert waiting <= set(executor.resumed)
 
 
-def test_two_drivers_share_what_waits_in_one_place(
+def test_two_drivers_share_paused_trials_in_one_place(
     tmp_path: Path, place: str, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
@@ -463,7 +463,7 @@ def test_two_drivers_share_what_waits_in_one_place(
         (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "the file belongs to study"),
     ],
 )
-def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes_on(
+def test_a_trial_with_a_foreign_checkpoint_is_tried_again(
     tmp_path: Path,
     on_host: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,

@@ -185,12 +185,12 @@ def test_a_spent_trial_budget_lets_paused_trials_resume_but_spent_wall_seconds_d
     assert Case(default_trial(), paused(2), saved=[2], pruner=Last(), spec=late).ending() is not None
 
 
-def test_what_somebody_interrupted_goes_on_first() -> None:
+def test_an_interrupted_trial_resumes_first() -> None:
     trials = [paused(2), paused(3, reason=INTERRUPTED), paused(4)]
     assert Case(default_trial(), *trials, saved=[2, 3, 4]).next().resumed == 3
 
 
-def test_what_was_expected_of_a_trial_outlives_its_pause() -> None:
+def test_the_expectation_of_a_trial_survives_its_pause() -> None:
     plan = Case(default_trial(), replace(paused(2, reason=INTERRUPTED), expected_improvement=0.25), saved=[2]).next()
     assert (plan.resumed, plan.expected_improvement) == (2, 0.25)
 
@@ -204,7 +204,7 @@ def test_then_the_default_under_the_full_limit() -> None:
     assert case.sampler.asked == []
 
 
-def test_from_half_the_budget_what_the_answer_compares_with_gets_its_uncapped_trials() -> None:
+def test_from_half_the_budget_compared_batch_sizes_get_their_uncapped_trials() -> None:
     done = [default_trial(), make_trial(2, batch_size=16, seconds=2.0)]
     assert not Case(*done, spec=spec_of(budget={"trials": 5})).next().uncapped
     plan = Case(*done, spec=spec_of(budget={"trials": 4})).next()
@@ -259,7 +259,7 @@ def test_after_a_hit_trials_are_capped_at_the_slack_times_the_incumbents_time() 
     assert (slow.train_seconds_limit, slow.limit_state) == (FULL, TrialState.EXHAUSTED)
 
 
-def test_no_limit_lies_before_the_second_evaluation() -> None:
+def test_every_limit_is_after_the_second_evaluation() -> None:
     assert Case(default_trial(seconds=0.01)).next().train_seconds_limit == pytest.approx(2 * 5 * STEP_SECONDS)
 
 
@@ -280,7 +280,7 @@ def test_without_the_models_of_seconds_every_trial_has_the_full_limit() -> None:
     assert (plan.train_seconds_limit, plan.stop_at_target) == (FULL, False)
 
 
-def test_what_goes_on_has_the_limit_of_now() -> None:
+def test_a_resumed_trial_has_the_current_limit() -> None:
     plan = Case(default_trial(seconds=4.0), paused(2, reason=INTERRUPTED), saved=[2]).next()
     assert plan.train_seconds_limit == pytest.approx(6.0)
     uncapped = Case(default_trial(seconds=4.0), paused(2, reason=INTERRUPTED, uncapped=True), saved=[2]).next()
@@ -367,7 +367,7 @@ def test_before_the_end_a_batch_size_in_contention_is_tuned(reached: bool, enoug
     assert (case.ending() or "").startswith(TOLD)
 
 
-def test_before_the_end_what_the_answer_compares_with_has_its_trials() -> None:
+def test_before_the_end_the_compared_batch_sizes_get_their_trials() -> None:
     case = Case(default_trial(), expecting(2, 0.01), spec=LITTLE, sampler=Scripted(0.05))
     sizes: list[int] = []
     while (plan := case.planner.next_trial()[0]) is not None:

@@ -370,9 +370,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_driver_elsewhere_is_gone_once_its_lease_was_watched_for_as_long_as_it_lasts(
-    store: Store, clock: Clock
-) -> None:
+def test_a_driver_elsewhere_counts_as_dead_after_one_watched_lease(store: Store, clock: Clock) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
     watch = watched(store, clock, LEASE_SECONDS - HEARTBEAT_SECONDS)
     assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [], (
@@ -391,7 +389,7 @@ def test_a_lease_that_has_not_ended_by_the_databases_clock_is_kept_for_two(store
     assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [1]
 
 
-def test_a_driver_that_renews_is_alive_whatever_the_databases_clock_says(store: Store, clock: Clock) -> None:
+def test_a_driver_that_renews_is_alive_by_any_database_clock(store: Store, clock: Clock) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
     watch = Leases(store, "toy", clock=clock)
     for beat in range(20):

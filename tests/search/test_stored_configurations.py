@@ -189,7 +189,7 @@ def test_audit_and_runs_to_the_whole_budget_refuse_a_forged_trial(tmp_path: Path
     assert executor.requests and given(executor) <= {"relu", "gelu"}
 
 
-def test_a_rerun_of_a_forged_trial_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_rerun_of_a_forged_trial_is_refused_before_the_start(tmp_path: Path) -> None:
     run(spec_with(5), tmp_path, LawExecutor())
     forge(tmp_path, 2)
 

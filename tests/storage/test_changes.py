@@ -108,7 +108,7 @@ def test_a_change_brings_the_trials_that_it_changed_and_no_others(three: Store, 
 
 
 @pytest.mark.parametrize("what", NO_CHANGES)
-def test_what_changes_no_trial_leaves_the_revision(three: Store, what: str) -> None:
+def test_changes_outside_trials_keep_the_revision(three: Store, what: str) -> None:
     before = three.trials.changes("toy", 0).revision
     NO_CHANGES[what](three)
     assert three.trials.changes("toy", before).revision == before
@@ -133,7 +133,7 @@ def test_a_reader_is_told_of_new_probes(three: Store) -> None:
     assert three.trials.changes("toy", seen).revision == seen
 
 
-def test_after_rows_were_deleted_a_reader_gets_all_there_are(three: Store) -> None:
+def test_after_a_deletion_a_reader_gets_all_rows(three: Store) -> None:
     before = three.trials.changes("toy", 0).revision
 
     def delete(connection: Connection, study_id: int) -> None:
@@ -160,7 +160,7 @@ def test_the_revision_of_a_deleted_study_is_read_again(store: Store) -> None:
     assert [trial.number for trial in found.trials] == [1]
 
 
-def test_where_nothing_has_changed_one_row_is_read(three: Store) -> None:
+def test_without_changes_one_row_is_read(three: Store) -> None:
     seen = three.trials.changes("toy", 0).revision
     statements: list[str] = []
     event.listen(three._engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
@@ -187,7 +187,7 @@ def _without_lease(trials: list[TrialRecord]) -> list[TrialRecord]:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_reader_beside_several_writers_misses_nothing(store: Store, url: str) -> None:
+def test_a_reader_beside_several_writers_misses_no_change(store: Store, url: str) -> None:
     together = threading.Barrier(WRITERS + 1, timeout=30)
     writers = [threading.Thread(target=_write, args=(url, f"driver-{n}", together)) for n in range(WRITERS)]
     for writer in writers:
@@ -315,7 +315,7 @@ def test_the_versions_of_torch_come_in_the_order_of_the_trials(store: Store) -> 
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize("is_news", [False, True])
-def test_drivers_are_told_of_a_finding_that_is_news(store: Store, is_news: bool) -> None:
+def test_drivers_see_a_new_finding(store: Store, is_news: bool) -> None:
     seen = store.trials.changes("toy", 0).revision
     store.findings.save("toy", store.findings.stamp("toy"), {"found": is_news}, is_news=is_news)
     assert store.trials.changes("toy", seen).has_new_probes is is_news
@@ -457,7 +457,7 @@ class TestImports:
         assert store.trials.environment("imported", 2) == study.environment
         assert [(one.trials, one.reached, one.running) for one in store.studies.summaries()] == [(2, 1, 0)]
 
-    def test_a_name_that_is_taken_or_ill_formed_stores_nothing(self, store: Store) -> None:
+    def test_a_taken_or_invalid_name_stores_no_study(self, store: Store) -> None:
         add_study(store, "taken")
         for name, said in (("taken", "study 'taken' already exists"), ("a b", "invalid study name")):
             with pytest.raises(UsageError, match=said):
@@ -467,7 +467,7 @@ class TestImports:
             store.transfer.import_finished([make_study("first"), make_study("first")])
         assert [study.name for study in store.studies.summaries()] == ["taken"]
 
-    def test_a_trial_that_has_not_ended_stores_nothing(self, store: Store) -> None:
+    def test_a_study_with_a_running_trial_is_not_imported(self, store: Store) -> None:
         running = replace(OUTCOME, state=TrialState.RUNNING)
         with pytest.raises(ValueError, match="running is not a final state"):
             store.transfer.import_finished([make_study("first"), make_study("second", OUTCOME, running)])
@@ -480,7 +480,7 @@ class TestImports:
         store.transfer.import_finished([make_study("first"), make_study("second", environment=make_environment())])
         assert [(one.name, one.trials) for one in store.studies.summaries()] == [("first", 2), ("second", 2)]
 
-    def test_a_second_try_finds_a_name_that_another_took_meanwhile(
+    def test_a_second_try_finds_a_name_taken_by_another_writer(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def take_name() -> None:
@@ -546,7 +546,7 @@ RUNS = st.builds(
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=st.lists(RUNS, min_size=1, max_size=8))
-def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[ImportedRun]) -> None:
+def test_an_imported_study_is_read_unchanged(store: Store, runs: list[ImportedRun]) -> None:
     made = make_studies(runs, name=f"s{uuid.uuid4().hex}", target=Target(metric="accuracy", value=0.9)).studies
     store.transfer.import_finished(made)
     for study in made:

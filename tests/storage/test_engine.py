@@ -142,7 +142,7 @@ def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(empty_url: str) -> 
     engine.dispose()
 
 
-def test_of_several_connections_to_a_server_one_is_kept(postgres: Postgres) -> None:
+def test_only_one_of_several_server_connections_is_kept(postgres: Postgres) -> None:
     engine = create_engine_for(postgres.create_database(schema=False))
     count = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
     with reading(engine), reading(engine) as connection:
@@ -176,7 +176,7 @@ def test_only_an_idle_connection_is_checked_before_use(
     assert len(asked) == pings, "a new one is not asked"
 
 
-def test_what_a_driver_says_is_shown_without_the_passwords_of_the_url() -> None:
+def test_messages_of_a_driver_hide_the_passwords_of_urls() -> None:
     url = parse_url("postgresql://u:p%40ss@h/d?sslpassword=other")
     assert without_secrets("p@ss or other is wrong for u", url) == "*** or *** is wrong for u"
     assert without_secrets("all is well", parse_url("sqlite:///a.db")) == "all is well"
@@ -364,7 +364,7 @@ class TestTypes:
 
 
 @pytest.mark.parametrize("becomes", ["deleted", "replaced"])
-def test_a_file_that_is_gone_or_another_takes_nothing_more(path: Path, becomes: str) -> None:
+def test_a_deleted_or_replaced_file_takes_no_more_writes(path: Path, becomes: str) -> None:
     with open_store(f"sqlite:///{path}") as store:
         add_study(store)
         aside = path.with_name("aside.db")
@@ -493,7 +493,7 @@ def test_a_link_to_a_file_there_is_one_too(remote: str, tmp_path_factory: pytest
         open_store(f"sqlite:///{link}")
 
 
-def test_who_knows_what_they_do_may_write_there(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicit_option_allows_writing_there(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NETWORK_FILE_VARIABLE, "1")
     with open_store(remote) as store:
         add_study(store, "another")

@@ -122,7 +122,7 @@ def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
-def test_ctrl_c_gets_through_and_what_comes_after_does_not_wait(store: Store, own_postgres: Postgres) -> None:
+def test_ctrl_c_arrives_and_later_calls_do_not_wait(store: Store, own_postgres: Postgres) -> None:
     own_postgres.stop()
 
     def interrupt(number: int, frame: object) -> None:
@@ -382,7 +382,7 @@ def test_a_wrong_password_is_refused_and_a_right_one_is_not(postgres: Postgres, 
     assert "lacks the right" in str(error)  # it was let in
 
 
-def test_a_role_without_rights_on_the_tables_is_told_which(postgres: Postgres, role: str) -> None:
+def test_a_role_without_rights_sees_which_are_missing(postgres: Postgres, role: str) -> None:
     url = _with_password(postgres.create_database(), role)
     error = _refused(lambda: open_store(url))
     assert "the role 'alice' lacks the right SELECT on table bss_alembic_version" in str(error)
@@ -408,14 +408,14 @@ def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
         assert len(store.studies.summaries()) == 2, "the hint is enough to write"
 
 
-def test_a_role_that_may_not_make_tables_is_told_so(postgres: Postgres, role: str) -> None:
+def test_a_role_that_may_not_create_tables_gets_a_message(postgres: Postgres, role: str) -> None:
     url = postgres.create_database(schema=False)
     error = _refused(lambda: migrate.upgrade(_with_password(url, role)))
     assert "the role 'alice' lacks the right CREATE on schema public" in str(error)
     assert 'GRANT USAGE, CREATE ON SCHEMA public TO "alice"' in str(error.hint)
 
 
-def test_a_role_that_may_not_see_the_schema_is_told_so(postgres: Postgres, role: str) -> None:
+def test_a_role_without_the_schema_right_gets_a_message(postgres: Postgres, role: str) -> None:
     url = postgres.create_database()
     postgres.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC", database=url.partition("@/")[2].partition("?")[0])
     for call in (open_store, migrate.upgrade):
@@ -424,7 +424,7 @@ def test_a_role_that_may_not_see_the_schema_is_told_so(postgres: Postgres, role:
         assert "on schema public" in str(error)
 
 
-def test_a_host_where_nothing_listens_is_unreachable() -> None:
+def test_a_host_without_a_listener_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     error = _refused(lambda: open_store(f"postgresql://alice:{PASSWORD}@127.0.0.1:{port}/runs"))

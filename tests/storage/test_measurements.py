@@ -48,7 +48,7 @@ class TestObservations:
             store.trials.evaluations("none", [1])
 
     @pytest.mark.usefixtures("begun_toy")
-    def test_a_step_twice_is_an_error_and_stores_nothing_of_the_batch(self, store: Store) -> None:
+    def test_a_repeated_step_is_an_error_and_no_row_is_stored(self, store: Store) -> None:
         start(store)
         one, two = make_curve((0.0, 0.1), (1.0, 0.5))
         store.trials.append_observations("toy", [(1, one)])
@@ -107,7 +107,7 @@ class TestProbes:
         assert [(one.visit, one.step_seconds) for one in store.probes.visits("toy")] == [(1, 1.0), (2, 4.0)]
         assert store.probes.add_step_time("toy", environment, make_probe(16)) == 4, "a new visit, counted by the store"
 
-    def test_two_who_visit_at_once_have_each_their_own_visit(self, store: Store) -> None:
+    def test_two_simultaneous_visits_have_different_numbers(self, store: Store) -> None:
         driver, probe = (store.probes.add_step_time("toy", make_environment(), make_probe(8)) for _ in range(2))
         assert driver != probe
         for number in (driver, probe):
@@ -119,13 +119,13 @@ class TestProbes:
             (2, 16),
         ]
 
-    def test_a_visit_is_stored_once_however_often_it_is_told(self, store: Store) -> None:
+    def test_a_repeated_visit_is_stored_once(self, store: Store) -> None:
         for seconds in (1.0, 4.0):
             store.probes.add_step_time("toy", make_environment(), make_probe(8, step_seconds=seconds), 1)
         store.probes.add_step_time("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=9.0), 1)
         assert [(one.visit, one.step_seconds) for one in store.probes.visits("toy")] == [(1, 1.0), (2, 9.0)]
 
-    def test_visits_that_were_disturbed_count_only_where_all_were(self, store: Store) -> None:
+    def test_disturbed_visits_count_only_if_all_were_disturbed(self, store: Store) -> None:
         environment = make_environment()
         store.probes.add_step_time(
             "toy", environment, make_probe(8, step_seconds=9.0, contended=True, reason="busy"), 1
@@ -221,7 +221,7 @@ def test_paused_time_does_not_count_as_training_time(store: Store) -> None:
     assert 0.15 < (store.trials.get("toy", 1).created_at - waited_from).total_seconds() < 30
 
 
-def test_a_paused_trial_has_ended_and_nobody_runs_it(paused: Store) -> None:
+def test_a_paused_trial_has_ended_and_has_no_driver(paused: Store) -> None:
     trial = paused.trials.get("toy", 1)
     assert (trial.state, trial.outcome) == (TrialState.PAUSED, PAUSED)
     assert trial.ended_at is not None and trial.lease_expires_at is None
@@ -257,7 +257,7 @@ def test_one_driver_gets_it(paused: Store) -> None:
     assert not resume(paused, 1, "third")
 
 
-def test_of_many_drivers_at_once_one_gets_it(paused: Store, url: str) -> None:
+def test_one_of_many_drivers_resumes_the_trial(paused: Store, url: str) -> None:
     together = threading.Barrier(4)
     got: list[str] = []
 
@@ -296,7 +296,7 @@ def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_its_progress(paused: 
 @pytest.mark.usefixtures("begun_toy")
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
-def test_a_trial_is_contended_where_any_part_of_it_was(store: Store, first: bool, second: bool) -> None:
+def test_a_trial_is_contended_if_any_part_was(store: Store, first: bool, second: bool) -> None:
     pause(store, 1, replace(PAUSED, contended=first))
     resume(store, 1)
     for _ in range(2):  # as after a connection that broke
@@ -305,7 +305,7 @@ def test_a_trial_is_contended_where_any_part_of_it_was(store: Store, first: bool
     assert outcome is not None and outcome.contended is (first or second)
 
 
-def test_those_that_will_not_go_on_are_pruned(paused: Store) -> None:
+def test_trials_that_will_not_resume_are_pruned(paused: Store) -> None:
     for _ in range(4):
         start(paused)
     for number in (2, 3, 4):
@@ -323,7 +323,7 @@ def test_those_that_will_not_go_on_are_pruned(paused: Store) -> None:
     assert [trial.state for trial in paused.trials.of("toy")] == ["pruned", "running", "pruned", "pruned", "running"]
 
 
-def test_those_of_another_study_are_left_alone(paused: Store) -> None:
+def test_paused_trials_of_another_study_stay_paused(paused: Store) -> None:
     add_study(paused, "other")
     start(paused, "other")
     paused.trials.finish("other", 1, PAUSED, steps_x_step_time_s=None)
@@ -332,7 +332,7 @@ def test_those_of_another_study_are_left_alone(paused: Store) -> None:
     assert resume(paused, 1)
 
 
-def test_an_answer_is_old_when_a_trial_goes_on_and_when_it_is_paused_again(paused: Store) -> None:
+def test_an_answer_is_stale_when_a_trial_resumes_or_pauses_again(paused: Store) -> None:
     stamps = [paused.findings.stamp("toy")]
     resume(paused, 1)
     stamps.append(paused.findings.stamp("toy"))

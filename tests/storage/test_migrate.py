@@ -95,7 +95,7 @@ class TestRevisions:
         assert scripts.get_heads() == [migrate.SCHEMA_HEAD]
         assert tuple(reversed([script.revision for script in scripts.walk_revisions()])) == migrate.REVISIONS
 
-    def test_the_migrations_make_what_the_models_say(self, empty_url: str, engine: Engine) -> None:
+    def test_the_migrations_match_the_models(self, empty_url: str, engine: Engine) -> None:
         migrate.upgrade(empty_url)
         described = _described(engine)
         with writing(engine) as connection:
@@ -197,7 +197,7 @@ class TestUpgrade:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("then", ["raise RuntimeError('half way')", "op.execute('DELETE FROM bss_study')"])
-    def test_one_that_fails_changes_nothing(
+    def test_a_failed_upgrade_changes_no_data(
         self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
     ) -> None:
         store_in(sqlite_url, begun)

@@ -97,7 +97,7 @@ def test_the_highest_priority_comes_first_then_the_oldest(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_choose_at_once_lose_no_seconds_of_what_they_served(url: str) -> None:
+def test_workers_that_choose_together_lose_no_served_seconds(url: str) -> None:
     with open_store(url) as store:
         store.queue.submit(new("one"))
 
@@ -113,7 +113,7 @@ def test_workers_that_choose_at_once_lose_no_seconds_of_what_they_served(url: st
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_shift_goes_on_until_something_of_a_higher_priority_waits(store: Store) -> None:
+def test_a_shift_goes_on_until_a_higher_priority_is_queued(store: Store) -> None:
     store.queue.submit(new("one"))
     assert store.queue.begin_shift("worker", {"one"}) is not None
     store.queue.submit(new("two", owner="bob"))
@@ -127,7 +127,7 @@ def test_a_shift_goes_on_until_something_of_a_higher_priority_waits(store: Store
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_worker_that_asks_again_is_given_what_it_serves(store: Store) -> None:
+def test_a_worker_that_asks_again_gets_the_same_study(store: Store) -> None:
     for name in ("one", "two"):
         store.queue.submit(new(name, owner=name))
     first = store.queue.begin_shift("worker", {"one", "two"})
@@ -152,7 +152,7 @@ def test_a_worker_whose_shift_s_end_was_lost_goes_on_with_others(store: Store) -
 
 
 @pytest.mark.usefixtures("worker")
-def test_nothing_is_chosen_before_its_moment(store: Store) -> None:
+def test_no_choice_comes_before_its_moment(store: Store) -> None:
     store.queue.submit(new("later", not_before=datetime.now(UTC) + timedelta(hours=1)))
     store.queue.submit(new("now", not_before=datetime.now(UTC) - timedelta(hours=1)))
     assert [served(store, "worker", {"later", "now"}, used=1.0) for _ in range(2)] == ["now", "now"]
@@ -342,7 +342,7 @@ class TestLogins:
             assert una.queue.submission("one").state is SubmissionState.FAILED
 
     @pytest.mark.parametrize("column", ["template", "owner", "priority", "login", "values"])
-    def test_nobody_but_an_owner_changes_what_was_asked_for(self, team: str, postgres: Postgres, column: str) -> None:
+    def test_only_an_owner_changes_a_submission(self, team: str, postgres: Postgres, column: str) -> None:
         import psycopg
 
         with self.as_login(team, "una") as una:

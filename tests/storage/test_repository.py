@@ -68,7 +68,7 @@ from tests.storage.conftest import (
 
 
 class TestStudies:
-    def test_a_study_comes_back_as_it_was_stored(self, store: Store) -> None:
+    def test_a_stored_study_is_read_unchanged(self, store: Store) -> None:
         created = add_study(store, target=Target(metric="loss", value=-0.5, goal=Goal.MINIMIZE))
         assert store.studies.get("toy") == store.studies.find("toy") == created
         assert created.environment is None
@@ -132,7 +132,7 @@ class TestStudies:
 
 @pytest.mark.usefixtures("toy")
 class TestTrials:
-    def test_a_trial_comes_back_as_it_was_started_and_as_it_ended(self, store: Store) -> None:
+    def test_a_stored_trial_is_read_unchanged_at_start_and_end(self, store: Store) -> None:
         configuration = Configuration(
             batch_size=96,
             learning_rate=0.0123456789,
@@ -232,7 +232,7 @@ class TestTrials:
             start(store, retry_of=7)
         assert store.trials.of("toy") == []
 
-    def test_what_is_not_a_number_is_refused(self, store: Store) -> None:
+    def test_a_value_that_is_not_a_number_is_refused(self, store: Store) -> None:
         number = start(store)
         nan = dataclasses.replace(CANCELLED, final_metric=float("nan"))
         with pytest.raises(DatabaseError, match="not a finite number"):
@@ -295,7 +295,7 @@ class TestTrials:
         with pytest.raises(DatabaseError, match="not running but reached"):
             store.trials.finish("toy", 1, dataclasses.replace(OUTCOME, steps=124), steps_x_step_time_s=1.5)
 
-    def test_a_queued_trial_waits_until_it_is_started_once(self, store: Store) -> None:
+    def test_a_queued_trial_starts_once(self, store: Store) -> None:
         number = enqueue(store)
         queued = store.trials.get("toy", number)
         assert (queued.state, queued.phase, queued.uncapped) == (TrialState.QUEUED, Phase.SEARCH, True)
@@ -334,7 +334,7 @@ class TestTrials:
                 call()
 
 
-def test_a_store_opened_for_reading_writes_nothing(url: str) -> None:
+def test_a_store_opened_for_reading_refuses_writes(url: str) -> None:
     store_in(url)
     with open_store(url, write=False) as store:
         assert isinstance(store.studies.get("toy"), StudyRecord)
@@ -427,7 +427,7 @@ class TestKeeping:
         store.studies.archive("toy", archived=False)
         assert store.studies.get("toy").archived_at is None
 
-    def test_deleting_a_study_deletes_what_belongs_to_it_alone(self, store: Store) -> None:
+    def test_deleting_a_study_deletes_only_its_own_rows(self, store: Store) -> None:
         for name in ("toy", "other"):
             add_study(store, name)
             store.trials.finish(name, start(store, name), CANCELLED, steps_x_step_time_s=None)
@@ -685,7 +685,7 @@ def test_other_studies_are_read_as_ever(file: Path) -> None:
         raise ZeroDivisionError("a fault of our own")
 
 
-def test_where_all_rows_are_ours_an_error_is_what_it_is(file: Path) -> None:
+def test_with_valid_rows_an_error_keeps_its_message(file: Path) -> None:
     with pytest.raises(ZeroDivisionError), open_store(f"sqlite:///{file}") as store:
         store.trials.of("toy")
         raise ZeroDivisionError("a fault of our own")

@@ -174,7 +174,7 @@ def upgrade() -> None:
 """
 
 
-def test_what_a_later_version_adds_is_the_owners_and_can_be_read(
+def test_tables_of_a_later_version_belong_to_the_owner_and_are_readable(
     server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     team = new_team(server)
@@ -285,7 +285,7 @@ class TestWhoseStudy:
         return team
 
     @pytest.mark.parametrize("doing", KEEPING)
-    def test_another_writer_goes_on_with_it_and_does_not_keep_it(self, made: Team, doing: str) -> None:
+    def test_another_writer_may_run_a_study_but_not_manage_it(self, made: Team, doing: str) -> None:
         with open_store(made.url("will")) as store:
             store.studies.update_spec("toy", {"workload": "digits", "note": 1})
             store.studies.bind("toy", make_environment())
@@ -316,7 +316,7 @@ class TestWhoseStudy:
         with open_store(made.url("olga")) as store:
             store.studies.archive("toy")
 
-    def test_nobody_makes_a_study_in_the_name_of_another(self, made: Team) -> None:
+    def test_no_role_creates_a_study_in_the_name_of_another(self, made: Team) -> None:
         copied = "name, spec, spec_hash, objective, target_metric, target_value, target_goal, created_by, created_at"
         made.ask(
             "will",
@@ -338,7 +338,7 @@ class TestWhoseStudy:
         with pytest.raises(InsufficientPrivilege):
             made.ask("will", "CREATE FUNCTION public.more() RETURNS int LANGUAGE sql AS 'SELECT 1'")
 
-    def test_tables_that_shadow_the_catalogue_make_nobody_an_owner(self, made: Team) -> None:
+    def test_tables_that_shadow_the_catalogue_make_no_role_an_owner(self, made: Team) -> None:
         with pytest.raises(InsufficientPrivilege, match="who made it"):
             made.ask(
                 "will",
@@ -361,7 +361,7 @@ def test_without_roles_who_made_a_study_keeps_it_too(server: Postgres) -> None:
         store.studies.delete("toy")
 
 
-def test_who_lacks_a_role_is_told_which_to_ask_for(server: Postgres, team: Team) -> None:
+def test_a_user_without_a_role_sees_which_to_ask_for(server: Postgres, team: Team) -> None:
     server.execute("CREATE ROLE nina LOGIN")
     for login, write, role in (("nina", False, "reader"), ("nina", True, "writer"), ("rita", True, "writer")):
         with pytest.raises(DatabaseError, match=f"'{login}' needs the role team_{role} ") as caught:
@@ -397,7 +397,7 @@ def test_a_writer_stores_all_that_is_measured(team: Team) -> None:
         assert (store.trials.log("hers", 1), store.findings.last("hers")) == ("second", {"text": "second"})
 
 
-def test_a_writer_imports_what_is_new_of_a_study(server: Postgres, tmp_path: Path) -> None:
+def test_a_writer_imports_new_rows_of_a_study(server: Postgres, tmp_path: Path) -> None:
     team = new_team(server)
     with open_store(f"sqlite:///{tmp_path}/source.db") as source, open_store(team.url("will")) as store:
         make_study(source)
@@ -428,12 +428,12 @@ def test_init_on_the_command_line(server: Postgres, tmp_path: Path) -> None:
         ("--roles", "--prefix", "pg_a; DROP"),
     ],
 )
-def test_init_refuses_roles_of_a_file_and_names_that_are_none(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_init_refuses_roles_of_a_file_and_invalid_names(tmp_path: Path, options: tuple[str, ...]) -> None:
     refused(tmp_path, "db", "init", *options, code=2)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_statements_are_printed_where_no_database_is_named(tmp_path: Path) -> None:
+def test_without_a_database_the_statements_are_printed(tmp_path: Path) -> None:
     assert printed(tmp_path, "db", "init", "--roles", "--print") == script(Roles())
     assert list(tmp_path.iterdir()) == []
 
@@ -584,9 +584,7 @@ def test_a_first_upgrade_that_another_session_prevents_names_it(large_server: Po
 
 
 @pytest.mark.slow
-def test_a_table_that_another_session_commits_meanwhile_is_used(
-    large_server: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_committed_by_another_session_is_used(large_server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     has_table = migrate._has_version_table
     answers = iter([False])
     monkeypatch.setattr(migrate, "_has_version_table", lambda connection: next(answers, has_table(connection)))

@@ -57,9 +57,7 @@ def test_the_driver_whose_turn_it_is_starts_before_the_others(store: Store, url:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_turn_in_which_nothing_starts_leaves_the_study_to_others(
-    store: Store, url: str, pool: ThreadPoolExecutor
-) -> None:
+def test_a_turn_without_a_start_leaves_the_study_to_others(store: Store, url: str, pool: ThreadPoolExecutor) -> None:
     with open_store(url) as other:
         with pytest.raises(RuntimeError, match="on purpose"), store.turn("toy"):
             others = pool.submit(start_after, other, 0, "b")
@@ -69,7 +67,7 @@ def test_a_turn_in_which_nothing_starts_leaves_the_study_to_others(
 
 
 @pytest.mark.usefixtures("toy")
-def test_turns_of_one_store_are_those_of_its_threads(store: Store, pool: ThreadPoolExecutor) -> None:
+def test_threads_of_one_store_take_separate_turns(store: Store, pool: ThreadPoolExecutor) -> None:
     with store.turn("toy"):
         others = pool.submit(start_after, store, 0, "another thread")
         assert waits(others)
@@ -87,7 +85,7 @@ with open_store(sys.argv[1]) as store, store.turn("toy"):
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
-def test_who_is_killed_in_its_turn_is_waited_for_no_longer(store: Store, url: str) -> None:
+def test_a_driver_killed_in_its_turn_releases_it(store: Store, url: str) -> None:
     assert subprocess.run([sys.executable, "-c", DIES_IN_ITS_TURN, url], cwd=Path.cwd(), check=False).returncode == -9
     assert start_after(store, 0, "a") == 1
 
@@ -122,7 +120,7 @@ WRITES: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=[*WRITES])
-def test_who_hangs_in_a_write_blocks_nobody_for_long(
+def test_a_driver_that_hangs_in_a_write_blocks_others_only_briefly(
     write: Callable[[Store], object], own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
 ) -> None:
     own_postgres.start_if_stopped()
@@ -203,7 +201,7 @@ def test_one_upgrades_and_the_others_find_it_done(race: Race) -> None:
     assert sorted(str(report["before"]) for report in race.reports) == [*[SCHEMA_HEAD] * (RACERS - 1), "None"]
 
 
-def test_one_creates_the_study_and_the_others_are_told_so(race: Race) -> None:
+def test_one_writer_creates_the_study_and_the_others_see_it(race: Race) -> None:
     creators = [report["name"] for report in race.reports if report["created"]]
     assert len(creators) == 1
     with open_store(race.url, write=False) as store:
@@ -214,7 +212,7 @@ def test_a_claim_lets_one_in_at_a_time(race: Race) -> None:
     assert race.counted == RACERS * racer.CLAIMS
 
 
-def test_no_number_is_given_twice_and_none_is_lost(race: Race) -> None:
+def test_numbers_are_unique_and_without_gaps(race: Race) -> None:
     given = {number: report["name"] for report in race.reports for number in report["numbers"]}
     assert sorted(given) == list(range(1, RACERS * racer.STARTS + 1))
     with open_store(race.url, write=False) as store:
@@ -265,7 +263,7 @@ class TestLeases:
         assert (bare.steps, bare.final_metric) == (0, None)
         assert (seen.steps, seen.samples, seen.train_seconds, seen.final_metric) == (10, 320, 1.5, 0.4)
 
-    def test_a_heartbeat_keeps_the_leases_of_its_owner_alone(self, store: Store) -> None:
+    def test_a_heartbeat_renews_only_the_leases_of_its_owner(self, store: Store) -> None:
         start(store, lease_owner="a", lease_seconds=-5.0)
         start(store, lease_owner="b", lease_seconds=-5.0)
         start(store, lease_owner="a", lease_seconds=-5.0)
@@ -359,7 +357,7 @@ class TestClaims:
         assert not self.claim(store, "c")
         assert self.claim(store, "c", name="confirm host")
 
-    def test_what_a_study_does_not_have_is_not_found(self, store: Store) -> None:
+    def test_claims_of_a_missing_study_are_not_found(self, store: Store) -> None:
         with pytest.raises(NotFoundError):
             self.claim(store, "a")
         with pytest.raises(NotFoundError):

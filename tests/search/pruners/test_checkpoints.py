@@ -107,7 +107,7 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
     assert ": it belongs to the user number " in kept.refusal
 
 
-def test_a_new_file_follows_no_link_and_is_readable_by_nobody_else(tmp_path: Path) -> None:
+def test_a_new_file_follows_no_link_and_is_private(tmp_path: Path) -> None:
     victim, place = tmp_path / "victim", tmp_path / "trial-1.pt.part"
     victim.write_text("kept")
     place.symlink_to(victim)
@@ -337,7 +337,7 @@ def test_an_altered_checkpoint_is_refused_and_leaves_no_file(url: str, file: Pat
     assert not list(file.parent.iterdir())
 
 
-def test_what_is_gone_is_named(url: str, file: Path) -> None:
+def test_a_missing_checkpoint_is_named(url: str, file: Path) -> None:
     with pytest.raises(CheckpointError, match=r"trial 3 cannot be downloaded: file not found: .*trial-3\.pt"):
         CheckpointStore(url, MARK).get(3, file)
 
@@ -378,7 +378,7 @@ def slow_store(tmp_path: Path, trouble: type[Troubled], monkeypatch: pytest.Monk
     return CheckpointStore(f"troubled://{tmp_path}/store", MARK)
 
 
-def test_a_store_that_stays_silent_is_given_up_and_leaves_nothing_behind_when_it_wakes(
+def test_a_silent_store_is_given_up_and_leaves_no_file_when_it_wakes(
     slow_store: CheckpointStore, file: Path, tmp_path: Path, trouble: type[Troubled]
 ) -> None:
     slow_store.put(4, file)

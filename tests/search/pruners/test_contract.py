@@ -172,7 +172,7 @@ def test_an_evaluation_past_the_cap_ends_a_capped_trial_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gains_that_are_no_numbers_change_nothing(name: str) -> None:
+def test_nan_gains_change_no_decision(name: str) -> None:
     for seed in SEEDS:
         trials = random_curves(seed, 10)
         assert any(math.isnan(gain) for one in trials for gain in one.gains)

@@ -86,7 +86,7 @@ def test_before_the_first_hit_trials_pause_at_their_rung_or_go_on_if_they_cannot
     assert not Told(spec(checkpoint_gib=0.0)).controller.standings.can_wait, "nothing is to be saved"
 
 
-def test_only_what_is_saved_here_waits(told: Told) -> None:
+def test_only_trials_saved_here_pause(told: Told) -> None:
     for number in (1, 2, 3):
         told.paused(number, (RUNG, 0.1 * number))
     assert told.standings.waiting == {}
@@ -101,7 +101,7 @@ def test_only_what_is_saved_here_waits(told: Told) -> None:
     assert told.controller.least_promising() is None
 
 
-def test_a_trial_that_pauses_again_waits_with_all_of_its_curve(told: Told) -> None:
+def test_a_trial_that_pauses_again_keeps_its_whole_curve(told: Told) -> None:
     told.controller.found_saved([1])
     told.paused(1, (RUNG, 0.3))
     told.take(make_trial(1, state=RUNNING))

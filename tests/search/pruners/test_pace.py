@@ -54,7 +54,7 @@ def field() -> Field:
         (10.0, 0.9, True),
     ],
 )
-def test_pace_weighs_what_is_behind_and_what_is_left(seconds: float, gain: float, expected: bool, field: Field) -> None:
+def test_pace_weighs_elapsed_and_remaining_time(seconds: float, gain: float, expected: bool, field: Field) -> None:
     field.winner()
     assert seconds >= FROM * field.standings.cap or not expected
     assert is_hopeless(field, seconds, gain) is expected
@@ -103,7 +103,7 @@ def test_a_paused_trial_goes_on_when_a_better_winner_gives_it_hope() -> None:
     assert [field.goes_on(fresh=True) for _ in range(3)] == [2, 1, None], "the least predicted time first"
 
 
-def test_what_is_past_the_cap_waits_for_nothing() -> None:
+def test_a_trial_past_the_cap_never_pauses() -> None:
     field = pace(limit=1000.0)
     field.winner(0, seconds=10.0)
     assert field.observe(1, 8.0, 0.0) is Action.WAIT
@@ -126,7 +126,7 @@ def test_if_trials_can_pause_the_pruner_paces_them_before_the_first_hit(field: F
     assert field.pruner.paces_itself(field.standings)
 
 
-def test_the_least_promising_goes_first_and_waits_no_more(field: Field) -> None:
+def test_the_least_promising_trial_is_given_up_first(field: Field) -> None:
     for number, gain in enumerate((0.3, 0.1, 0.2)):
         field.observe(number, 10.0, gain)
     assert field.given_up() == 1, "before the first hit, the one with the least gain"
@@ -142,7 +142,7 @@ def test_the_least_promising_goes_first_and_waits_no_more(field: Field) -> None:
 # No pruning, capping, and the race ------------------------------------------------------------------------------------
 
 
-def test_the_cap_is_the_slack_times_the_fastest_hit_and_infinite_before_there_is_one() -> None:
+def test_the_cap_is_the_slack_times_the_fastest_hit_and_infinite_before_a_hit() -> None:
     field = Field(Cap(), slack=1.5)
     assert field.standings.cap == math.inf
     field.winner(0)
@@ -163,7 +163,7 @@ def test_without_a_pruner_no_trial_stops_before_the_cap(pruner: Pruner) -> None:
     assert (pruner.caps, field.goes_on(fresh=False), field.given_up()) == (isinstance(pruner, Cap), None, None)
 
 
-def test_a_race_stops_what_lags_behind_the_incumbent() -> None:
+def test_a_race_stops_trials_behind_the_incumbent() -> None:
     field = Field(Race(lag=2.0))
     assert field.observe(7, 5.0, 0.0) is Action.GO_ON, "there is no incumbent yet"
     field.winner()
@@ -235,7 +235,7 @@ def test_a_rung_is_twice_as_far_as_the_one_before(seconds: float, rung: int) -> 
 
 
 @pytest.mark.parametrize("limit", [0.1, 0.3, 7.0, 1e-9, 1e9])
-def test_a_rung_is_come_to_at_its_very_seconds_whatever_the_limit(limit: float) -> None:
+def test_a_rung_is_reached_at_its_exact_seconds_under_any_limit(limit: float) -> None:
     for rung in range(5):
         assert rung_of(progress((seconds_of(rung, limit), 0.5)), limit) == rung
 
@@ -299,7 +299,7 @@ KINDS: list[Kind] = [Median, Asha, Hyperband]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_made_anew_from_the_standings_it_decides_as_the_one_that_saw_every_evaluation(kind: Kind, seed: int) -> None:
+def test_a_pruner_rebuilt_from_the_standings_decides_the_same(kind: Kind, seed: int) -> None:
     rng, field, stopped = random.Random(seed), Field(kind(), float(GRID)), 0
     for number in range(1, 13):
         slope = rng.uniform(0.2, 1.0)
@@ -327,7 +327,7 @@ def test_a_second_evaluation_at_a_grid_point_is_not_passed_on() -> None:
     assert field.observe(10, 40.2, 0.5) is Action.STOP
 
 
-def test_what_others_ran_counts_for_optunas_median_too() -> None:
+def test_trials_of_others_count_for_optunas_median_too() -> None:
     seen, alone = Field(Median(), float(GRID)), Field(Median(), float(GRID))
     for number in range(10):
         seen.told(number, (40.0, 1.0))

@@ -86,7 +86,7 @@ def test_evidence_that_fails_is_not_tried_for_ever() -> None:
     assert (proposal := propose(history(*trials))) is not None and proposal.batch_size != 128
 
 
-def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
+def test_rivals_of_the_optimum_are_tuned_too() -> None:
     trials = [default_trial(seconds=8.0, uncapped=True)]  # batch 32
     trials += [make_trial(n, batch_size=size, seconds=1.0 if size == 8 else 4.0) for n, size in enumerate([8] * 6, 1)]
     trials += [make_trial(n, batch_size=size, seconds=4.0) for n, size in enumerate([16, 16, 32, 64, 64, 128, 128], 7)]
@@ -97,7 +97,7 @@ def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
     assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
 
 
-def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
+def test_remaining_trials_go_to_the_fastest_batch_sizes() -> None:
     trials = [default_trial(seconds=1.0)]
     for _ in range(60):
         number = len(trials)
@@ -135,7 +135,7 @@ def ladder(quick: QuickAnswer | None, *, at_32: float) -> list[int]:
     return order
 
 
-def test_the_ladder_begins_at_what_a_quick_answer_recommends_and_leaves_no_batch_size_out() -> None:
+def test_the_ladder_begins_at_the_quick_answer_and_contains_every_batch_size() -> None:
     order = ladder(quick_at(128, 16, 128), at_32=2.0)
     assert order[:4] == [128, 64, 16, 8]
     assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
@@ -221,7 +221,7 @@ def test_combinations_that_do_not_fit_are_excluded_until_they_do(study: MadeUpSt
     assert ending(study) is None
 
 
-def test_what_a_combination_does_not_use_makes_it_no_other() -> None:
+def test_unused_parameters_do_not_distinguish_combinations() -> None:
     space = {
         "batch_size": [8, 16],
         "learning_rate": 0.1,

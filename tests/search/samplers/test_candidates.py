@@ -298,7 +298,7 @@ def test_running_trials_are_not_counted_on_but_leave_others_more_evidence() -> N
     assert second != first
 
 
-def test_where_all_was_tried_in_vain_it_still_answers() -> None:
+def test_it_still_proposes_after_every_candidate_failed() -> None:
     vain = [trained(point, 100.0 + point, until=0.5) for point in range(len(CELLS))]
     assert gradient().ask(vain) in range(len(CELLS))
     assert CELLS[gradient().ask(vain, batch_size=128)][0] == 128
@@ -325,7 +325,7 @@ def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form(ahead
     assert found[0] == pytest.approx(0.0, abs=1e-4), "what is sure can surprise nobody"
 
 
-def test_what_runs_is_taken_as_ended_as_expected() -> None:
+def test_a_running_trial_counts_as_ended_as_expected() -> None:
     posterior = believed([0.0, 0.0], [[0.25, 0.2], [0.2, 0.25]], seed_noise=0.3)
     after = _after(posterior, [0])
     assert after.covariance[0, 0] == pytest.approx(0.25 - 0.25**2 / 0.34)
@@ -431,7 +431,7 @@ def test_covariances_can_be_inverted() -> None:
     assert np.diag(departs) == pytest.approx(np.ones(len(CELLS)))
 
 
-def test_a_bound_that_is_met_moves_nothing_and_one_that_is_not_moves_up() -> None:
+def test_a_bound_that_is_met_stays_and_an_unmet_bound_moves_up() -> None:
     hits = ((place(32, 0.01), 10.0), (place(32, 0.1), 40.0), (place(128, 0.01), 8.0), (place(32, 0.1), 40.0))
     slow, good = place(32, 1.0), place(128, 0.1)
     before = posterior(told(*hits))

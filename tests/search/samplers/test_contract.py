@@ -84,7 +84,7 @@ def test_the_sampler_sees_new_results_of_trials_that_it_already_knew(name: str, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_it_knew_of_another_history_counts_no_more(name: str) -> None:
+def test_knowledge_of_another_history_does_not_count(name: str) -> None:
     """As after trials were deleted: the engine keeps its sampler for a new history."""
     study, other = study_of(name), study_of(name)
     for _ in range(4):
@@ -106,7 +106,7 @@ def test_with_a_batch_size_it_chooses_there(name: str, study: MadeUpStudy) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "grid"])
-def test_it_chooses_at_the_default_s_batch_size_where_that_lies_outside_the_space(name: str) -> None:
+def test_it_also_chooses_at_a_default_batch_size_outside_the_space(name: str) -> None:
     study = study_of(name, default={"batch_size": 24, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1})
     study.step()
     study.step()
@@ -135,7 +135,7 @@ def test_batch_sizes_that_cannot_run_are_never_chosen(name: str, study: MadeUpSt
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_runs_is_not_chosen_again(name: str, study: MadeUpStudy) -> None:
+def test_running_configurations_are_not_chosen_again(name: str, study: MadeUpStudy) -> None:
     study.step()
     study.step()
     at_once = [study.step(TrialState.RUNNING).configuration for _ in range(5)]
@@ -173,7 +173,7 @@ def test_another_seed_chooses_otherwise(name: str) -> None:
         ("random", "samples_to_target", Random),
     ],
 )
-def test_auto_is_tpe_where_it_has_no_model_of_the_objective(name: str, objective: str, kind: type) -> None:
+def test_auto_is_tpe_without_a_model_of_the_objective(name: str, objective: str, kind: type) -> None:
     assert type(make_sampler(study_spec(name, objective=objective))) is kind
 
 

@@ -54,13 +54,13 @@ def told_of(past: History) -> list[optuna.trial.FrozenTrial]:
     return list(sampler.asker.study(sampler.told(past, past.trials), seed=0).trials)
 
 
-def test_a_reached_trial_is_told_its_seconds() -> None:
+def test_optuna_sees_the_seconds_of_a_hit() -> None:
     (trial,) = told(make_trial(1, seconds=2.5, sampled=coordinates(0.1)))
     assert (trial.state, trial.value) == (optuna.trial.TrialState.COMPLETE, 2.5)
 
 
 @pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.PRUNED, TrialState.PAUSED, TrialState.EXHAUSTED])
-def test_a_stopped_trial_is_told_its_shortfall_at_equal_time_never_its_seconds(state: TrialState) -> None:
+def test_optuna_sees_the_shortfall_of_a_stopped_trial_and_not_its_seconds(state: TrialState) -> None:
     (_, trial) = told(
         make_trial(1, seconds=2.0, sampled=coordinates(0.1)),
         make_trial(2, state=state, seconds=1.0, best_metric=0.3, sampled=coordinates(0.2)),
@@ -136,7 +136,7 @@ def test_a_stopped_trial_without_a_metric_or_before_the_first_evaluation_ranks_b
     assert told_of(past)[1].intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
 
 
-def test_each_choice_draws_with_a_seed_of_its_own() -> None:
+def test_each_choice_has_its_own_seed() -> None:
     drawn = {
         Random(SPEC).ask(history(*(make_trial(n, state=TrialState.FAILED) for n in range(1, count + 1))), 32)[
             "reference_learning_rate"
@@ -166,7 +166,7 @@ def test_any_sampler_of_optuna_has_a_name_and_its_own_options() -> None:
     assert sampler.startup_trials == 3
 
 
-def test_a_sampler_that_keeps_generations_has_them_of_the_trials_it_is_told_of() -> None:
+def test_a_sampler_with_generations_builds_them_from_the_given_trials() -> None:
     study = after("optuna:NSGAIISampler", {"population_size": 4}, 24)
     sampler = study.sampler
     assert isinstance(sampler, OptunaSampler)
@@ -177,7 +177,7 @@ def test_a_sampler_that_keeps_generations_has_them_of_the_trials_it_is_told_of()
     assert [trial.value for trial in told.trials] == [study.history.value(trial) for trial in near]
 
 
-def test_a_sampler_that_keeps_notes_is_told_as_others_are() -> None:
+def test_a_sampler_with_state_sees_the_same_trials() -> None:
     trials = (
         make_trial(1, seconds=2.0, sampled=coordinates(0.1)),
         make_trial(2, state=TrialState.OOM, sampled=coordinates(0.2)),
@@ -206,7 +206,7 @@ def test_a_sampler_without_its_package_is_refused_with_the_remedy(monkeypatch: p
 
 
 @pytest.mark.parametrize("size", [None, 32])
-def test_cma_es_follows_what_it_is_told(size: int | None) -> None:
+def test_cma_es_follows_its_trials(size: int | None) -> None:
     pytest.importorskip("cmaes")
     study = after("optuna:CmaEsSampler", {"popsize": 4}, 40)
     one, other = (not_none(at.sampler.choose(at.history, size)) for at in (study, study.restarted()))

@@ -136,7 +136,7 @@ OTHERS = {
         {"batch_size": IntDistribution(10, 12), "learning_rate": FloatDistribution(0.01, 0.5)},
     ],
 )
-def test_what_is_suggested_lies_in_its_distribution(space: Mapping[str, Any]) -> None:
+def test_suggestions_lie_in_their_distribution(space: Mapping[str, Any]) -> None:
     first = {
         name: one.choices[0] if isinstance(one, CategoricalDistribution) else one.low for name, one in space.items()
     }
@@ -279,7 +279,7 @@ def test_until_two_batch_sizes_are_known_half_of_a_step_is_fixed_at_the_middle_o
     assert [known[size] for size in (16, 256)] == [0.5, 0.75]
 
 
-def test_the_parameters_searched_are_those_of_the_newest_trial_that_has_ended(study: optuna.Study) -> None:
+def test_the_searched_parameters_are_those_of_the_newest_ended_trial(study: optuna.Study) -> None:
     first = study.ask(SPACE)
     running = study.ask({**SPACE, "dropout": FloatDistribution(0.0, 0.5)})
     asked = study.ask()

@@ -98,7 +98,7 @@ def test_spaces_of_every_shape_can_be_searched(space: dict[str, Any], default: d
         )
 
 
-def test_from_a_default_outside_the_space_it_goes_to_the_nearest_that_lies_inside() -> None:
+def test_a_default_outside_the_space_is_followed_by_the_nearest_size_inside() -> None:
     space = {"batch_size": [8, 64], "learning_rate": [0.01, 0.03, 0.1, 0.3], "weight_decay": [0.0, 1e-4, 1e-3]}
     study = study_of(space=space, default={"batch_size": 48, "learning_rate": 0.09, "weight_decay": 9e-4})
     first, second = study.step(), study.step()
@@ -139,9 +139,7 @@ def with_noise(number: int, scale: float | None, adam: float | None = None, **ch
         ([], None),
     ],
 )
-def test_the_noise_scale_is_the_median_of_what_trials_that_reached_have_measured(
-    trials: list[TrialRecord], scale: float | None
-) -> None:
+def test_the_noise_scale_is_the_median_over_trials_that_reached(trials: list[TrialRecord], scale: float | None) -> None:
     assert _noise_scale(History(study_spec("auto"), trials)) == scale
 
 
@@ -203,7 +201,7 @@ def seen(*runs: Run, most: int = MOST) -> Extrapolation:
     return not_none(extrapolate(runs, 1.0, most))
 
 
-def test_what_reached_the_target_is_known_exactly() -> None:
+def test_the_time_of_a_hit_is_known_exactly() -> None:
     found = seen(line(0, 10.0), line(1, 20.0))
     assert np.exp(found.log_seconds) == pytest.approx([10.0, 20.0])
     assert found.variance.tolist() == [0.0, 0.0]
@@ -227,7 +225,7 @@ def test_what_is_far_behind_takes_at_least_so_long() -> None:
     assert found.variance[1] >= BOUND_DEVIATION**2
 
 
-def test_a_trial_that_is_nearly_there_but_was_capped_takes_longer_than_its_cap() -> None:
+def test_a_capped_trial_close_to_the_target_takes_longer_than_its_cap() -> None:
     found = seen(line(0, 10.0), run(1, (0.0, 0.0), (5.0, 0.97), (9.0, 0.97), (10.0, 0.97), (13.0, 0.97)))
     assert found.is_bound.tolist() == [False, True]
     assert math.exp(found.log_seconds[1]) == pytest.approx(13.0), "its pace alone says 11"
@@ -275,7 +273,7 @@ def test_each_winner_counts_once_in_the_error_as_all_the_others_predict_it() -> 
     assert seen(line(0, 10.0)).error == ERROR, "a winner alone has no others"
 
 
-def test_of_many_winners_the_twelve_fastest_are_the_measure() -> None:
+def test_only_the_twelve_fastest_winners_count() -> None:
     late = run(99, (0.0, 0.0), (500.0, 0.0), (1000.0, 1.0), hit=1000.0)
     alike = [line(number, 10.0 + number) for number in range(12)]
     stopped = line(50, 20.0, until=0.5)
@@ -291,7 +289,7 @@ def test_no_more_different_points_are_kept_than_asked_for(count: int) -> None:
 
 
 @pytest.mark.parametrize(("lost", "kept"), [(0, 0), (1, 1), (15, 15), (16, 8), (47, 16), (48, 12), (160, 15)])
-def test_of_many_that_diverged_some_tell_as_much(lost: int, kept: int) -> None:
+def test_a_sample_of_diverged_trials_is_enough(lost: int, kept: int) -> None:
     found = seen(line(0, 10.0), *[Run(100 + place, Progress(), running=False, diverged=True) for place in range(lost)])
     assert len(found.points) == 1 + kept <= 1 + MOST // 8
     assert found.variance[1:].tolist() == [BOUND_DEVIATION**2] * kept

@@ -141,7 +141,7 @@ def test_a_trial_that_ended_elsewhere_replaces_an_unfinished_one(
 
 
 @pytest.mark.parametrize("there", [lambda store, number: None, paused, lost])
-def test_a_trial_that_has_not_ended_elsewhere_stays_as_it_is_here(
+def test_a_trial_unfinished_elsewhere_stays_unchanged_here(
     source: Store, store: Store, there: Callable[[Store, int], object]
 ) -> None:
     enqueue(source)
@@ -245,7 +245,7 @@ def test_spec_and_archive_stay_as_they_are_here(source: Store, store: Store) -> 
 
 
 @pytest.mark.usefixtures("joined")
-def test_drivers_see_what_has_come(source: Store, store: Store) -> None:
+def test_drivers_see_imported_trials(source: Store, store: Store) -> None:
     seen = store.trials.changes("toy", 0)
     assert [one.number for one in seen.trials] == [1]
     run(source)
@@ -296,7 +296,7 @@ def test_states_of_a_study_in_any_order_make_its_last_trials(
     assert found[Kind.OBSERVATION] == last[Kind.OBSERVATION]
 
 
-def test_an_import_that_is_interrupted_anywhere_leaves_nothing(states: list[Path], store: Store) -> None:
+def test_an_interrupted_import_leaves_no_rows(states: list[Path], store: Store) -> None:
     with open_store(f"sqlite:///{states[12]}", write=False) as source:
         store.transfer.join(copies(source))
     with open_store(f"sqlite:///{states[-1]}", write=False) as source:
@@ -329,9 +329,7 @@ with open_store(sys.argv[1]) as store:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_meanwhile_leaves_nothing(
-    states: list[Path], store: Store, url: str, tmp_path: Path
-) -> None:
+def test_a_killed_import_leaves_no_rows(states: list[Path], store: Store, url: str, tmp_path: Path) -> None:
     with open_store(f"sqlite:///{states[-1]}", write=False) as source:
         source.transfer.write("toy", tmp_path / "toy.gz")
     before = everything(store)
