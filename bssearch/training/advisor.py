@@ -297,8 +297,7 @@ class BatchAdvisor:
         plain, measured = (statistics.median(self._seconds[kind] or [0.0]) for kind in (False, True))
         if plain <= 0 or len(self._seconds[True]) < FEWEST_TIMED:
             return FIRST_EVERY
-        cost = max(0.0, measured - plain)
-        return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(cost / (SHARE * plain))))
+        return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(max(0.0, measured - plain) / (SHARE * plain))))
 
 
 def batch_stages(stages: Iterable[tuple[int, int]]) -> str:

@@ -207,8 +207,7 @@ class TracedDropout(nn.Dropout):
         """Zero with probability p; scale the rest by 1 / (1 − p)."""
         if not self.training:
             return input
-        kept = torch.rand_like(input, dtype=torch.float32) < self.keep
-        return torch.where(kept, input / self.keep, 0.0)
+        return torch.where(torch.rand_like(input, dtype=torch.float32) < self.keep, input / self.keep, 0.0)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus those of this process, its
-parent and the parent's boards. The core's pace shows other load.
+GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus the seconds of this process,
+its parent and the parent's boards. The core's pace shows other load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bssearch.training.process_times import children_of, descendants_seconds, pr
 
 FULL_SHARE = 0.6  # Busier CPUs slow each other: they share caches, memory bandwidth, boost clock and cores.
 
-LEAST_OTHERS = 0.2  # CPUs used by other programs; an idle desktop and the kernel always use some
+LEAST_OTHERS = 0.2  # CPUs used by other programs; an idle desktop and the kernel always use a share
 
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 

@@ -113,8 +113,7 @@ class Approach:
         """True if the metric is near or past the target (`WINDOW_SHARE`)."""
         if self.first is None:
             self.first = metric
-        way = max(0.0, self.target.shortfall(self.first))
-        return self.target.shortfall(metric) <= (1 - WINDOW_SHARE) * way
+        return self.target.shortfall(metric) <= (1 - WINDOW_SHARE) * max(0.0, self.target.shortfall(self.first))
 
 
 def not_finite(what: str, value: float) -> str:

@@ -112,7 +112,7 @@ def describe_program(
 def workload_revision(workload: object) -> str | None:
     """12 hex digits of the SHA-256 of the workload's file, if any.
 
-    In a notebook, of the source of the class and its bases.
+    In a notebook, the digest is of the source of the class and its bases.
     """
     if type(workload).__module__ == MAIN:
         parts = [_source(one) for one in type(workload).__mro__ if one.__module__ == type(workload).__module__]

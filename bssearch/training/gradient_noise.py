@@ -42,7 +42,7 @@ SMALLEST, LARGEST = 16, 256
 NOISE_SHARE = 0.03
 
 # Seconds of a small batch ÷ seconds of a training micro-batch, expected for a shape's first pass: at most 1 if both
-# compute alike (CPU, fp32, uncompiled), more under other precision or kernels, most if training is compiled.
+# compute in the same way (CPU, fp32, uncompiled), more under other precision or kernels, most if training is compiled.
 SLOWDOWN, SLOWDOWN_OF_OTHER, SLOWDOWN_OF_COMPILED = 1, 2, 10
 
 PASSES_AT_ONCE = 2 * FEWEST_PASSES  # most passes after one evaluation, so that passes spread over the window
@@ -161,8 +161,7 @@ class NoiseMeter:
         """Make passes if the metric is near the target and the budget allows them."""
         self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
-        near = self._approach.is_near(metric)
-        if self._ended or not near:
+        if not self._approach.is_near(metric) or self._ended:
             return
         self._ended = self._approach.target.is_met_by(metric)
         if self._small_batches is None:

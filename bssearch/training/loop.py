@@ -356,7 +356,7 @@ def describe_model(
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Tokens of a sample, if the workload says; `WorkloadError` if not a positive integer."""
+    """Tokens of a sample, if the workload declares them; `WorkloadError` if not a positive integer."""
     tokens = getattr(workload, "tokens_per_sample", None)
     require(
         tokens is None or (type(tokens) is int and tokens >= 1),

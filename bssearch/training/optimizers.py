@@ -40,7 +40,7 @@ def timm_optimizers(name: str) -> ModuleType:
     try:
         version = importlib.metadata.version("timm")
         optimizers = importlib.import_module("timm.optim")
-    except (ImportError, RuntimeError, OSError) as error:  # its torchvision may not match this PyTorch
+    except (ImportError, RuntimeError, OSError) as error:  # timm's torchvision may not match this PyTorch
         raise LaunchError(
             f"optimizer = {name!r} needs timm >= {oldest}, which cannot be imported: {error}", hint=hint
         ) from error
@@ -201,7 +201,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """One or several optimizers as a tuple; `WorkloadError` if one trains nothing of the model."""
+    """One or several optimizers as a tuple; `WorkloadError` if one trains no parameter of the model."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     require(

@@ -306,8 +306,7 @@ class Follower:
     def obey(self, order: Order) -> None:
         """Carry out an order."""
         name, arguments = order
-        own = getattr(self, f"_{name}", None)
-        (own or getattr(self._training, name))(*arguments)
+        (getattr(self, f"_{name}", None) or getattr(self._training, name))(*arguments)
 
     def _join(self, size: int, folder: Path) -> None:
         self._computation.ranks = None

@@ -1,6 +1,6 @@
 """Learning rate schedules: factors on the peak, pure functions of the step from 0.
 
-Warmup and horizon are in samples or epochs, to mean the same at every batch size.
+Warmup and horizon are in samples or epochs, so that they mean the same at every batch size.
 """
 
 import math

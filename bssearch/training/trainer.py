@@ -519,7 +519,7 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # quicker: for each kind of device that is absent, `manual_seed` keeps a call with its formatted stack
+    else:  # quicker, because `manual_seed` keeps a call with its formatted stack for each absent kind of device
         torch.default_generator.manual_seed(seed)
 
 
@@ -656,7 +656,7 @@ def warm_up(
 def _take_first_steps(
     workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
-    # Use the trial's own rows: made-up rows, or the first of a part sorted by length, may hold no token at all.
+    # Use the trial's own rows, because made-up rows, or the first rows of a part sorted by length, may have no token.
     for place, one in enumerate(constant_configurations(replace(configuration, warmup_epochs=0.0))):
         with Trainer(workload, one, data.train, computation, seed) as trainer:
             if place == 0:

@@ -224,7 +224,7 @@ def _check_size(name: str, size: int, most: int) -> None:
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
-    # Refuse parts that are compressed, overlap, or are elsewhere for PyTorch.
+    # Refuse parts that are compressed or overlap, and files whose parts PyTorch would find in another place.
     parts = archive.infolist()
     if sum(one.file_size for one in parts) > archive.start_dir:
         raise ValueError("its parts unpack to more bytes than the file has")

@@ -2,7 +2,7 @@
 
 Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, in this order:
 
-1. only the folder in ``BSSEARCH_DATA_DIR``, if set: itself, its ``fashion-mnist`` or ``FashionMNIST/raw`` (torchvision)
+1. the folder in ``BSSEARCH_DATA_DIR``, its ``fashion-mnist`` or ``FashionMNIST/raw`` (torchvision); if set, no other
 2. Debian's package ``dataset-fashion-mnist``
 3. an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
 4. a download into it with torchvision

@@ -16,7 +16,7 @@ MakeComputation = Callable[..., Computation]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the quick tests of this folder first, then those that start workers, then those that compile."""
+    """Run the quick tests of this folder first, then tests that start workers, then tests that compile."""
 
     def rank(item: pytest.Item) -> int:
         starts_workers, compiles = item.path.stem == "test_device_on_gpu", "compiled" in item.name

@@ -1,8 +1,9 @@
-"""A CUDA device that is none: kernels that take seconds of a fake time, a queue of launches, events."""
+"""A fake CUDA device: kernels that take seconds of a fake time, a queue of launches, events."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -14,17 +15,17 @@ from tests.training.toys import FakeTime
 DEVICE = torch.device("cuda", 0)
 
 
+@dataclass
 class FakeCuda:
-    """A device that runs kernels in order; the host launches up to ``depth`` ahead and then waits inside a launch."""
+    """A device that runs kernels in order; with ``depth`` kernels in its queue, the host waits inside a launch."""
 
-    def __init__(self, depth: int = 1000) -> None:
-        self.time = FakeTime()
-        self.busy_until = 0.0
-        self._depth = depth
-        self._pending: deque[float] = deque()
+    time: FakeTime = field(default_factory=FakeTime)
+    busy_until: float = 0.0
+    depth: int = 1000
+    _pending: deque[float] = field(default_factory=deque)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Take the place of what a clock asks of `torch.cuda`."""
+        """Replace the functions of `torch.cuda` that a clock calls."""
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(self))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace())
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.wait_until(self.busy_until))
@@ -38,31 +39,31 @@ class FakeCuda:
         self.time.pass_by(max(0.0, moment - self.time.seconds))
 
     def launch(self, host_seconds: float, device_seconds: float, launches: int = 1) -> None:
-        """Launch so many kernels that take the host and the device so long together."""
+        """Launch kernels that together take ``host_seconds`` and ``device_seconds``."""
         for _ in range(launches):
             self.time.pass_by(host_seconds / launches)
             while self._pending and self._pending[0] <= self.time.seconds:
                 self._pending.popleft()
-            if len(self._pending) >= self._depth:
+            if len(self._pending) >= self.depth:
                 self.wait_until(self._pending.popleft())
             self.busy_until = max(self.busy_until, self.time.seconds) + device_seconds / launches
             self._pending.append(self.busy_until)
 
 
+@dataclass
 class FakeEvent:
-    """An event: done when the device has done what was launched before it was recorded."""
+    """An event that is done when all earlier kernels are done."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
-        self._cuda = cuda
-        self.done_at = 0.0
+    cuda: FakeCuda
+    done_at: float = 0.0
 
     def record(self, stream: object) -> None:
-        """Record the event behind all that was launched."""
-        self.done_at = max(self._cuda.busy_until, self._cuda.time.seconds)
+        """Record the event behind all launched kernels."""
+        self.done_at = max(self.cuda.busy_until, self.cuda.time.seconds)
 
     def synchronize(self) -> None:
         """Let the host wait for the event."""
-        self._cuda.wait_until(self.done_at)
+        self.cuda.wait_until(self.done_at)
 
     def elapsed_time(self, end: FakeEvent) -> float:
         """Return the milliseconds from this event to another."""

@@ -1,4 +1,4 @@
-"""A stand-in for the module `pynvml` and a CUDA device for it to describe."""
+"""A fake module `pynvml`, and a fake CUDA device."""
 
 import sys
 from dataclasses import dataclass, field
@@ -23,16 +23,16 @@ REASONS = {
     "HwPowerBrakeSlowdown": 0x080,
     "DisplayClockSetting": 0x100,
 }
-"""Why a clock is what it is: NVML's own values (nvml.h)."""
+"""Reasons for the current clock, with NVML's values (nvml.h)."""
 
 
 @dataclass
 class FakeNvml:
-    """The devices by NVML's identifier; a figure that is None is one the device does not support."""
+    """Devices by NVML's identifier; the device does not support figures that are None."""
 
     processes: dict[str, list[int]] = field(default_factory=lambda: {"GPU-0": []})
     computing: dict[str, dict[int, int]] = field(default_factory=dict)
-    """The per cent of its time that a device computed for each process since whatever moment is asked of."""
+    """Percent of a device's time for each process, since any moment."""
     lists_processes: bool = True
     reasons: int | None = 0
     millijoules: int | None = 5_000
@@ -40,7 +40,7 @@ class FakeNvml:
     has_driver: bool = True
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Make it what `import pynvml` finds, on a machine whose CUDA devices have the UUIDs 0, 1, …"""
+        """Replace `pynvml`, and give CUDA devices the UUIDs 0, 1, …"""
         module: Any = ModuleType("pynvml")
 
         class NVMLError(Exception):

@@ -1,7 +1,8 @@
-"""One two-class problem in all the forms in which a workload may give its data, and steps of its own."""
+"""A two-class problem in every form of a workload's data, and with its own training steps."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,14 +38,14 @@ def texts(samples: int, seed: int, longest: int = 6) -> list[tuple[list[int], in
 
 
 def padded(samples: list[Any], longest: int | None = None) -> tuple[dict[str, Any], torch.Tensor]:
-    """Return {"text": {"ids", "mask"}} padded to the longest of the samples, and the labels."""
+    """Return {"text": {"ids", "mask"}}, padded to the longest sample, and the labels."""
     longest = longest or max(len(ids) for ids, _ in samples)
     ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in samples])
     return {"text": {"ids": ids, "mask": ids != 0}}, torch.tensor([label for _, label in samples])
 
 
 class Texts:
-    """Nested dicts of tensors; a subclass gives them in another form."""
+    """Nested dicts of tensors; subclasses have other forms."""
 
     metrics: Mapping[str, MetricInfo] = {"accuracy": MetricInfo(low=0.0, high=1.0), "loss": MetricInfo(low=0.0)}
 
@@ -79,17 +80,17 @@ class Listed(Texts):
         return padded(samples, 6)
 
 
+@dataclass(eq=False)
 class Rows(Dataset[Any]):
     """A Dataset whose samples are augmented at random: a token is left out."""
 
-    def __init__(self, samples: list[Any]) -> None:
-        self._samples = samples
+    samples: list[Any]
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.samples)
 
     def __getitem__(self, row: int) -> Any:
-        ids, label = self._samples[row]
+        ids, label = self.samples[row]
         left_out = int(torch.randint(len(ids), ())) if random.random() < 0.5 else None
         return [one for place, one in enumerate(ids) if place != left_out], label
 
@@ -101,18 +102,18 @@ class Datasets(Listed):
         return Subset(Rows(samples), range(len(samples)))
 
 
+@dataclass(eq=False)
 class Stream(IterableDataset[Any]):
     """Samples in an order that the global generator draws."""
 
-    def __init__(self, samples: list[Any]) -> None:
-        self._samples = samples
+    samples: list[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        yield from random.sample(self._samples, len(self._samples))
+        yield from random.sample(self.samples, len(self.samples))
 
 
 class Streams(Listed):
-    """Training batches of a DataLoader of its own, the last one shorter."""
+    """Training batches of the workload's DataLoader; the last batch is shorter."""
 
     train_samples = 100
 
@@ -125,7 +126,7 @@ class Streams(Listed):
 
 
 class TwoOptimizers(Texts):
-    """A training step of its own: two optimizers, a second loss of a weighed penalty."""
+    """An own training step: two optimizers, and a penalty as a second loss."""
 
     def build_optimizer(self, model: nn.Module, configuration: Configuration) -> Any:
         assert isinstance(model, Classifier)
@@ -141,15 +142,14 @@ class TwoOptimizers(Texts):
             loss = functional.cross_entropy(step.model(**inputs["text"]), targets) / step.accumulation_steps
             step.backward(loss)
             total = total + loss.detach()
-        penalty = 1e-3 * torch.stack([one.square().sum() for one in step.model.parameters()]).sum()
-        step.backward(penalty)
+        step.backward(1e-3 * torch.stack([one.square().sum() for one in step.model.parameters()]).sum())
         for optimizer in step.optimizers.values():
             step.update(optimizer)
         return total
 
 
 class Weighed(Listed):
-    """A loss per token, of which micro-batches hold unequal numbers."""
+    """A loss per token; micro-batches have unequal numbers of tokens."""
 
     def loss(self, model: nn.Module, inputs: Any, targets: Any, *, label_smoothing: float) -> Any:
         weights = inputs["text"]["mask"].sum(1)
@@ -161,5 +161,5 @@ FORMS: list[type[Texts]] = [Texts, Listed, Datasets, Streams, TwoOptimizers, Wei
 
 
 def loaded(workload: Texts) -> Data:
-    """Return the data as a worker has them."""
+    """Return the data as a worker loads them."""
     return check_data(workload.load(torch.device("cpu")), workload)

@@ -193,7 +193,7 @@ def test_a_closed_advisor_leaves_no_hooks() -> None:
         assert not model.weight._backward_hooks and not model.weight._post_accumulate_grad_hooks
 
 
-def test_without_micro_batches_the_report_says_what_is_missing() -> None:
+def test_without_micro_batches_the_report_asks_for_them() -> None:
     model = at_zero()
     found = followed(often(model), model, lambda _, model, x, y: torch.autograd.backward(loss_of(model)(x, y)))
     assert "call backward()" in str(found)
@@ -277,8 +277,7 @@ def test_the_schedule_begins_a_size_once_the_noise_scale_stays_above_it() -> Non
     assert megatron_schedule(32, found, sequence_length=10) == f"0:32 {10 * first}:64 {10 * second}:128"
     assert advisor.stages(63) == advisor.stages(0) == []
     parameters = {"batch_schedule": "milestones", BATCH_STAGES: batch_stages(found), "batch_rate_rule": "sqrt"}
-    configuration = replace(make_trial(1, batch_size=32).configuration, parameters=parameters)
-    schedule = batch_schedule_of(configuration)
+    schedule = batch_schedule_of(replace(make_trial(1, batch_size=32).configuration, parameters=parameters))
     assert schedule is not None and [one.batch_size for one in schedule.stages] == [32, 64, 128]
 
 

@@ -89,7 +89,7 @@ def test_warming_up_leaves_no_process_behind() -> None:
 
 
 @pytest.mark.slow  # torch waits 5 s for each process that is gone
-def test_a_data_loading_process_that_fails_says_so() -> None:
+def test_an_error_of_a_loader_process_is_raised() -> None:
     train = toy_data().train
     short = type(train)(train.inputs, train.targets[:50])
     with (
@@ -113,8 +113,7 @@ def test_the_training_part_is_on_the_device_if_its_share_of_the_memory_allows(
 ) -> None:
     data = toy_data()
     assert data.train.bytes == 100 * (6 * 4 + 8)
-    memory_bytes = round(memory * data.train.bytes)
-    placed, where = place(data, computation_on(META, data=setting), memory_bytes)
+    placed, where = place(data, computation_on(META, data=setting), round(memory * data.train.bytes))
     assert where == placement
     assert placed.train.inputs.device.type == placed.train.targets.device.type
     assert placed.train.inputs.device.type == ("meta" if placement == "device" else "cpu")
@@ -153,7 +152,7 @@ def test_a_gpu_is_fed_the_same_batches_from_the_host(workers: int) -> None:
 @pytest.mark.parametrize(
     ("setting", "after_steps"), [("device", 0), ("device", 1), ("device", 3), ("device", 7), ("host", 2), ("host", 30)]
 )
-def test_the_batches_after_some_steps_are_those_that_come_after_them(setting: str, after_steps: int) -> None:
+def test_batches_after_some_steps_continue_the_same_order(setting: str, after_steps: int) -> None:
     train = toy_data(100).train
     split = configuration(30, micro_batch_size=10, accumulation_steps=3)
     computation = on_cpu(data=setting, loader_workers=0)
@@ -220,7 +219,7 @@ def test_the_next_order_is_drawn_while_one_is_used_and_its_thread_ends_with_the_
     assert not order_threads()
 
 
-def test_what_drawing_an_order_ahead_raises_comes_when_the_order_is_asked_for() -> None:
+def test_an_error_in_drawing_an_order_ahead_is_raised_with_that_order() -> None:
     def orders() -> Iterator[torch.Tensor]:
         yield torch.arange(3)
         raise MemoryError("no pinned memory")
@@ -249,7 +248,7 @@ class OwnTuple(tuple[torch.Tensor, ...]):
     ],
     ids=["fits", "nested", "too large", "no shared memory", "the user's own class"],
 )
-def test_beside_cuda_what_can_be_sent_is_loaded_by_processes_that_are_not_forked(
+def test_beside_cuda_plain_tensors_are_loaded_by_processes_that_are_not_forked(
     inputs: Any, free: int | None, method: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def usage(path: object) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""A trial that branches off a checkpoint: what it goes on with, and which files are refused."""
+"""A trial that branches off a checkpoint: the state that it loads, and the files that it refuses."""
 
 import io
 import warnings
@@ -29,7 +29,7 @@ def trained(steps: int, **changes: Any) -> Trainer:
 
 
 def saved(path: Path, steps: int = 30, **changes: Any) -> tuple[Path, Trainer]:
-    """Save a run's checkpoint, its learning rate another one by then."""
+    """Save a run's checkpoint with another learning rate."""
     trainer = trained(steps)
     state = trainer.optimizers[0].state_dict()
     for group in state["param_groups"]:
@@ -47,7 +47,7 @@ def branched(path: Path, *, batch_size: int = 20, samples: int = 200, **changes:
 
 
 def by_hand(trainer: Trainer, steps: int, seed: int) -> nn.Module:
-    """Train on from a trainer's state with PyTorch alone, in the order that a fresh trial's seed gives."""
+    """Train further from a trainer's state with PyTorch alone, in the order of a fresh trial's seed."""
     batches = batches_of(toy_data().train, configuration(), on_cpu(), seed)
     for _ in range(steps):
         inputs, targets = next(batches)
@@ -57,7 +57,7 @@ def by_hand(trainer: Trainer, steps: int, seed: int) -> nn.Module:
     return trainer.model.eval()
 
 
-def test_a_branch_goes_on_with_weights_and_optimizer_of_the_run_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_a_branch_has_the_runs_weights_and_optimizer_and_its_own_data_order(tmp_path: Path) -> None:
     path, trainer = saved(tmp_path / "c.pt")
     run = branched(path)
     at_checkpoint = trainer.evaluate(toy_data().validation, "loss")
@@ -77,7 +77,7 @@ def test_its_learning_rate_is_its_own_and_not_the_one_that_was_saved(tmp_path: P
     assert [one.learning_rate for one in run.observations[1:]] == pytest.approx([RATE / 3, RATE * 2 / 3, RATE, RATE])
 
 
-def test_without_an_optimizers_state_it_begins_anew(tmp_path: Path) -> None:
+def test_without_an_optimizers_state_the_optimizer_restarts(tmp_path: Path) -> None:
     path, trainer = saved(tmp_path / "c.pt")
     torch.save(trainer.model.state_dict(), tmp_path / "plain.pt")
     plain = read_checkpoint(tmp_path / "plain.pt")
@@ -98,7 +98,7 @@ def test_a_paused_trials_own_file_is_a_checkpoint(tmp_path: Path) -> None:
     assert branched(tmp_path / "t.trial").outcome.state is TrialState.EXHAUSTED
 
 
-def test_the_average_of_the_weights_begins_at_those_of_the_run(tmp_path: Path) -> None:
+def test_the_average_of_the_weights_starts_at_the_runs_weights(tmp_path: Path) -> None:
     path, trainer = saved(tmp_path / "c.pt")
     run = branched(path, settings={"parameters": {"ema_decay": 0.9}})
     assert run.observations[0].metric == pytest.approx(trainer.evaluate(toy_data().validation, "loss"), rel=1e-6)
@@ -106,8 +106,7 @@ def test_the_average_of_the_weights_begins_at_those_of_the_run(tmp_path: Path) -
 
 def test_the_schedule_of_a_branch_is_the_runs_from_the_checkpoint_on() -> None:
     run = RateSchedule("linear", warmup_steps=4, horizon_steps=104)
-    branch = Branch(checkpoint="c.pt", samples=100, start_samples=540)
-    schedule = branch_schedule(run, branch, batch_size=10)
+    schedule = branch_schedule(run, Branch(checkpoint="c.pt", samples=100, start_samples=540), batch_size=10)
     assert [schedule.factor(step) for step in range(3)] == [run.factor(54), run.factor(55), run.factor(56)]
     assert not schedule.is_over(9) and schedule.is_over(10)
     unknown = Branch(checkpoint="c.pt", samples=100)
@@ -142,7 +141,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         branched(saved(tmp_path / "d.pt", optimizer=[])[0])
 
 
-def test_an_optimizers_state_in_one_group_as_plain_pytorch_saves_it_goes_on() -> None:
+def test_an_optimizers_state_in_one_group_of_plain_pytorch_is_loaded() -> None:
     trainer = trained(0)
     plain = torch.optim.SGD(trainer.model.parameters(), lr=RATE, momentum=0.9, nesterov=True)
     assert len(trainer.optimizers[0].param_groups) == 2, "with and without weight decay"
@@ -156,18 +155,17 @@ def test_an_optimizers_state_in_one_group_as_plain_pytorch_saves_it_goes_on() ->
 
 
 @pytest.mark.parametrize("groups", [None, [{"lr": "a"}], ["a"], [{"lr": None}]])
-def test_an_optimizers_state_that_says_no_learning_rate_is_read_without_one(tmp_path: Path, groups: Any) -> None:
+def test_an_optimizers_state_without_a_learning_rate_is_read(tmp_path: Path, groups: Any) -> None:
     assert read_checkpoint(saved(tmp_path / "c.pt", optimizer={"param_groups": groups})[0]).learning_rate is None
 
 
 def test_weights_of_eight_bits_are_read(tmp_path: Path) -> None:
-    weights = {"weight": torch.ones(2, dtype=torch.float8_e4m3fn)}
-    torch.save({"model": weights}, tmp_path / "c.pt")
+    torch.save({"model": {"weight": torch.ones(2, dtype=torch.float8_e4m3fn)}}, tmp_path / "c.pt")
     assert read_checkpoint(tmp_path / "c.pt").model["weight"].dtype is torch.float8_e4m3fn
 
 
 class Code:
-    """What only code can read."""
+    """An object that only code can read."""
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_waits_for_data_are_no_contention_if_the_kernel_reports_waits_for_a_cpu(
 
 
 @pytest.mark.gpu
-def test_cuda_train_seconds_are_those_of_the_device_not_of_the_launches() -> None:
+def test_cuda_train_seconds_are_of_the_device_and_not_of_the_launches() -> None:
     device = torch.device("cuda")
     clock = clock_for(device)
     matrix = torch.randn(4096, 4096, device=device)
@@ -154,7 +154,7 @@ def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not(
     assert Clock().undelayed_train_seconds(threads) is None, "nothing has been trained"
 
 
-def test_a_wait_as_the_account_of_waits_is_read_is_no_train_second_and_takes_none_away() -> None:
+def test_a_wait_while_the_account_of_waits_is_read_does_not_change_the_train_seconds() -> None:
     for place in range(10):
         time, waits = FakeTime(), itertools.chain([0.0] * place, [3.0], itertools.repeat(0.0))
         assert_two_seconds_count(time, reading_clock(time, waits))
@@ -181,7 +181,7 @@ def assert_two_seconds_count(time: FakeTime, clock: Clock) -> None:
     assert clock.counted_train_seconds(threads=1) == pytest.approx(2)
 
 
-def test_what_was_waited_for_before_a_pause_is_left_out_too() -> None:
+def test_waits_before_a_pause_do_not_count() -> None:
     before, after = trained([0.0, 4.0], cpu=6.0), trained([0.0, 1.0], cpu=9.0)
     after.restore(before.state())
     assert after.undelayed_train_seconds(threads=1) == pytest.approx(6.0 + 9.0)

@@ -149,7 +149,7 @@ def test_dropout_as_data_drops_and_scales_as_dropout_does() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
-def test_dropout_of_nothing_or_all_is_left_as_it_is(p: float) -> None:
+def test_dropout_with_probability_0_or_1_is_not_replaced(p: float) -> None:
     model: Any = on_cpu(compile="default").build_model(Toy(), p)
     assert type(model[2]) is nn.Dropout
 
@@ -197,7 +197,7 @@ def test_an_error_of_the_model_itself_does_not_end_the_compiling() -> None:
     assert graphs() > 0
 
 
-def test_shared_storage_has_the_new_models_values_at_the_old_ones_addresses() -> None:
+def test_shared_storage_has_the_new_models_values_at_the_old_addresses() -> None:
     def model(seed: int) -> Any:
         torch.manual_seed(seed)
         layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))

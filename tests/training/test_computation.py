@@ -84,7 +84,7 @@ def test_training_and_evaluation_compute_in_bf16_and_noise_in_fp32() -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_noise_is_measured_without_tf32_and_training_goes_on_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_measured_without_tf32_and_training_continues_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bssearch.training.computation.resolve_precision", lambda wanted, device: wanted)
     computation = on_cpu(precision="tf32")
     allowed = [torch.backends.cuda.matmul.allow_tf32]
@@ -117,7 +117,7 @@ def test_channels_last_holds_for_images_and_filters_alone() -> None:
     assert (plain := images()) is on_cpu().inputs(plain)
 
 
-def test_ghost_batch_norm_makes_a_batch_what_its_groups_are() -> None:
+def test_ghost_batch_norm_normalises_each_group_separately() -> None:
     computation = on_cpu(ghost_batch_size=2)
     grouped = built(computation)(images(6))
     plain = built(on_cpu())
@@ -125,7 +125,7 @@ def test_ghost_batch_norm_makes_a_batch_what_its_groups_are() -> None:
     assert computation.warnings == []
 
 
-def test_ghost_batch_norm_of_a_model_without_one_is_said_once_to_change_nothing() -> None:
+def test_ghost_batches_without_batch_norm_are_one_warning() -> None:
     computation = on_cpu(ghost_batch_size=2)
     built(computation, Toy())
     built(computation, Toy())
@@ -146,7 +146,7 @@ def test_the_cpu_has_fp32_and_bf16(wanted: str, resolved: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["tf32", "fp16"])
-def test_what_the_cpu_lacks_is_refused_with_what_it_has(wanted: str) -> None:
+def test_a_precision_that_the_cpu_lacks_is_refused(wanted: str) -> None:
     with pytest.raises(LaunchError, match=f"precision = '{wanted}' is not available on cpu; it has fp32, bf16") as info:
         resolve_precision(wanted, CPU)
     assert info.value.exit_code == 6
@@ -193,7 +193,7 @@ def test_only_the_half_precisions_are_under_autocast(precision: str, dtype: torc
 
 
 class Blocks(Toy):
-    """Two wide blocks with dropout and batch norms that count what they see, which may be run twice."""
+    """Two wide blocks with dropout and batch norms, which may be recomputed."""
 
     def build_model(self, *, dropout: float) -> nn.Module:
         def block(width: int) -> nn.Module:
@@ -230,7 +230,7 @@ def test_the_gradients_are_the_same_and_fewer_bytes_wait_for_them() -> None:
 
 
 @pytest.mark.parametrize("ghost_batch_size", [None, 30])
-def test_running_statistics_are_those_of_one_run(ghost_batch_size: int | None) -> None:
+def test_running_statistics_count_a_recomputed_step_once(ghost_batch_size: int | None) -> None:
     def state_after_a_step(checkpointed: bool) -> dict[str, torch.Tensor]:
         torch.manual_seed(1)
         workload, part = Blocks(), toy_data().train
@@ -246,7 +246,7 @@ def test_running_statistics_are_those_of_one_run(ghost_batch_size: int | None) -
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
 
 
-def test_in_evaluation_mode_nothing_runs_twice() -> None:
+def test_in_evaluation_mode_activations_are_not_recomputed() -> None:
     assert gradients_and_saved_bytes(True, mode=False)[1] == gradients_and_saved_bytes(False, mode=False)[1]
 
 

@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,14 @@ def used(cpus: int, *, others: float, ours: float = 1.0, parent: float = 0.0, se
     )
 
 
+def started(device: str = "cpu", core: CorePace | None = None, uses: Iterable[CpuUse] = ()) -> ContentionMeter:
+    """Return a started meter that reads the given CPU uses in turn, then none."""
+    readings = iter(uses)
+    meter = ContentionMeter(torch.device(device), 1, core, read_cpu=lambda: next(readings, None))
+    meter.start()
+    return meter
+
+
 @pytest.mark.parametrize(
     ("cpus", "threads", "used_by", "crowded"),
     [
@@ -69,9 +77,7 @@ def test_others_crowd_us_if_the_cpus_fill_up(cpus: int, threads: int, used_by: d
 
 def test_without_the_kernels_account_there_is_no_contention(tmp_path: Path) -> None:
     assert cpu_use(tmp_path / "stat") is None
-    meter = ContentionMeter(CPU, 1, read_cpu=lambda: None)
-    meter.start()
-    assert meter.stop() == Contention(False)
+    assert started().stop() == Contention(False)
 
 
 def test_only_the_cpus_that_are_ours_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +118,9 @@ def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention_and_a_powe
 ) -> None:
     monkeypatch.setattr(contention, "other_processes", lambda device: [(41, "python")])
     monkeypatch.setattr(contention, "throttle_reasons", lambda device: ["power cap", "thermal limit"])
-    meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
-    meter.start()
-    assert meter.stop() == Contention(True, "process 41 (python) uses the device; the device slows down: thermal limit")
+    assert started("cuda").stop() == Contention(
+        True, "process 41 (python) uses the device; the device slows down: thermal limit"
+    )
 
 
 @pytest.fixture
@@ -129,16 +135,10 @@ def quiet_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return gib
 
 
-def watched_gpu() -> ContentionMeter:
-    meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
-    meter.start()
-    return meter
-
-
-def test_who_comes_to_the_gpu_and_leaves_it_between_two_evaluations_was_there(
+def test_a_process_that_used_the_gpu_between_two_evaluations_counts(
     quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter, looks = watched_gpu(), iter([[], [(41, "python")], []])
+    meter, looks = started("cuda"), iter([[], [(41, "python")], []])
     monkeypatch.setattr(contention, "other_processes", lambda device: next(looks))
     computed = iter([[], [], [(42, "java")]])
     monkeypatch.setattr(contention, "computing_processes", lambda device, since: next(computed))
@@ -150,7 +150,7 @@ def test_who_comes_to_the_gpu_and_leaves_it_between_two_evaluations_was_there(
 def test_memory_that_others_take_meanwhile_is_contention_and_that_of_our_tensors_is_not(
     quiet_gpu: dict[str, int],
 ) -> None:
-    meter = watched_gpu()
+    meter = started("cuda")
     quiet_gpu |= {"used": 60, "ours": 59}
     meter.look()
     assert meter.stop() == Contention(False)
@@ -161,25 +161,23 @@ def test_memory_that_others_take_meanwhile_is_contention_and_that_of_our_tensors
 
 
 def test_unknown_processes_of_a_gpu_are_a_warning(quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watched_gpu().stop().warnings == []
+    assert started("cuda").stop().warnings == []
     monkeypatch.setattr(contention, "other_processes", lambda device: None)
-    found = watched_gpu().stop()
+    found = started("cuda").stop()
     assert not found.contended and found.warnings == [contention.UNKNOWN]
-    meter = watched_gpu()
+    meter = started("cuda")
     quiet_gpu["used"] += 2
     assert meter.stop().warnings == ["contended: other programs took 2 GiB of the device's memory meanwhile"]
 
 
-def test_a_pause_is_no_part_of_what_others_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten seconds before it and ten after it count, and not what happened between."""
+def test_use_by_others_during_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds before the pause and ten seconds after it count, and the pause does not."""
     monkeypatch.setattr(contention, "other_drivers", list)
     crowded, idle = used(2, others=2.0), used(2, others=0.0)
     for parts, expected in (((crowded, idle), 1.0), ((crowded, crowded), 2.0), ((idle, idle), None)):
         state = None
         for part in parts:
-            uses = iter([NOTHING, part, part])
-            meter = ContentionMeter(CPU, 1, read_cpu=lambda uses=uses: next(uses))  # type: ignore[misc]
-            meter.start()
+            meter = started(uses=[NOTHING, part, part])
             if state is not None:
                 meter.restore(json.loads(json.dumps(state)))
             state = meter.state()
@@ -189,18 +187,16 @@ def test_a_pause_is_no_part_of_what_others_used(monkeypatch: pytest.MonkeyPatch)
             assert found.reason == f"other processes used {expected:.1f} of 2 CPUs"
 
 
-def test_slow_looks_count_where_they_were_made_and_on_after_a_pause() -> None:
-    before = ContentionMeter(CPU, 1, core_of_pace(1.0, 1.0, 1.7, 1.7), read_cpu=lambda: None)
-    before.start()
+def test_slow_looks_before_a_pause_count() -> None:
+    before = started(core=core_of_pace(1.0, 1.0, 1.7, 1.7))
     for _ in range(4):
         before.look()
-    nothing_known = ContentionMeter(CPU, 1, core_of_pace(9.0), read_cpu=lambda: None)
-    nothing_known.start()
-    nothing_known.restore(before.state())
-    assert nothing_known.stop().reason == "the core was slow at 2 of 4 looks"
+    after = started(core=core_of_pace(9.0))
+    after.restore(before.state())
+    assert after.stop().reason == "the core was slow at 2 of 4 looks"
     for _ in range(5):
-        nothing_known.look()
-    assert nothing_known.stop() == Contention(False), "2 of 9 are less than a quarter"
+        after.look()
+    assert after.stop() == Contention(False), "2 of 9 are less than a quarter"
 
 
 ANOTHER_DRIVER = """
@@ -212,10 +208,7 @@ subprocess.run([sys.executable, "-c", waits, "bssearch.executors.worker"])
 
 def test_another_driver_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def reason() -> str:
-        uses = iter([NOTHING, used(2, others=2.0)])
-        meter = ContentionMeter(CPU, 1, read_cpu=lambda: next(uses))
-        meter.start()
-        return not_none(meter.stop().reason)
+        return not_none(started(uses=[NOTHING, used(2, others=2.0)]).stop().reason)
 
     with subprocess.Popen(
         [sys.executable, "-c", ANOTHER_DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -249,7 +242,7 @@ print(cpu_use().ours - alone < 0.15)
 
 
 @pytest.mark.slow
-def test_what_the_other_children_of_a_launcher_use_counts_as_ones_own() -> None:
+def test_cpu_seconds_of_the_launchers_other_children_count_as_ours() -> None:
     done = subprocess.run([sys.executable, "-c", SIBLINGS, LOOKS], capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr
 
@@ -305,11 +298,10 @@ def test_computation_on_a_cpu_knows_its_core() -> None:
     ("looks", "slow", "contended"), [(10, 0, False), (10, 2, False), (10, 3, True), (2, 1, False), (2, 2, True)]
 )
 def test_a_core_that_was_slow_at_a_quarter_of_the_looks_was_shared(looks: int, slow: int, contended: bool) -> None:
-    """One slow look alone says nothing."""
+    """A single slow look does not count."""
     core = core_of_pace(1.0, *[1.0] * (looks - slow), *[1.7] * slow)
     core.look()
-    meter = ContentionMeter(CPU, 1, core, read_cpu=lambda: None)
-    meter.start()
+    meter = started(core=core)
     for _ in range(looks):
         meter.look()
     found = meter.stop()
@@ -350,7 +342,7 @@ def train(
     launches: int = 10,
     before: Callable[[int], object] = lambda step: None,
 ) -> None:
-    """Train a segment of steps that take the host and the device so many seconds each."""
+    """Train a segment of steps that each take ``host`` and ``device`` seconds."""
     with clock.ledger("train"):
         for step in range(steps):
             before(step)
@@ -371,14 +363,14 @@ def test_with_a_slow_device_the_share_is_the_host_s_work_however_short_the_segme
 @pytest.mark.parametrize(
     ("segment", "first_wait", "later_waits", "share"),
     [
-        ({"host": 0.01, "device": 0.1, "launches": 130}, 0.0, 0.0, 0.1),  # a full queue: it waits inside launches
+        ({"host": 0.01, "device": 0.1, "launches": 130}, 0.0, 0.0, 0.1),  # a full queue: the host waits inside launches
         ({"host": 0.01, "device": 0.1, "launches": 700}, 0.0, 0.0, 0.1),
-        ({"host": 0.01, "device": 0.1}, 0.05, 0.0, 0.1),  # a long first step says nothing of the others
+        ({"host": 0.01, "device": 0.1}, 0.05, 0.0, 0.1),  # a long first step does not affect the others
         ({"host": 0.001, "device": 0.02}, 0.0, 0.1, 1.0),  # a wait for data is work of the host
         ({"host": 0.1, "device": 0.02}, 0.0, 0.0, 1.0),
     ],
 )
-def test_the_share_of_a_long_segment_tells_waits_for_the_device_from_waits_for_data(
+def test_the_share_of_a_long_segment_separates_waits_for_the_device_from_waits_for_data(
     cuda: FakeCuda, clock: CudaClock, segment: dict[str, Any], first_wait: float, later_waits: float, share: float
 ) -> None:
     wait = cuda.time.pass_by
@@ -386,9 +378,7 @@ def test_the_share_of_a_long_segment_tells_waits_for_the_device_from_waits_for_d
     assert clock.host_bound_share == pytest.approx(share, rel=0.1)
 
 
-def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as_nothing(
-    cuda: FakeCuda, clock: CudaClock
-) -> None:
+def test_a_read_of_the_device_counts_as_a_wait_only_within_a_segment(cuda: FakeCuda, clock: CudaClock) -> None:
     with clock.ledger("train"):
         cuda.launch(1.0, 3.0)
         clock.pace()
@@ -423,7 +413,7 @@ def test_the_share_is_that_of_all_parts_of_a_trial_that_was_paused(cuda: FakeCud
 
 
 @pytest.mark.slow
-def test_a_trial_tells_its_share_with_the_look_at_its_first_loss_as_a_wait(
+def test_the_share_of_a_trial_counts_the_read_of_its_first_loss_as_a_wait(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = Trainer.first_step_problem
@@ -442,12 +432,12 @@ def test_a_trial_tells_its_share_with_the_look_at_its_first_loss_as_a_wait(
     assert isinstance(ended, TrialEnded) and ended.outcome.host_bound_share == outcome.host_bound_share
 
 
-def test_a_step_time_tells_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_time_has_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "clock_for", lambda device: cuda.clock())
     asked = StepTimeRequest(configuration=configuration(), seconds_limit=0.5)
     toy = Toy(on_loss=lambda: cuda.launch(0.0002, 0.001, launches=400))
     measured = measure_step_time(asked, toy, toy_data(), on_cpu())
     assert measured.step_seconds == pytest.approx(0.001, rel=0.1)
     assert measured.host_bound_share == pytest.approx(0.2, rel=0.1), "its launches fill the queue"
-    told = decode_reply(encode(measured))
-    assert isinstance(told, StepTime) and told.host_bound_share == measured.host_bound_share
+    sent = decode_reply(encode(measured))
+    assert isinstance(sent, StepTime) and sent.host_bound_share == measured.host_bound_share

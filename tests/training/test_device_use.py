@@ -1,4 +1,4 @@
-"""What NVML says of a device, and the meter made of it, with a stand-in for the library."""
+"""A device's counters by a fake NVML, the meter that reads them, and the environment of a trial."""
 
 import hashlib
 import importlib.util
@@ -83,10 +83,8 @@ def test_without_the_library_every_answer_is_none(fake: FakeNvml, monkeypatch: p
     assert answers(CUDA) == UNKNOWN
 
 
-def test_a_library_that_is_older_than_a_function_knows_nothing_of_it(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Older ones say ``ThrottleReasons``."""
+def test_functions_that_an_old_library_lacks_give_none(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older libraries have ``ThrottleReasons``."""
     monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetCurrentClocksEventReasons")
     assert nvml.throttle_reasons(CUDA) is None
     assert nvml.clock_mhz(CUDA) == 1980.0
@@ -128,7 +126,7 @@ def test_the_reasons_have_the_names_and_values_of_the_real_library() -> None:
         (0x110, ["sync boost group"]),
     ],
 )
-def test_only_what_slows_a_device_down_is_a_reason(fake: FakeNvml, bits: int, words: list[str]) -> None:
+def test_only_causes_of_slow_computation_are_reasons(fake: FakeNvml, bits: int, words: list[str]) -> None:
     fake.reasons = bits
     assert nvml.throttle_reasons(CUDA) == words
 
@@ -143,7 +141,7 @@ def test_this_process_and_its_relatives_are_no_others(fake: FakeNvml) -> None:
 
 
 def test_a_program_started_beside_this_one_is_another(fake: FakeNvml) -> None:
-    """A grandchild whose siblings are a worker of bssearch and a stranger sees the stranger only."""
+    """A worker whose siblings are another worker and a stranger finds only the stranger."""
     driver = psutil.Popen(
         [sys.executable, "-c", DRIVER, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -154,12 +152,12 @@ def test_a_program_started_beside_this_one_is_another(fake: FakeNvml) -> None:
         driver.communicate()
 
 
-# Stands for a driver: it starts a stranger and two that look like its workers, of which one asks who computes.
+# Acts as a driver: starts a stranger and two processes like its workers; one of them lists the other processes.
 DRIVER = """
 import subprocess, sys
 ASK = '''
 import os, sys, types
-sys.modules["torch"] = types.ModuleType("torch")  # seconds to import, and not asked where this process is listed
+sys.modules["torch"] = types.ModuleType("torch")  # takes seconds to import, and is not needed if this process is listed
 from bssearch.training import nvml
 nvml.listed_processes = lambda device: {os.getpid(), *map(int, sys.argv[2:])}
 print(nvml.other_processes(None))
@@ -192,8 +190,8 @@ def test_a_process_that_is_not_seen_from_here_is_left_out(fake: FakeNvml) -> Non
     assert nvml.other_processes(CUDA) == []
 
 
-def test_numbers_of_another_namespace_mean_nothing(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this process holds memory but is not listed, number 1 is not the process 1 of this machine."""
+def test_process_ids_of_another_namespace_are_unknown(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this process holds memory but is not listed, the listed id 1 is not process 1 of this machine."""
     fake.processes = {"GPU-0": [1]}
     monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
     assert [pid for pid, _ in nvml.other_processes(CUDA) or []] == [1]
@@ -208,7 +206,7 @@ def test_a_list_that_the_driver_does_not_give_is_not_known_and_not_empty(fake: F
     assert nvml.other_processes(CUDA) is None
 
 
-def test_what_has_computed_and_is_gone_from_the_list_is_seen(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_computed_and_left_the_list_is_found(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
     monkeypatch.setattr(nvml, "_name", lambda pid: "program")
     busy, idle, other = range(os.getpid() + 1, os.getpid() + 4)
@@ -218,7 +216,7 @@ def test_what_has_computed_and_is_gone_from_the_list_is_seen(fake: FakeNvml, mon
     assert nvml.computing_processes(CUDA, since=0.0) == [], "without this process's the numbers mean nothing"
 
 
-def test_the_meter_says_energy_power_clock_and_every_reason_once(fake: FakeNvml) -> None:
+def test_the_meter_has_energy_power_clock_and_every_reason_once(fake: FakeNvml) -> None:
     time = FakeTime()
     meter = DeviceMeter(CUDA, lambda: time.seconds)
     meter.start()
@@ -236,7 +234,7 @@ def test_the_meter_says_energy_power_clock_and_every_reason_once(fake: FakeNvml)
     )
 
 
-def test_the_reasons_are_empty_where_nothing_slowed_the_device_and_none_before_a_look(fake: FakeNvml) -> None:
+def test_the_reasons_are_empty_without_a_slowdown_and_none_before_a_look(fake: FakeNvml) -> None:
     meter = DeviceMeter(CUDA)
     assert meter.stop().throttle_reasons is None
     meter.sample()
@@ -249,7 +247,7 @@ def test_an_energy_counter_that_has_not_moved_is_no_zero(fake: FakeNvml) -> None
     assert meter.stop() == DeviceUse()
 
 
-def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_not(fake: FakeNvml) -> None:
+def test_readings_before_a_pause_count_and_use_during_the_pause_does_not(fake: FakeNvml) -> None:
     time = FakeTime()
     before = DeviceMeter(CUDA, lambda: time.seconds)
     fake.reasons = 0x4
@@ -283,21 +281,21 @@ def test_the_cpu_is_named_with_its_versions() -> None:
     assert environment.fingerprint.endswith("fp32 · compile none")
 
 
-def test_precision_and_compile_mode_are_what_the_settings_come_to() -> None:
+def test_precision_and_compile_mode_are_the_ones_in_use() -> None:
     computation = on_cpu(precision="bf16", compile="reduce-overhead")
     assert describe_environment(computation).fingerprint.endswith("bf16 · compile reduce-overhead")
     computation.fallback(RuntimeError("no C++ compiler"))
     assert describe_environment(computation).compile_mode == "none"
 
 
-def test_the_memory_is_the_limit_where_one_is_set() -> None:
+def test_the_memory_is_at_most_the_limit() -> None:
     whole = describe_environment(on_cpu()).device_memory_bytes or 0
     assert describe_environment(on_cpu(), memory_limit_bytes=2**20).device_memory_bytes == 2**20
     assert describe_environment(on_cpu(), memory_limit_bytes=2 * whole).device_memory_bytes == whole
 
 
 @pytest.mark.parametrize(("number", "version"), [(91002, "9.10.2"), (90100, "9.1.0"), (8902, "8.9.2"), (None, None)])
-def test_cudnn_has_the_version_that_its_number_says(
+def test_the_number_of_cudnn_is_decoded(
     monkeypatch: pytest.MonkeyPatch, number: int | None, version: str | None
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: number)
@@ -346,7 +344,7 @@ def git_revision(workload: object) -> str | None:
     return describe_environment(on_cpu(), workload).git_revision
 
 
-def test_a_repository_is_dirty_where_the_workload_or_any_file_that_it_tracks_differs(tmp_path: Path) -> None:
+def test_a_repository_is_dirty_if_the_workload_or_any_tracked_file_differs(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     workload = module_from(repository.file)
     helper = tmp_path / "helper.py"
@@ -365,7 +363,7 @@ def test_a_repository_is_dirty_where_the_workload_or_any_file_that_it_tracks_dif
     assert describe_environment(on_cpu()).git_dirty is None
 
 
-def test_the_libraries_are_those_that_bssearch_stands_on_and_those_that_the_workload_imported(
+def test_the_libraries_are_dependencies_of_bssearch_and_imports_of_the_workload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("timm", "transformers"):
@@ -401,8 +399,8 @@ def test_without_a_repository_a_commit_or_git_there_is_no_revision(
     assert git_revision(workload) is None
     subprocess.run(["git", "-C", str(tmp_path), "init", "--quiet"], check=True)
     assert git_revision(workload) is None
-    repository = Repository(tmp_path)
-    assert git_revision(workload) == repository.commit
+    commit = Repository(tmp_path).commit
+    assert git_revision(workload) == commit
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_revision(workload) is None
 

@@ -69,7 +69,7 @@ def run(form: type[Texts], data: Data, folder: Path, stop_after: int | None = No
 
 
 @every_form
-def test_a_trial_of_every_form_learns_and_resumes_as_if_it_had_never_stopped(form: type[Texts], tmp_path: Path) -> None:
+def test_a_trial_of_every_form_learns_and_resumes_like_an_unpaused_trial(form: type[Texts], tmp_path: Path) -> None:
     data = loaded(form())
     whole = run(form, data, tmp_path)
     paused = run(form, data, tmp_path, stop_after=11)
@@ -91,7 +91,7 @@ def test_the_seed_alone_gives_the_batches_of_a_dataset_that_draws_random_numbers
     assert torch.equal(in_process, weights_after(Datasets(), 9, {"loader_workers": 2}))
 
 
-def test_accumulation_is_exact_where_collated_micro_batches_hold_unequal_numbers_of_tokens() -> None:
+def test_accumulation_is_exact_if_micro_batches_have_unequal_numbers_of_tokens() -> None:
     split = replace(ACCUMULATED, dropout=0.0)
     whole = replace(split, micro_batch_size=24, accumulation_steps=1)
     settings = {"loader_workers": 0}
@@ -113,7 +113,7 @@ def test_every_form_is_described_and_measured(form: type[Texts]) -> None:
 
 
 @every_form
-def test_the_noise_scale_is_measured_where_samples_can_be_drawn_and_else_refused(form: type[Texts]) -> None:
+def test_the_noise_scale_is_measured_if_samples_can_be_drawn_and_refused_otherwise(form: type[Texts]) -> None:
     workload, computation = form(), on_cpu(loader_workers=0)
     data = loaded(workload)
     asked = NoiseRequest(
@@ -142,10 +142,9 @@ def test_a_pass_takes_the_gradients_of_the_same_rows_in_every_form() -> None:
     assert norms(Texts()) == norms(Listed())
 
 
-def test_a_nesting_lies_on_the_device_and_samples_stay_on_the_host() -> None:
+def test_a_nesting_is_on_the_device_and_samples_stay_on_the_host() -> None:
     for form, where in ((Texts, "device"), (Listed, "host")):
-        data = loaded(form())
-        placed, placement = place(data, computation_on(META), memory_bytes=10**12)
+        placed, placement = place(loaded(form()), computation_on(META), memory_bytes=10**12)
         inputs, targets = next(placed.validation.chunks(7))
         assert placement == where
         assert inputs["text"]["ids"].device == targets.device == META
@@ -177,8 +176,7 @@ class Sized(Streams):
     ],
 )
 def test_a_batch_of_another_size_is_an_error_with_both_sizes(sizes: tuple[int, ...], said: str) -> None:
-    workload = Sized(*sizes)
-    batches = batches_of(loaded(workload).train, ACCUMULATED, on_cpu(), seed=0)
+    batches = batches_of(loaded(Sized(*sizes)).train, ACCUMULATED, on_cpu(), seed=0)
     with pytest.raises(WorkloadError, match=said):
         list(itertools.islice(batches, 4))
 
@@ -191,7 +189,7 @@ def test_a_short_last_batch_is_left_out_and_each_epoch_has_another_seed() -> Non
 
 
 def toy_with(*layers: nn.Module) -> Any:
-    """Return a workload whose model has these layers before those of the toy."""
+    """Return a workload whose model has these layers before the toy's layers."""
     return Toy(network=lambda dropout: nn.Sequential(*layers, two_layers(dropout)))
 
 
@@ -220,7 +218,7 @@ def test_only_layers_that_normalise_over_the_batch_are_counted(layer: Callable[[
     assert describe_model(toy_with(layer()), toy_data(), on_cpu()).batch_norm_layers == counted
 
 
-def test_the_metrics_are_those_of_the_validation_part_before_any_step() -> None:
+def test_the_described_metrics_are_of_the_validation_part_before_the_first_step() -> None:
     found = describe_model(Toy(), toy_data(), on_cpu(), seed=5).initial_metrics
     torch.manual_seed(5)
     toy = Toy()
@@ -253,7 +251,7 @@ def test_a_metric_that_is_not_finite_is_none(value: float) -> None:
         (0.5, "returned a float; it must be a mapping"),
     ],
 )
-def test_an_evaluation_that_lacks_what_the_workload_declares_is_refused(returned: Any, message: str) -> None:
+def test_an_evaluation_without_the_declared_metrics_is_refused(returned: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         describe_model(Toy(on_evaluate=lambda metrics: returned), toy_data(), on_cpu())
 

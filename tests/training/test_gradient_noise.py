@@ -34,7 +34,7 @@ ADAM = {"optimizer": "adamw", "learning_rate": 0.01}
 
 
 class ForgetfulNorm(nn.Module):
-    """Keeps a running mean by putting another tensor into its place."""
+    """Keeps a running mean by replacing its buffer."""
 
     running: torch.Tensor
 
@@ -61,7 +61,7 @@ class Stateful(Toy):
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """Return copies of all that a training is made of."""
+    """Return copies of the whole state of a training."""
     optimizer = trainer.optimizers[0].state_dict()["state"]
     state: dict[str, Any] = {f"model.{name}": value.clone() for name, value in trainer.model.state_dict().items()}
     for index, values in optimizer.items():
@@ -100,8 +100,7 @@ def test_the_steps_are_bit_for_bit_the_same_with_and_without_passes(changes: Map
 
 def norms_of_four_passes(dropout: float, train: Part, seed: int) -> list[float]:
     workload, wanted = Toy(), configuration(16, dropout=dropout)
-    trainer = Trainer(workload, wanted, train, on_cpu(), seed=3)
-    passes = GradientPasses(trainer, seed)
+    passes = GradientPasses(Trainer(workload, wanted, train, on_cpu(), seed=3), seed)
     torch.manual_seed(seed + 1)
     return [one.plain.big for _ in range(4) if (one := passes.measure()) is not None]
 
@@ -154,7 +153,7 @@ def test_the_noise_scale_is_that_of_exact_per_sample_gradients() -> None:
 
 
 class Bowl(Toy):
-    """The quadratic ½‖θ − x‖² of each sample x: its gradient is θ − x, whose covariance is that of the samples."""
+    """The quadratic ½‖θ − x‖² of each sample x; the covariance of its gradient θ − x is the samples' covariance."""
 
     def build_model(self, *, dropout: float) -> nn.Module:
         model = nn.Linear(6, 1, bias=False)
@@ -207,7 +206,7 @@ def test_a_weighted_loss_is_measured_by_its_mean() -> None:
     assert weighted.plain.big == pytest.approx(plain.plain.big, rel=1e-5)
 
 
-def test_a_pass_with_a_gradient_that_is_not_finite_counts_for_nothing() -> None:
+def test_a_pass_with_a_gradient_that_is_not_finite_is_dropped() -> None:
     workload, wanted, data = Toy(), configuration(20), toy_data()
     trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
     with torch.no_grad():
@@ -267,14 +266,14 @@ class Meter:
         return self
 
     def small_batches_after(self, metric: float, train_seconds: float) -> int:
-        """Return how many small batches are made; a step takes as long as one."""
+        """Return the number of small batches made; a step takes as long as a small batch."""
         before = self.losses
         self.trainer.steps = round(train_seconds / SMALL_BATCH_SECONDS)
         self.meter.after_evaluation(metric, train_seconds)
         return self.losses - before
 
     def passes_after(self, metric: float, train_seconds: float) -> int:
-        """Return how many long passes are made."""
+        """Return the number of long passes made."""
         return self.small_batches_after(metric, train_seconds) // SMALL_BATCHES
 
 
@@ -291,14 +290,14 @@ def test_passes_take_no_more_than_their_share_of_the_train_seconds() -> None:
 
 
 @pytest.mark.parametrize(("settings", "slowdown"), [({}, 1), ({"precision": "bf16"}, 2), ({"compile": "default"}, 10)])
-def test_the_first_pass_is_made_where_it_fits_even_if_it_is_slow(settings: dict[str, Any], slowdown: int) -> None:
+def test_the_first_pass_is_made_if_it_fits_even_if_it_is_slow(settings: dict[str, Any], slowdown: int) -> None:
     meter = Meter(computation=on_cpu(**settings)).begun()
     affordable = slowdown * SHORT_PASS_SECONDS / NOISE_SHARE
     assert meter.small_batches_after(0.88, 0.99 * affordable) == 0
     assert meter.small_batches_after(0.88, 1.01 * affordable) == slowdown * FEWEST_SMALL_BATCHES
 
 
-def test_a_trial_makes_long_passes_where_it_affords_an_interval_of_them_and_short_ones_elsewhere() -> None:
+def test_a_trial_makes_long_passes_if_it_affords_enough_for_an_interval_and_short_passes_otherwise() -> None:
     enough = FEWEST_PASSES * PASS_SECONDS / NOISE_SHARE
     for train_seconds, small_batches in ((0.99 * enough, FEWEST_SMALL_BATCHES), (1.01 * enough, SMALL_BATCHES)):
         meter = Meter().begun()
@@ -307,7 +306,7 @@ def test_a_trial_makes_long_passes_where_it_affords_an_interval_of_them_and_shor
 
 
 class ColdMeter(Meter):
-    """A meter on a device that takes many passes' time to load the kernels of its first small batch."""
+    """A meter on a device whose first small batch takes as long as many passes, because kernels are loaded."""
 
     def __init__(self, **given: Any) -> None:
         self.is_cold = True
@@ -349,20 +348,19 @@ class TestBudgetOfAProcess:
         assert made == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
         assert sum(made) * SHORT_PASS_SECONDS <= NOISE_SHARE * 10 * train_seconds
 
-    def test_what_a_trial_leaves_that_came_nowhere_near_pays_for_one_pass_of_another(self) -> None:
+    def test_the_share_of_a_trial_far_from_its_target_pays_for_a_pass_of_another_trial(self) -> None:
         budget = NoiseBudget()
         Meter(budget=budget).small_batches_after(0.1, 100 * SHORT_PASS_SECONDS / NOISE_SHARE)
         meter = Meter(budget=budget).begun()
         assert meter.small_batches_after(0.88, 0.5 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
         assert meter.small_batches_after(0.89, 0.9 * SHORT_PASS_SECONDS / NOISE_SHARE) == 0
 
-    def test_a_pass_is_expected_to_take_what_the_last_of_its_shape_took(self) -> None:
+    def test_a_pass_is_expected_to_take_the_seconds_of_the_last_pass_of_its_shape(self) -> None:
         seconds = 0.1 * SHORT_PASS_SECONDS
-        budget = NoiseBudget(100.0, seconds, {(FEWEST_SMALL_BATCHES, 4): seconds})
-        meter = Meter(budget=budget).begun()
+        meter = Meter(budget=NoiseBudget(100.0, seconds, {(FEWEST_SMALL_BATCHES, 4): seconds})).begun()
         assert meter.small_batches_after(0.88, 0.11 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
 
-    def test_a_trial_that_goes_on_elsewhere_earns_there_only_what_it_trains_there(self) -> None:
+    def test_a_trial_resumed_in_another_process_earns_only_its_later_train_seconds_there(self) -> None:
         first, second = Meter(), Meter(budget=NoiseBudget())
         first.small_batches_after(0.5, 10.0)
         second.meter.restore(first.meter.state())
@@ -391,7 +389,7 @@ def test_nothing_is_measured_outside_of_the_window(meter: Meter) -> None:
     assert meter.passes_after(0.8, 9 * ENOUGH) == 0
 
 
-def test_for_a_loss_the_window_lies_above_the_target() -> None:
+def test_for_a_loss_the_window_is_above_the_target() -> None:
     meter = Meter(target=replace(TARGET, metric="loss", value=1.0, goal="minimize"))  # type: ignore[arg-type]
     assert [meter.passes_after(metric, ENOUGH) for metric in (3.0, 2.0, 1.3)] == [0, 0, 0]
     assert meter.passes_after(1.15, ENOUGH) > 0
@@ -433,7 +431,7 @@ SHAPES = {nn.BatchNorm1d: (3,), nn.BatchNorm2d: (3, 4, 2), nn.BatchNorm3d: (3, 2
 
 
 def norm_and_ghost(kind: Any, ghost_batch_size: int, **settings: Any) -> tuple[nn.Module, nn.Module]:
-    """Return a batch norm with weights and statistics of its own, and the ghost batch norm made of it."""
+    """Return a batch norm with random weights and statistics, and the equal ghost batch norm."""
     generator = torch.Generator().manual_seed(4)
     norm: nn.Module = kind(3, dtype=torch.float64, **settings)
     for tensor in [*norm.parameters(), *norm.buffers()]:
@@ -513,7 +511,7 @@ def test_an_input_is_refused_as_by_the_batch_norm(inputs: torch.Tensor, said: st
         ghost(inputs)
 
 
-def test_norms_are_converted_wherever_they_are_and_keep_what_they_are() -> None:
+def test_norms_are_converted_at_any_depth_and_keep_their_state() -> None:
     model: Any = nn.Sequential(
         nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3), Frozen(3)), nn.SyncBatchNorm(3), nn.LayerNorm(3)
     )

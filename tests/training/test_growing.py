@@ -1,4 +1,4 @@
-"""Trials whose batch grows: which samples each step has, its learning rate, pausing, and what is refused."""
+"""Trials whose batch grows: samples and learning rate of each step, pausing, and refusals."""
 
 import itertools
 from dataclasses import replace
@@ -48,14 +48,13 @@ def rows_of(one: Configuration, steps: int, **training: Any) -> list[list[list[i
     return found
 
 
-def test_each_step_has_the_next_samples_and_an_epoch_ends_where_less_than_a_batch_is_left() -> None:
+def test_each_step_has_the_next_samples_and_an_epoch_ends_before_an_incomplete_batch() -> None:
     steps = rows_of(grows((0, 20), (60, 40, 10)), 6)
-    sizes = [[len(one) for one in step] for step in steps]
-    assert sizes == [[20], [20], [20], [10] * 4, [10] * 4, [10] * 4]
+    assert [[len(one) for one in step] for step in steps] == [[20], [20], [20], [10] * 4, [10] * 4, [10] * 4]
     flat = [list(itertools.chain(*step)) for step in steps]
     first, second = list(itertools.chain(*flat[:4])), list(itertools.chain(*flat[4:]))
     assert sorted(first) == list(range(100)), "one whole epoch"
-    assert len(set(second)) == 80, "two batches of the next, whose last 20 samples are dropped"
+    assert len(set(second)) == 80, "two batches of the next epoch; its last 20 samples are dropped"
 
 
 @given(schedules(), st.integers(1, 40))
@@ -136,14 +135,14 @@ WHERE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["device", "host"])
 @pytest.mark.parametrize("where", WHERE)
-def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(where: dict[str, int], data: str, tmp_path: Path) -> None:
+def test_a_resumed_trial_repeats_an_unpaused_trial(where: dict[str, int], data: str, tmp_path: Path) -> None:
     one = grows((0, 20), (60, 40, 20), (200, 80), dropout=0.3, warmup_epochs=1.0, optimizer="adamw")
     settings = {"data": data, "loader_workers": 0}
     check_goes_on(lambda: Parts(asked(one, tmp_path), settings), where)
 
 
 @pytest.mark.parametrize("stop_seen", [0, 10, 15])
-def test_one_that_grows_with_the_noise_goes_on_as_if_it_had_never_stopped(stop_seen: int, tmp_path: Path) -> None:
+def test_a_resumed_trial_that_grows_with_the_noise_repeats_an_unpaused_trial(stop_seen: int, tmp_path: Path) -> None:
     one = by_noise(10, 20, 40, 80, share=2.0)
     whole, _ = check_goes_on(lambda: Parts(asked(one, tmp_path, train_seconds_limit=260.0)), {"stop_seen": stop_seen})
     grown = [seen.samples for seen in whole.observations]
@@ -166,7 +165,7 @@ def test_it_grows_with_the_noise_scale_as_far_as_its_share_goes() -> None:
     assert max(sizes(1e6)) == 80.0
 
 
-def test_what_cannot_be_is_refused_by_name() -> None:
+def test_impossible_growth_is_refused() -> None:
     with pytest.raises(WorkloadError, match="batch_size = 128 must be <= 100, the number of training samples"):
         Trainer(Toy(), grows((0, 20), (60, 128)), toy_data().train, on_cpu(), 3)
     with pytest.raises(WorkloadError, match="'noise_scale' needs the training part on the device"):

@@ -79,7 +79,7 @@ def test_the_crossing_is_kept_as_an_interval_and_interpolated_inside_it() -> Non
     assert outcome.time_to_target_s == expected.train_seconds == pytest.approx(5 + 2.5 * 2 / 3)
 
 
-def test_a_target_met_at_step_zero_costs_nothing() -> None:
+def test_a_target_met_at_step_zero_takes_no_time() -> None:
     outcome = Run(request(target=0.0)).outcome
     assert (outcome.state, outcome.steps, outcome.steps_to_target) == (TrialState.REACHED, 0, 0)
     assert (outcome.time_to_target_s, outcome.train_seconds) == (0.0, 0.0)
@@ -98,8 +98,7 @@ def test_observations_have_the_steps_and_seconds_so_far() -> None:
 def test_the_same_request_gives_the_same_trial_bit_for_bit() -> None:
     dropping = configuration(dropout=0.3)
     first, second = (Run(request(dropping, tested=True)) for _ in range(2))
-    other = Run(request(dropping, seed=4))
-    assert curve(first) == curve(second) != curve(other)
+    assert curve(first) == curve(second) != curve(Run(request(dropping, seed=4)))
     assert timeless(first.outcome) == timeless(second.outcome)
     assert first.outcome.steps_to_target == second.outcome.steps_to_target
 
@@ -279,8 +278,7 @@ def test_the_horizon_ends_a_trial_with_an_evaluation() -> None:
 
 def test_a_target_met_at_the_horizon_is_reached() -> None:
     decaying = configuration(20, parameters={"horizon_samples": 130})
-    toy = Toy(on_evaluate=metric_by_evaluation([0.5, 0.6, 0.95]))
-    outcome = Run(request(decaying), toy).outcome
+    outcome = Run(request(decaying), Toy(on_evaluate=metric_by_evaluation([0.5, 0.6, 0.95]))).outcome
     assert (outcome.state, outcome.first_hit_step) == (TrialState.REACHED, 7)
 
 
@@ -311,8 +309,7 @@ def test_only_a_trial_that_never_left_chance_in_half_its_budget_diverged(
 
 
 def test_warmup_is_no_time_to_judge_chance() -> None:
-    slow = configuration(20, warmup_epochs=5.0)
-    outcome = ticking(request(slow, train_seconds_limit=40.0), [0.5]).outcome
+    outcome = ticking(request(configuration(20, warmup_epochs=5.0), train_seconds_limit=40.0), [0.5]).outcome
     assert (outcome.state, outcome.steps) == (TrialState.DIVERGED, 30)
 
 
@@ -326,8 +323,7 @@ def test_warmup_is_no_time_to_judge_chance() -> None:
     ],
 )
 def test_running_out_of_memory_is_an_outcome(error: Exception, at_loss: int) -> None:
-    fails = Mock(side_effect=[*range(1, at_loss), error])
-    outcome = Run(request(target=2.0), Toy(on_loss=fails)).outcome
+    outcome = Run(request(target=2.0), Toy(on_loss=Mock(side_effect=[*range(1, at_loss), error]))).outcome
     assert outcome.state is TrialState.OOM
     assert "micro-batch 20" in outcome.reason
     assert ("before the first step" if at_loss == 1 else "step 6") in outcome.reason
@@ -376,13 +372,13 @@ def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(
     assert test_samples not in before
 
 
-def test_tokens_are_those_of_the_samples_seen() -> None:
+def test_tokens_are_counted_over_the_samples_seen() -> None:
     assert Run(request(target=2.0, train_seconds_limit=0.01)).outcome.tokens is None
     outcome = Run(request(), Toy(tokens_per_sample=32)).outcome
     assert outcome.samples > 0 and outcome.tokens == 32 * outcome.samples
 
 
-def test_observations_reach_the_caller_before_the_trial_goes_on() -> None:
+def test_observations_reach_the_caller_before_the_next_step() -> None:
     """A decision of the observer, such as a prune, holds at the very next step."""
     seen = Mock()
     run = Run(

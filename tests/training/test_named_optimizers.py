@@ -112,7 +112,7 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"momentum": 0.5, "nesterov": False, "ns_steps": 3, "adjust_lr_fn": "original"},
     ),
 }
-"""Options by the names that a space has, and by those that the library has."""
+"""Options by their names in a space, and by their names in the library."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,7 +125,7 @@ def wanted(name: str, **changes: Any) -> Any:
 
 
 def trained(build: Callable[[Signs], Optimizers], steps: int = 30) -> torch.Tensor:
-    """Return a model's weights after steps of a plain loop, the last half of them at a lower rate."""
+    """Return a model's weights after a plain loop whose second half has a lower rate."""
     torch.manual_seed(0)
     model = Signs(torch.float32)
     optimizers = build(model)
@@ -143,7 +143,7 @@ def trained(build: Callable[[Signs], Optimizers], steps: int = 30) -> torch.Tens
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_thirty_steps_are_those_of_the_library(name: str) -> None:
+def test_thirty_steps_equal_the_librarys(name: str) -> None:
     ours = trained(lambda model: [build_optimizer(model, wanted(name))])
     assert torch.equal(ours, trained(LIBRARY[name]))
     assert not torch.equal(ours, trained(LIBRARY[name], steps=29))
@@ -175,7 +175,7 @@ def test_weight_decay_leaves_biases_and_norms_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_fused_reaches_what_has_it_and_takes_the_same_steps(name: str) -> None:
+def test_fused_optimizers_take_the_same_steps(name: str) -> None:
     def build(fused: bool) -> Callable[[Signs], Optimizers]:
         return lambda model: [build_optimizer(model, wanted(name), fused=fused)]
 
@@ -191,7 +191,7 @@ def test_the_trust_ratio_is_on_matrices_with_and_without_weight_decay_and_never_
     name: str, decay: float
 ) -> None:
     def moved(size: float) -> tuple[float, float]:
-        """Return how far a matrix and a bias of this size move in a step, its gradients being ones."""
+        """Return the changes of a matrix and a bias of this size in a step with gradients of one."""
         layer = nn.Linear(3, 3)
         for one in layer.parameters():
             nn.init.constant_(one, size)
@@ -240,7 +240,7 @@ class TestTimm:
             check_libraries(Toy(), ["sgd", "lars"])
         assert caught.value.hint == "pip install 'bssearch[optimizers]'"
 
-    def test_only_what_needs_it_asks_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_timm_optimizers_need_timm(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "timm.optim", None)
         check_libraries(Toy(), [name for name in OPTIMIZERS if name not in OF_TIMM])
         check_libraries(Toy(build_optimizer=lambda model, configuration: None), OF_TIMM)

@@ -146,7 +146,7 @@ ACCUMULATED = configuration(
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"scaled": True}])
-def test_a_training_step_that_does_what_bssearch_does_trains_the_same(settings: dict[str, Any]) -> None:
+def test_a_training_step_equal_to_bssearchs_trains_the_same_weights(settings: dict[str, Any]) -> None:
     own, usual = (weights_after(toy, ACCUMULATED, **settings) for toy in (Stepping(), Toy()))
     assert torch.allclose(own, usual, rtol=0, atol=1e-7)  # the norm of the gradients is summed in another order
 
@@ -167,7 +167,7 @@ def test_a_wrong_training_step_is_named(step: Any, said: str) -> None:
         trainer.step()
 
 
-def test_weights_that_changed_within_a_training_step_are_those_of_its_next_forward_pass() -> None:
+def test_a_forward_pass_uses_weights_changed_within_the_training_step() -> None:
     outputs: list[torch.Tensor] = []
 
     class Twice(Toy):

@@ -1,4 +1,4 @@
-"""A trial that was paused goes on as if it had never stopped."""
+"""A resumed trial repeats an unpaused trial."""
 
 import functools
 import os
@@ -29,7 +29,7 @@ from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, reque
 
 
 class Random(Toy):
-    """A network with batch normalisation whose training draws from every generator there is."""
+    """A network with batch normalisation whose training draws from every generator."""
 
     def build_model(self, *, dropout: float) -> nn.Module:
         layers = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2)
@@ -40,7 +40,7 @@ class Random(Toy):
 
 
 class StepClock(Clock):
-    """A clock that counts the steps of its part, by the time of a test."""
+    """A clock of a fake time that counts the steps of its part."""
 
     def __init__(self, fake: FakeTime) -> None:
         self.steps = 0
@@ -54,7 +54,7 @@ class StepClock(Clock):
 
 @dataclass
 class Parts:
-    """Runs a request in parts, at one second a micro-batch, and keeps what all of them observed."""
+    """Runs a request in parts, at one second a micro-batch, and keeps the observations of all parts."""
 
     request: TrialRequest
     settings: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Parts:
     time: FakeTime = field(default_factory=FakeTime)
 
     def run(self, stop_after: int | None = None, stop_seen: int | None = None, **changes: Any) -> TrialOutcome:
-        """Run a part, to its end or until so many of its steps were taken, or a step was evaluated."""
+        """Run a part to its end, for ``stop_after`` steps, or until the step ``stop_seen`` is evaluated."""
         clock = StepClock(self.time)
         seen: list[int] = []
         observations: list[Observation] = []
@@ -84,7 +84,7 @@ class Parts:
         )
         self.observations += observations
         self.outcomes.append(run.outcome)
-        self.time.pass_by(1000.0)  # what lies between the parts is nobody's time
+        self.time.pass_by(1000.0)  # the time between the parts belongs to no part
         return run.outcome
 
 
@@ -104,19 +104,19 @@ ADAMW = configuration(
 
 
 def asked(configuration: Configuration, folder: Path, **changes: Any) -> TrialRequest:
-    """Return a request that no part of a test reaches the target of, to be saved in the folder."""
+    """Return a request whose target is out of reach, with its checkpoint in the folder."""
     settings = {"target": 1.0, "train_seconds_limit": 90.0, "checkpoint": str(folder / "trial"), **changes}
     return changed(request(configuration, **settings), eval_every_steps=5)
 
 
 def trained(parts: Parts) -> tuple[list[Observation], dict[str, Any], float]:
-    """Return what must not differ between one part and several: all but what the warm-up and other things took."""
+    """Return the values that pauses must not change: all except warm-up and other seconds."""
     outcome = parts.outcomes[-1]
     return parts.observations, timeless(outcome), outcome.train_seconds
 
 
 def check_goes_on(make: Callable[[], Parts], *stops: Mapping[str, int]) -> tuple[Parts, Parts]:
-    """Run a trial as a whole, and in parts up to each stop and the end: both have trained the same. Return both."""
+    """Run a trial as a whole, and in parts up to each stop; check that both trained equally; return both."""
     whole, parts = make(), make()
     whole.run()
     for stop in stops:
@@ -140,7 +140,7 @@ def check_goes_on(make: Callable[[], Parts], *stops: Mapping[str, int]) -> tuple
         pytest.param(SGD, "host", {"stop_after": 12}, id="at the end of an epoch of a loader"),
     ],
 )
-def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
+def test_a_resumed_trial_repeats_an_unpaused_trial(
     configuration: Configuration, data: str, where: dict[str, int], tmp_path: Path
 ) -> None:
     settings = {"data": data, "loader_workers": 0}
@@ -148,7 +148,7 @@ def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+def test_every_optimizer_resumes(name: str, tmp_path: Path) -> None:
     import_timm()
     check_goes_on(lambda: Parts(asked(replace(ADAMW, optimizer=name), tmp_path)), {"stop_after": 21})
 
@@ -182,7 +182,7 @@ def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_after", [7, 21])
-def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(stop_after: int, tmp_path: Path) -> None:
+def test_a_trial_resumed_after_its_target_keeps_its_first_crossing(stop_after: int, tmp_path: Path) -> None:
     met = changed(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.7), stop_at_target=False)
     met = changed(met, train_seconds_limit=40.0)
     whole, parts = check_goes_on(lambda: Parts(met), {"stop_after": stop_after})
@@ -209,14 +209,13 @@ def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pyte
 
 
 class TestLedgers:
-    def test_they_are_those_of_both_parts_and_the_pause_is_in_none(self, tmp_path: Path) -> None:
+    def test_ledgers_add_up_over_both_parts_without_the_pause(self, tmp_path: Path) -> None:
         whole, parts = (Parts(asked(ADAMW, tmp_path)) for _ in range(2))
         whole.run()
         paused, outcome = parts.run(stop_after=7), parts.run()
         assert (paused.train_seconds, outcome.train_seconds) == (21.0, whole.outcomes[-1].train_seconds)
         assert outcome.warmup_seconds == 2 * paused.warmup_seconds == 2 * whole.outcomes[-1].warmup_seconds > 0
-        ledgers = sum(getattr(outcome, f"{name}_seconds") for name in LEDGERS)
-        assert outcome.wall_seconds == ledgers
+        assert outcome.wall_seconds == sum(getattr(outcome, f"{name}_seconds") for name in LEDGERS)
 
     def test_saving_and_restoring_are_booked_as_other(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = Parts(asked(SGD, tmp_path))
@@ -247,7 +246,7 @@ class TestLedgers:
 
 
 class Unpicklable(Random):
-    """A model that keeps something which cannot be saved."""
+    """A model with a state that cannot be saved."""
 
     def build_model(self, *, dropout: float) -> nn.Module:
         class Keeping(nn.Sequential):
@@ -404,7 +403,7 @@ class TestWhatCannotBeReadBack:
 
 
 class Growing(Toy):
-    """A model that makes a buffer of its own in its first step."""
+    """A model that creates a buffer in its first step."""
 
     def build_model(self, *, dropout: float) -> nn.Module:
         class Model(nn.Module):
@@ -427,7 +426,7 @@ def test_a_buffer_that_the_first_step_made_is_there_again(tmp_path: Path) -> Non
     check_goes_on(lambda: Parts(asked(SGD, tmp_path), toy=Growing), {"stop_after": 7})
 
 
-def test_where_the_data_lie_may_change_at_a_pause(tmp_path: Path) -> None:
+def test_the_placement_of_the_data_may_change_at_a_pause(tmp_path: Path) -> None:
     whole, parts = (Parts(asked(SGD, tmp_path), {"data": "device"}) for _ in range(2))
     whole.run()
     parts.settings = {"data": "host", "loader_workers": 0}

@@ -1,4 +1,4 @@
-"""The peak memory of a trial on the CPU: its own, whatever the process did before."""
+"""The peak memory of a trial on the CPU, without the memory that the process used before."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from tests.factories import not_none
 CPU = torch.device("cpu")
 MIB = 2**20
 OVERHEAD_KIB = 0.75
-"""What a tensor takes beside its elements, in the heap and in Python: some 700 bytes."""
+"""Memory of a tensor beside its elements, in the heap and in Python: about 700 bytes."""
 
 Meter = type[ResidentMemoryMeter | SampledMemoryMeter]
 KINDS: list[Meter] = [ResidentMemoryMeter, SampledMemoryMeter]
@@ -37,27 +37,27 @@ T = TypeVar("T")
 
 
 def in_a_process_of_its_own(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call it in a new process, as a worker is: in that of the tests others leave, and free, memory of their own."""
+    """Call a function in a new process like a worker, because other tests leave and free memory in this process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measure, *args, **kwargs).result()
 
 
 def hold(mebibytes: int, *, block_kib: int = 1024) -> None:
-    """Take so much memory in blocks, touch all of it for longer than a sample takes, and free it."""
+    """Take memory in blocks, touch all blocks for longer than a sample takes, and free them."""
     blocks = [torch.ones(block_kib * 1024, dtype=torch.uint8) for _ in range(mebibytes * 1024 // block_kib)]
     time.sleep(5 * SAMPLING_SECONDS)
     del blocks
 
 
 def peak_mebibytes(meter: PeakMemoryMeter, mebibytes: int, *, block_kib: int = 1024) -> float:
-    """Return what a meter says of a trial that holds so much."""
+    """Return the peak of a trial that holds ``mebibytes``."""
     meter.start()
     hold(mebibytes, block_kib=block_kib)
     return not_none(meter.peak_bytes()) / MIB
 
 
 SIZES = (64, 64, 8, 40)
-"""Mebibytes that trials hold one after the other."""
+"""Mebibytes of consecutive trials."""
 
 
 def peaks_of_trials(kind: Meter, block_kib: int) -> list[float]:
@@ -74,19 +74,19 @@ def peaks_of_trials(kind: Meter, block_kib: int) -> list[float]:
     ("kind", "block_kib"), [(ResidentMemoryMeter, 4), (SampledMemoryMeter, 4), (SampledMemoryMeter, 1024)]
 )
 def test_each_trial_has_its_own_peak_whatever_ran_before(kind: Meter, block_kib: int) -> None:
-    """Small blocks stay in the heap when they are freed: a second trial alike would take them again unseen."""
+    """Freed small blocks stay in the heap, and an equal second trial would reuse them unseen."""
     found = in_a_process_of_its_own(peaks_of_trials, kind, block_kib)
     a_block = 1 + OVERHEAD_KIB / block_kib
     assert found == pytest.approx([size * a_block for size in SIZES], abs=16 if block_kib < 1024 else 2)
 
 
 def peak_before_and_after_a_restart(kind: Meter) -> tuple[int | None, float]:
-    """Return what a meter says before its start, and of 16 MiB that are kept after 64 were forgotten (MiB)."""
+    """Return a meter's peak before its start, and (in MiB) after a restart with 16 MiB kept and 64 MiB freed."""
     meter = kind()
     unstarted = meter.peak_bytes()
     meter.start()
     kept = torch.ones(16 * MIB, dtype=torch.uint8)
-    hold(64, block_kib=64 * 1024)  # a mapping of its own, gone once it is freed
+    hold(64, block_kib=64 * 1024)  # a separate mapping, returned to the system when freed
     meter.restart()
     peak = not_none(meter.peak_bytes())
     meter.close()
@@ -96,13 +96,13 @@ def peak_before_and_after_a_restart(kind: Meter) -> tuple[int | None, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_measured_beside_a_trial_is_forgotten(kind: Meter) -> None:
+def test_memory_before_a_restart_does_not_count(kind: Meter) -> None:
     unstarted, peak = in_a_process_of_its_own(peak_before_and_after_a_restart, kind)
     assert unstarted is None, "it has not started"
     assert peak == pytest.approx(16, abs=4), "it counts from where it started"
 
 
-def test_where_the_mark_cannot_be_reset_the_resident_set_is_sampled(tmp_path: Path) -> None:
+def test_without_a_resettable_mark_the_resident_set_is_sampled(tmp_path: Path) -> None:
     assert peak_memory_meter(CPU).basis is MemoryBasis.RESIDENT
     assert peak_memory_meter(CPU, tmp_path).basis is MemoryBasis.RESIDENT_SAMPLED  # a folder: writing to it fails
     assert peak_memory_meter(torch.device("cuda")).basis is DeviceMemoryMeter.basis is MemoryBasis.DEVICE
@@ -123,7 +123,7 @@ NO_HANDLE = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreat
 
 @pytest.mark.parametrize("text", [EDGE, f"GET was {EDGE[9:]}", NO_HANDLE])
 @pytest.mark.parametrize(("free", "is_one"), [(2**28, True), (2**35, False)])
-def test_at_the_edge_of_a_device_libraries_say_it_in_their_own_words(
+def test_messages_of_libraries_on_a_full_device_are_out_of_memory(
     monkeypatch: pytest.MonkeyPatch, text: str, free: int, is_one: bool
 ) -> None:
     assert not is_out_of_memory(RuntimeError(text)), "on the CPU"
@@ -140,12 +140,12 @@ def test_at_the_edge_of_a_device_libraries_say_it_in_their_own_words(
         "CUDA error: out of memory",
     ],
 )
-def test_what_says_that_an_allocation_failed_is_out_of_memory_wherever_it_runs(text: str) -> None:
+def test_a_failed_allocation_is_out_of_memory_on_any_device(text: str) -> None:
     assert is_out_of_memory(RuntimeError(text)) and not is_out_of_memory(ValueError(text))
 
 
 @pytest.mark.parametrize(("reserved_gib", "said"), [(40, False), (55, False), (57, True)])
-def test_what_the_allocator_of_a_gpu_holds_beside_the_tensors_is_said_where_it_is_much(
+def test_much_unused_memory_of_the_gpus_allocator_is_a_warning(
     reserved_gib: int, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, gib = torch.device("cuda:1"), 2**30

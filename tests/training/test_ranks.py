@@ -89,7 +89,7 @@ def _fail(error: Exception) -> NoReturn:
 
 
 class Together:
-    """Trainers of `Shared` on any number of ranks, which stay alive between them."""
+    """Trainers of `Shared` on any number of ranks, which stay alive between trainers."""
 
     def __init__(self, folder: Path, **training: Any) -> None:
         (folder / "shared.py").write_text(f"import sys\n\nsys.path.append({str(ROOT)!r})\n{SHARED}")
@@ -112,7 +112,7 @@ class Together:
             yield trainer
 
     def after(self, steps: int, configuration: Configuration, size: int) -> tuple[dict[str, torch.Tensor], float]:
-        """Return parameters and buffers after so many steps, and their mean loss."""
+        """Return parameters and buffers after ``steps`` steps, and the mean loss."""
         with self.trainer(configuration, size) as trainer:
             for _ in range(steps):
                 trainer.step()
@@ -175,7 +175,7 @@ NORMED = replace(SGD, parameters={**SGD.parameters, "model.norm": True, "model.d
     ],
     ids=["synchronised", "ghost batches"],
 )
-def test_batch_normalisation_and_its_running_statistics_are_those_of_one_process(
+def test_batch_normalisation_and_its_running_statistics_equal_one_process(
     tmp_path: Path, training: dict[str, Any], settings_alone: dict[str, Any]
 ) -> None:
     with closing(Together(tmp_path, **settings_alone)) as alone:
@@ -238,8 +238,7 @@ def test_a_paused_trial_resumes_with_the_random_numbers_and_statistics_of_each_r
         return seen
 
     whole = curve(42)
-    parts = [*curve(13), *curve(10, resumes=True), *curve(19, resumes=True)]
-    assert len(whole) == 9 and parts == whole
+    assert len(whole) == 9 and [*curve(13), *curve(10, resumes=True), *curve(19, resumes=True)] == whole
 
 
 class Rank(Ranks):
@@ -250,7 +249,7 @@ class Rank(Ranks):
 
 
 class Dataset(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Samples with noise of their own, as augmented images have."""
+    """Samples with random noise, as augmented images have."""
 
     def __len__(self) -> int:
         return 100

@@ -1,4 +1,4 @@
-"""The reference kernel beside which steps are timed."""
+"""The reference kernel that is timed beside steps."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(("device", "threads", "tells"), [(CPU, 1, True), (CPU, 2, False), (GPU, 1, False)])
-def test_it_tells_of_one_thread_of_a_cpu_alone(device: torch.device, threads: int, tells: bool) -> None:
+def test_the_kernel_is_timed_only_for_one_thread_of_a_cpu(device: torch.device, threads: int, tells: bool) -> None:
     kernel = ReferenceKernel(device, threads)
     kernel.look()
     assert (kernel.seconds is not None) is tells
@@ -31,7 +31,7 @@ def test_looks_that_come_too_soon_are_left_out() -> None:
     assert kernel.state() == {"looks": [first]}
 
 
-def test_what_was_seen_before_a_pause_counts_on() -> None:
+def test_looks_before_a_pause_count() -> None:
     kernel = ReferenceKernel(CPU, 1, period=0.0)
     kernel.restore({"looks": [1.0, 2.0, 3.0]})
     assert kernel.seconds == 2.0

@@ -35,7 +35,7 @@ def weights_after(steps: int, trial_configuration: Configuration, workload: Any 
 
 
 class Weighted(Toy):
-    """Each sample counts as many times as the first figure of its inputs says: 0 to 3 times."""
+    """Each sample has a weight from 0 to 3, which follows from its first input."""
 
     def __init__(self, weight_dtype: torch.dtype | None = torch.float64, **members: Any) -> None:
         super().__init__(dtype=torch.float64, **members)
@@ -76,8 +76,7 @@ def test_micro_batches_add_up_to_the_batch_exactly(
     }
     whole = weights_after(30, configuration(20, **settings), toy)
     split = {"micro_batch_size": 20 // accumulation_steps, "accumulation_steps": accumulation_steps}
-    parts = weights_after(30, configuration(20, **settings, **split), toy)
-    assert (whole - parts).abs().max() < 1e-12
+    assert (whole - weights_after(30, configuration(20, **settings, **split), toy)).abs().max() < 1e-12
     assert (whole - weights_after(29, configuration(20, **settings), toy)).abs().max() > 1e-6
 
 
@@ -107,7 +106,7 @@ def test_a_weighted_step_is_that_of_the_mean_over_the_weights(
 
 
 @pytest.mark.parametrize(("accumulation_steps", "weight_dtype"), [(1, torch.int64), (2, None)])
-def test_a_batch_that_weighs_nothing_has_a_loss_that_is_not_a_number(
+def test_a_batch_of_weight_zero_has_a_loss_that_is_not_a_number(
     weight_dtype: torch.dtype | None, accumulation_steps: int
 ) -> None:
     empty = Weighted(weight_dtype, weights=lambda inputs: torch.zeros(len(inputs)))
@@ -120,7 +119,7 @@ def test_a_batch_that_weighs_nothing_has_a_loss_that_is_not_a_number(
 
 
 class Ragged(Toy):
-    """Sequences padded with zeros, cut to the longest of their batch; a batch of padding alone is an error."""
+    """Sequences padded with zeros, cut to the longest in their batch; a batch of padding alone is an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class Ragged(Toy):
 
 
 def sorted_by_length(lengths: list[int]) -> Data:
-    """Return the toy's data, of whose training rows each keeps so many entries; sorted, the shortest come first."""
+    """Return the toy's data with training rows cut to the given lengths, the shortest first."""
     data = toy_data(len(lengths))
     kept = torch.arange(6)[None, :] < torch.tensor(sorted(lengths))[:, None]
     return replace(data, train=Part(data.train.inputs * kept, data.train.targets))
@@ -169,7 +168,7 @@ def test_a_loss_that_is_weighted_only_at_times_is_refused() -> None:
 
 
 class Scaled(Computation):
-    """Scales the loss as fp16 does, by a factor that a test chooses."""
+    """Scales the loss as in fp16, by a factor that the test chooses."""
 
     def __init__(self, scale: float) -> None:
         super().__init__(CPU)
@@ -180,7 +179,7 @@ class Scaled(Computation):
 
 
 @pytest.mark.parametrize(("optimizer", "clip_norm"), [("sgd", None), ("sgd", 0.05), ("muon", 0.05)])
-def test_scaling_the_loss_changes_nothing_but_the_steps_it_leaves_out(optimizer: str, clip_norm: float | None) -> None:
+def test_scaling_the_loss_changes_only_the_skipped_steps(optimizer: str, clip_norm: float | None) -> None:
     divided = configuration(
         20,
         micro_batch_size=10,
@@ -242,11 +241,10 @@ def test_a_first_step_without_a_finite_loss_names_batch_rate_and_parameter() -> 
     # Only the second layer is hurt; a frozen learning rate of 0 · nan would be nan as well.
     last_layer = problem_of(lambda model, loss: loss.detach() + model.get_parameter("3.bias").sum() * math.nan)
     assert last_layer == start + "first non-finite parameter: 3.bias"
-    untouched = problem_of(lambda model, loss: loss + math.nan)
-    assert untouched == start + "no non-finite parameter"
+    assert problem_of(lambda model, loss: loss + math.nan) == start + "no non-finite parameter"
 
 
-def test_a_gradient_that_is_not_finite_is_named_where_the_parameters_are() -> None:
+def test_a_gradient_that_is_not_finite_is_named_if_the_parameters_are_finite() -> None:
     trainer = trainer_of(configuration())
     assert trainer.first_non_finite() is None
     trainer.step()
@@ -279,7 +277,7 @@ def test_the_augmentation_gets_its_parameters_from_the_configuration() -> None:
     assert not torch.equal(after(0.5), after(0.0))
 
 
-def test_a_step_is_what_a_handwritten_loop_does() -> None:
+def test_a_step_equals_the_step_of_a_handwritten_loop() -> None:
     seed, batch_size, data = 5, 30, toy_data()
     torch.manual_seed(seed)
     model = Toy().build_model(dropout=0.2)
@@ -321,8 +319,7 @@ def test_the_mean_loss_is_that_since_it_was_last_taken() -> None:
     assert trainer.take_mean_loss() is None
     for _ in range(4):
         trainer.step()
-    expected = trainer.evaluate(toy_data().train, "loss")
-    assert trainer.take_mean_loss() == pytest.approx(expected, rel=1e-5)
+    assert trainer.take_mean_loss() == pytest.approx(trainer.evaluate(toy_data().train, "loss"), rel=1e-5)
     assert trainer.take_mean_loss() is None
 
 
@@ -443,7 +440,7 @@ def fill(model: Normed, value: float) -> None:
             tensor.fill_(value)
 
 
-def test_the_average_follows_its_formula_and_stands_in_for_the_weights_of_an_evaluation() -> None:
+def test_the_average_follows_its_formula_and_replaces_the_weights_in_an_evaluation() -> None:
     model = Normed()
     fill(model, 1.0)
     average = AveragedWeights(model, 0.75)
@@ -461,7 +458,7 @@ def test_the_average_follows_its_formula_and_stands_in_for_the_weights_of_an_eva
     assert all((parameter == 9).all() for parameter in model.parameters())
 
 
-def test_the_weights_come_back_where_an_evaluation_fails() -> None:
+def test_the_weights_are_restored_if_an_evaluation_fails() -> None:
     model = Normed()
     average = AveragedWeights(model, 0.5)
     fill(model, 3.0)

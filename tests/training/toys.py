@@ -48,8 +48,7 @@ def core_of_pace(*spins: float) -> CorePace:
 
 
 def _part(samples: int, seed: int, dtype: torch.dtype) -> Part:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
+    inputs = torch.randn(samples, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     targets = (0.5 * inputs[:, 0] * inputs[:, 1] + inputs[:, 2] + inputs[:, 3] > 0).long()
     return Part(inputs.to(dtype), targets)
 
@@ -113,10 +112,7 @@ class Toy:
 class FakeTime:
     """A time that only a test advances."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
-        self.waited_seconds = 0.0
+    seconds = cpu_seconds = waited_seconds = 0.0
 
     def pass_by(self, seconds: float, cpu_share: float = 1.0) -> None:
         self.seconds += seconds
@@ -173,7 +169,7 @@ def request(
 
 
 def growth_after(steps: int, wanted: Configuration, train: Part) -> Growth:
-    """Return the position in the data after some steps of a trial."""
+    """Return a trial's position in the data after some steps."""
     growth = Growth(wanted, None if isinstance(train, BatchStream) else len(train))
     for _ in range(steps):
         growth.stepped()
@@ -183,7 +179,7 @@ def growth_after(steps: int, wanted: Configuration, train: Part) -> Growth:
 def batches_of(
     train: Part, wanted: Configuration, computation: Computation, seed: int, *, after_steps: int = 0
 ) -> Generator[Batch, None, None]:
-    """Yield a trial's micro-batches, and count its steps as a trainer does."""
+    """Yield a trial's micro-batches, and count the steps as a trainer does."""
     growth = growth_after(after_steps, wanted, train)
     with closing(micro_batches(train, computation, seed, growth)) as batches:
         while True:
@@ -250,7 +246,7 @@ def metric_by_evaluation(values: list[float], metric: str = "accuracy") -> Calla
 def ticking(
     trial_request: TrialRequest, metrics: list[float] | None = None, step_seconds: float = 1.0, **more: Any
 ) -> Run:
-    """Run a request whose steps take some seconds each, and whose metric is given by evaluation."""
+    """Run a request with steps of ``step_seconds`` and a given metric at each evaluation."""
     time = FakeTime()
     on_evaluate = metric_by_evaluation(metrics) if metrics else lambda found: found
     toy = Toy(on_loss=lambda: time.pass_by(step_seconds), on_evaluate=on_evaluate)
@@ -258,7 +254,7 @@ def ticking(
 
 
 class Frozen(nn.BatchNorm1d):
-    """A batch norm that never leaves evaluation mode, as in a pretrained backbone."""
+    """A batch norm that stays in evaluation mode, as in a pretrained backbone."""
 
     def train(self, mode: bool = True) -> Frozen:
         super().train(False)

@@ -16,7 +16,7 @@ ALPHABET = "abcdefghij"
 
 
 def decoded(workload: CharLM, part: Part) -> list[str]:
-    """Return each window of a part as the text it was cut from: its inputs and the last target."""
+    """Return each window of a part as text: its inputs and the last target."""
     characters = [*workload.vocabulary, "?"]
     windows = torch.cat([part.inputs, part.targets[:, -1:]], dim=1)
     return ["".join(characters[token] for token in window) for window in windows.tolist()]
@@ -54,7 +54,7 @@ def test_the_vocabulary_is_that_of_the_training_part_and_chance_follows_it(tmp_p
     assert workload.tokens_per_sample == 8
 
 
-def test_no_more_windows_validate_than_asked_and_they_lie_apart(tmp_path: Path) -> None:
+def test_at_most_the_given_number_of_windows_validate_spread_over_the_part(tmp_path: Path) -> None:
     text = "".join(chr(ord("a") + index % 26) for index in range(1800))
     whole = CharLM(text_file(tmp_path, text), context=8)
     some = CharLM(text_file(tmp_path, text), context=8, validation_sequences=4)
@@ -65,7 +65,7 @@ def test_no_more_windows_validate_than_asked_and_they_lie_apart(tmp_path: Path) 
     assert (len(data.train), len(data.test)) == (180, 10)
 
 
-def test_a_later_character_changes_nothing_before_it(tmp_path: Path) -> None:
+def test_a_later_character_does_not_change_earlier_scores(tmp_path: Path) -> None:
     workload, train = loaded(tmp_path)
     model = workload.build_model(dropout=0.0).eval()
     inputs = train.inputs[:1]
@@ -87,7 +87,7 @@ def test_scores_depend_on_the_order_of_earlier_characters(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("settings", [{}, {"layers": 4, "width": 64}])
-def test_a_new_model_knows_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_new_model_is_at_chance(tmp_path: Path, settings: dict[str, Any]) -> None:
     workload = CharLM(text_file(tmp_path), **{"context": 8, "heads": 2, "width": 16, **settings})
     data = workload.load(CPU)
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_one_batch_can_be_learned_by_heart(tmp_path: Path) -> None:
         loss = workload.loss(model, inputs, targets, label_smoothing=0.0)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    # All but the first characters follow from those before them.
+    # All but the first characters follow from earlier characters.
     assert loss.item() < 0.3
     assert workload.evaluate(model, Part(inputs, targets))["loss"] == pytest.approx(loss.item(), abs=0.05)
 

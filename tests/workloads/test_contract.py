@@ -94,9 +94,7 @@ def test_a_model_before_its_data_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(("workload", "parameters"), MODELS.values(), ids=MODELS)
-def test_a_model_scores_every_class_has_the_size_it_says_and_learns_in_every_parameter(
-    workload: Workload, parameters: int
-) -> None:
+def test_a_model_scores_every_class_and_learns_in_every_parameter(workload: Workload, parameters: int) -> None:
     model = build(workload)
     assert model(IMAGES).shape == (len(IMAGES), CLASSES)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -254,7 +252,7 @@ def test_inputs_without_rows_are_named_with_their_place_and_type(inputs: Any, sa
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_is_none_of_rows() -> None:
+def test_a_nested_tensor_is_refused() -> None:
     assert "nested" in refusal(torch.nested.nested_tensor([torch.zeros(3), torch.zeros(5)]))
 
 
@@ -328,8 +326,7 @@ def test_samples_of_unequal_length_are_a_part_with_the_collate_of_the_workload(t
 
 def test_a_collate_of_the_part_comes_before_that_of_the_workload() -> None:
     part = Part.of(ROWS, collate=lambda samples: torch.tensor([len(ids) for ids, _ in samples]))
-    data = check_data(dataset_data(part), Sampled(collate=collated))
-    ((inputs, targets),) = data.train.chunks(3)
+    ((inputs, targets),) = check_data(dataset_data(part), Sampled(collate=collated)).train.chunks(3)
     assert inputs.tolist() == [2, 1, 3] and targets is None
 
 
@@ -370,7 +367,7 @@ def test_own_batches_without_a_number_of_samples_are_refused(samples: Any) -> No
         check_data(dataset_data(None), Sampled(train_batches=lambda size, seed: [], train_samples=samples))
 
 
-def test_the_samples_of_an_epoch_of_own_batches_are_those_of_the_training_part_where_there_is_one() -> None:
+def test_the_training_part_decides_the_samples_of_an_epoch_of_own_batches() -> None:
     workload = Sampled(train_batches=lambda size, seed: [], train_samples=99)
     assert len(check_data(dataset_data(None), workload).train) == 99
     assert len(check_data(dataset_data(ROWS), workload).train) == 3

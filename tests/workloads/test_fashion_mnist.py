@@ -80,7 +80,7 @@ def test_a_folder_asked_for_without_the_files_is_an_error_though_they_are_elsewh
         find_fashion_mnist(debian)
 
 
-def test_a_missing_file_is_named_and_nothing_is_downloaded(home: Path, downloads: list[Path]) -> None:
+def test_a_missing_file_is_named_without_a_download(home: Path, downloads: list[Path]) -> None:
     debian = write_files(home / "debian", ".gz")
     (debian / f"{LABELS}.gz").unlink()
     with pytest.raises(WorkloadError, match=f"{debian} lacks {LABELS}, with or without .gz"):
@@ -101,7 +101,7 @@ def test_without_files_and_torchvision_the_error_names_three_ways(home: Path, mo
 
 @pytest.fixture
 def downloads(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    """Put a torchvision in place that writes small files where the real one would, and lists where it did."""
+    """Replace torchvision by a fake that writes small files into the real places, and lists its folders."""
     calls: list[Path] = []
 
     def download(root: str, *, download: bool) -> None:
@@ -131,7 +131,7 @@ def test_files_that_are_nowhere_are_downloaded_once(home: Path, downloads: list[
     assert find_fashion_mnist(debian)[LABELS] == debian / LABELS
 
 
-def test_a_download_that_fails_leaves_nothing_and_is_tried_again(home: Path, downloads: list[Path]) -> None:
+def test_a_failed_download_leaves_no_file_and_is_retried(home: Path, downloads: list[Path]) -> None:
     (home / "fail").touch()
     with pytest.raises(WorkloadError, match=r"RuntimeError: Error downloading t10k-labels.*one of these ways"):
         find_fashion_mnist(home / "nothing")
@@ -304,7 +304,7 @@ def test_a_share_of_the_images_is_augmented() -> None:
     assert changed == pytest.approx(0.25 * (1 - 1 / (2 * 81)), abs=0.04)
 
 
-def test_metrics_and_label_smoothing_are_those_of_the_scores() -> None:
+def test_metrics_and_label_smoothing_follow_from_the_scores() -> None:
     class Fixed(nn.Module):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return torch.eye(CLASSES)[[0, 1, 2, 3]] * math.log(3)

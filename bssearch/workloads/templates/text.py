@@ -34,7 +34,7 @@ class Text:
 
     def load(self, device: torch.device) -> bssearch.Data:
         """Return three parts that never change, on the device."""
-        # YOURS: a sequence of tokens as int64; if documents are alike, split between documents.
+        # YOURS: a sequence of tokens as int64; if documents resemble each other, split between them.
         text = b"\n".join(path.read_bytes() for path in sorted(self.folder.glob(self.pattern)))
         if not text:
             raise FileNotFoundError(f"no {self.pattern} in {self.folder}")

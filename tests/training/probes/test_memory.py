@@ -70,7 +70,7 @@ def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.Monk
     assert use.reason == "the allocator had to release memory and retry 2 times in 3 steps"
 
 
-def test_a_reserve_is_kept_free_where_the_end_of_the_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reserve_is_kept_free_if_the_limit_of_the_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bytes_within_reserve(CPU, None) is None
     assert bytes_within_reserve(CPU, 2**30) == 2**30 - CPU_RESERVE_BYTES
     assert bytes_within_reserve(CPU, 100 * 2**30) == pytest.approx((1 - RESERVE) * 100 * 2**30, abs=1)
@@ -130,7 +130,7 @@ def measure(toy: Toy, samples: int = 600, **changes: Any) -> NoiseMeasurement:
     return measure_noise(request(**changes), toy, toy_data(samples), on_cpu())
 
 
-def test_it_measures_where_the_metric_comes_near_the_target_until_the_interval_is_narrow() -> None:
+def test_it_measures_near_the_target_until_the_interval_is_narrow() -> None:
     found = measure(Toy(on_evaluate=metric_by_evaluation([0.5, 0.7, 0.85, 0.88])))
     assert (found.step, found.metric) == (15, 0.88)
     assert (found.batch_size, found.micro_batch_size) == (64, 64)
@@ -160,7 +160,7 @@ def test_the_training_ends_with_the_schedules_horizon() -> None:
     assert measure(Toy(on_evaluate=metric_by_evaluation([0.5])), configuration=wanted).step == 7
 
 
-def test_a_measurement_without_time_says_nothing() -> None:
+def test_a_measurement_without_time_is_empty() -> None:
     found = measure(Toy(on_evaluate=metric_by_evaluation([0.95])), noise_seconds_limit=0.0)
     assert (found.step, found.noise) == (0, GradientNoise())
 

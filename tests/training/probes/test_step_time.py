@@ -21,7 +21,7 @@ Measure = Callable[..., StepTime]
 
 
 class QuietMeter:
-    """Sees nothing; a test may have it see something."""
+    """Finds ``found``, by default no contention."""
 
     found = Contention(False)
 
@@ -35,7 +35,7 @@ class QuietMeter:
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
-    """Return a probe of a workload whose losses and evaluations take the given seconds, one after the other."""
+    """Return a probe of a workload whose losses and evaluations take the given seconds in turn."""
 
     def measured(
         losses: list[float],
@@ -51,7 +51,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
         time = FakeTime()
         monkeypatch.setattr(probes, "clock_for", lambda device: time.clock())
         monkeypatch.setattr(probes, "ContentionMeter", QuietMeter)
-        if not update:  # it would take a thousand of what takes no time to fill its share
+        if not update:  # a thousand updates without time would not fill the share
             monkeypatch.setattr(probes, "UPDATE_SHARE", 0.0)
         of_losses, of_evaluations = itertools.cycle(losses), iter(evaluations)
 
@@ -137,7 +137,7 @@ def test_steps_and_evaluations_are_timed_until_they_settle_or_the_limit_ends(
 def test_a_device_at_its_power_limit_is_timed_at_its_lasting_clock(
     measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chip holds its clock for 60 steps, and takes half as long again for each after them."""
+    """The chip holds its clock for 60 steps; later steps take 1.5 times as long."""
     steps = [0.02] * 60 + [0.03] * 1000
     assert measure(steps, [0.1] * 3).step_seconds == pytest.approx(0.02)
     monkeypatch.setattr(probes, "throttle_reasons", lambda device: ["power cap"])
@@ -161,7 +161,7 @@ def test_the_interval_of_steps_that_scatter_has_two_ends(measure: Measure) -> No
 
 
 def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> None:
-    """Every fourth step is slow: runs of ten share them out, where the median of single steps would miss them."""
+    """Every fourth step is slow: each run of ten steps has some, but the median of single steps would miss them."""
     measured = measure([0.001, 0.001, 0.001, 0.005], [0.7])
     assert measured.steps_timed % 10 == 0
     assert measured.step_seconds == pytest.approx(0.002, rel=0.25)
@@ -178,7 +178,7 @@ def test_the_update_is_part_of_the_step_and_timed_alone(measure: Measure) -> Non
     assert measured.update_seconds == pytest.approx(0.005)
 
 
-def test_something_else_on_the_device_is_told(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_on_the_device_is_reported(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = measure([0.05], [0.7])
     assert (alone.contended, alone.reason) == (False, None)
     monkeypatch.setattr(QuietMeter, "found", Contention(True, "process 41 (python) uses the device"))
@@ -187,7 +187,7 @@ def test_something_else_on_the_device_is_told(measure: Measure, monkeypatch: pyt
 
 
 def test_steps_on_a_slow_core_are_left_out(measure: Measure) -> None:
-    """The look after the last of every eight steps is slow: that step and the one after it do not count."""
+    """The look after every eighth step is slow, so this step and the next step do not count."""
     losses = [*[0.02] * 6, 0.03, 0.03]
     first = [0.02] * 5  # the warm-up
     measured = measure([*first, *losses * 20], [0.7], limit=2.0, precision=0.0, core=core_of_pace(*[1.0] * 7, 1.7))
@@ -196,14 +196,14 @@ def test_steps_on_a_slow_core_are_left_out(measure: Measure) -> None:
     assert not measured.contended
 
 
-def test_a_core_that_is_hardly_ever_at_full_pace_is_told_after_four_times_the_limit(measure: Measure) -> None:
+def test_a_core_that_is_rarely_at_full_pace_is_reported_after_four_times_the_limit(measure: Measure) -> None:
     measured = measure([0.02], [0.7], limit=0.5, core=core_of_pace(1.0, *[1.7] * 1000))
     assert measured.contended
     assert measured.reason == "the core was slow in 99 of 100 timings"
     assert measured.step_seconds == pytest.approx(0.02)
 
 
-def test_a_thread_that_lost_the_processor_is_told(measure: Measure) -> None:
+def test_a_thread_that_lost_the_processor_is_reported(measure: Measure) -> None:
     measured = measure([0.05], [0.7], cpu_share=0.5)
     assert measured.contended
     assert measured.reason == "other work used the processor meanwhile"
@@ -226,7 +226,7 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
 
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (10, 2), (20, 6), (50, 18), (100, 40)])
 def test_the_interval_of_the_median_has_the_ranks_of_the_sign_test(count: int, rank: int) -> None:
-    """The ranks are those of tables of the sign test at 5 %, two-sided (David & Nagaraja, § 7.1)."""
+    """The ranks are from tables of the sign test at 5 %, two-sided (David & Nagaraja, § 7.1)."""
     assert median_interval(range(1, count + 1)) == (rank, count + 1 - rank)
 
 
