@@ -22,6 +22,7 @@ from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import Configuration
 from bssearch.records.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.training.computation import Computation
+from bssearch.training.course import first_line
 from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part, moved, pair_of, tensors
 
 DATA_SHARE = 0.3  # with data: auto, the largest share of device memory for the training part
@@ -201,10 +202,9 @@ def shared_memory_is_full(error: Exception, shared_memory: Path = SHARED_MEMORY)
         size = f"{shared_memory} has {shutil.disk_usage(shared_memory).total / 2**20:,.0f} MiB"
     except OSError:
         size = f"{shared_memory} does not exist"
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return LaunchError(
         f"a data loader process ran out of shared memory: {size}; give the container more (docker run "
-        f"--shm-size=8g, --ipc=host), or set training.loader_workers = 0 ({first})"
+        f"--shm-size=8g, --ipc=host), or set training.loader_workers = 0 ({first_line(error)})"
     )
 
 

@@ -17,6 +17,7 @@ from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue
 from bssearch.spec.parts import TrainingSpec
 from bssearch.training.contention import CorePace
+from bssearch.training.course import first_line
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import mapped
 
@@ -141,8 +142,7 @@ class Computation:
 
     def fallback(self, error: Exception) -> None:
         """Give up compiling; earlier models become unusable."""
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        self.given_up = f"compile = {self.settings.compile!r} failed; steps run uncompiled: {reason}"
+        self.given_up = f"compile = {self.settings.compile!r} failed; steps run uncompiled: {first_line(error)}"
         self.warn(self.given_up)
         self.compiles = False
         self._model = None
@@ -354,8 +354,7 @@ class GhostNorm:
         """Normalise inputs (samples, channels, …)."""
         samples, channels = input.shape[:2]
         if not self.training or samples <= self.ghost_batch_size:
-            whole: torch.Tensor = super().forward(input)  # type: ignore[misc]
-            return whole
+            return super().forward(input)  # type: ignore[misc, no-any-return]
         self._check_input_dim(input)
         groups, rest = divmod(samples, self.ghost_batch_size)
         if rest == 1:
@@ -402,8 +401,7 @@ class SharedNorm:
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         """Normalise inputs (samples, channels, …)."""
         if not self.training or not self.ranks.are_together:
-            whole: torch.Tensor = super().forward(input)  # type: ignore[misc]
-            return whole
+            return super().forward(input)  # type: ignore[misc, no-any-return]
         self._check_input_dim(input)
         values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         dimensions, shape = [0, *range(2, values.ndim)], [1, -1, *[1] * (values.ndim - 2)]

@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus the seconds of this process,
-its parent and the parent's boards. The core's pace shows other load.
+GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus the seconds of this
+process, its parent and the parent's boards. The core's pace shows other load.
 """
 
 from __future__ import annotations

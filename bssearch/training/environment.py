@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -125,14 +126,10 @@ def workload_revision(workload: object) -> str | None:
 
 
 def _source(kind: type) -> str | None:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        functions = [one for one in vars(kind).values() if inspect.isfunction(one)]
-    try:
-        return "\n".join(map(inspect.getsource, functions)) if functions else None
-    except (OSError, TypeError):
-        return None
+    for parts in ([kind], filter(inspect.isfunction, vars(kind).values())):
+        with suppress(OSError, TypeError):
+            return "\n".join(map(inspect.getsource, parts)) or None
+    return None
 
 
 def git_state(source: Path) -> tuple[str | None, bool | None]:

@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psutil
@@ -138,11 +139,9 @@ def _family() -> set[int]:
     family |= {child.pid for child in own.children(recursive=True)}
     parent = own.parent()
     for sibling in parent.children() if parent else []:
-        try:
+        with suppress(psutil.Error):
             if _WORKER in sibling.cmdline():
                 family |= {sibling.pid, *(child.pid for child in sibling.children(recursive=True))}
-        except psutil.Error:
-            continue
     return family
 
 

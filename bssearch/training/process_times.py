@@ -4,6 +4,7 @@ import os
 import re
 import resource
 import time
+from contextlib import suppress
 from pathlib import Path
 
 MPS_SERVER = "nvidia-cuda-mps-server"  # computes for its clients, which NVML lists too
@@ -22,29 +23,22 @@ def found_in(file: Path, pattern: str) -> str | None:
 
 def process_seconds(pid: int) -> float:
     """CPU seconds of a process; 0 if exited or outside our container."""
-    if pid == 0:
-        return 0.0
-    try:
-        return time.clock_gettime(~pid << 3 | _SCHEDULED_TIME)
-    except OSError:
-        return 0.0
+    with suppress(OSError):
+        return time.clock_gettime(~pid << 3 | _SCHEDULED_TIME) if pid else 0.0
+    return 0.0
 
 
 def descendants_seconds(pid: int) -> float:
     """CPU seconds of a process's descendants; for this process, with children that ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN) if pid == os.getpid() else None
     seconds = 0.0 if ended is None else ended.ru_utime + ended.ru_stime
-    for child in children_of(pid):
-        seconds += process_seconds(child) + descendants_seconds(child)
-    return seconds
+    return seconds + sum(process_seconds(child) + descendants_seconds(child) for child in children_of(pid))
 
 
 def children_of(pid: int) -> list[int]:
     """Children of a process, if the kernel lists them."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
+        with suppress(OSError):  # if the thread has ended meanwhile
             found += map(int, children.read_text().split())
-        except OSError:  # the thread has ended meanwhile
-            continue
     return found

@@ -100,13 +100,11 @@ class Ranks:
 
     def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's sum over ranks; gradients flow to all ranks."""
-        summed: torch.Tensor = _Sum.apply(tensor, self)  # type: ignore[no-untyped-call]
-        return summed
+        return _Sum.apply(tensor, self)  # type: ignore[no-untyped-call, no-any-return]
 
     def start_adding(self, tensor: torch.Tensor) -> distributed.Work:
         """Start `add`."""
-        work: distributed.Work = self._group.allreduce([tensor], distributed.AllreduceOptions())
-        return work
+        return self._group.allreduce([tensor], distributed.AllreduceOptions())  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace tensors by rank 0's."""

@@ -131,7 +131,11 @@ class Updates:
         """Clip the gradient and step all optimizers, then `end`; ``only`` one is stepped without `end`."""
         stepped = self.optimizers if only is None else [only]
         if self.scaler is not None:
-            self._unscale(stepped)
+            self._was_scaled = True
+            for optimizer in stepped:
+                self.scaler.unscale_(optimizer)
+                for found in self.scaler._found_inf_per_device(optimizer).values():
+                    self._left_out = torch.maximum(self._left_out, found)
         if self._clip_norm is not None:
             parameters = self._model.parameters() if only is None else trained_by(only)
             torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
@@ -156,14 +160,6 @@ class Updates:
             self._was_scaled = False
         if self.average is not None:
             self.average.update()
-
-    def _unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        assert self.scaler is not None, "there is a loss scaling in fp16 only"
-        self._was_scaled = True
-        for optimizer in optimizers:
-            self.scaler.unscale_(optimizer)
-            for found in self.scaler._found_inf_per_device(optimizer).values():
-                self._left_out = torch.maximum(self._left_out, found)
 
     def state(self) -> dict[str, Any]:
         """State to save; tensors are not copied."""

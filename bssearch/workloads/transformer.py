@@ -31,15 +31,13 @@ class Block(nn.Module):
         """Stream (samples, positions, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = self.hidden_dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
-        added: torch.Tensor = self.dropout(self.mlp_out(hidden))
-        return stream + added
+        return stream + self.dropout(self.mlp_out(hidden))  # type: ignore[no-any-return]
 
     def _attend(self, stream: torch.Tensor) -> torch.Tensor:
         split = self.attention_in(stream).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = split.unbind()
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=self.is_causal)
-        added: torch.Tensor = self.attention_out(seen.transpose(1, 2).flatten(2))
-        return added
+        return self.attention_out(seen.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
