@@ -132,24 +132,18 @@ def test_only_causes_of_slow_computation_are_reasons(fake: FakeNvml, bits: int, 
 
 
 def test_this_process_and_its_relatives_are_no_others(fake: FakeNvml) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         fake.processes = {"GPU-0": [os.getpid(), os.getppid(), child.pid]}
         assert nvml.other_processes(CUDA) == []
-    finally:
-        child.communicate()
 
 
 def test_a_program_started_beside_this_one_is_another(fake: FakeNvml) -> None:
     """A worker whose siblings are another worker and a stranger finds only the stranger."""
-    driver = psutil.Popen(
+    with psutil.Popen(
         [sys.executable, "-c", DRIVER, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    ) as driver:
         stranger, seen = driver.stdout.readline().split(maxsplit=1)
         assert seen.strip() == f"[({stranger}, '{psutil.Process(int(stranger)).name()}')]"
-    finally:
-        driver.communicate()
 
 
 # Acts as a driver: starts a stranger and two processes like its workers; one of them lists the other processes.

@@ -27,6 +27,8 @@ from bssearch.training.gradient_noise import (
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss
 from bssearch.workloads.data import Part
+from tests.factories import not_none
+from tests.training.test_trainer import trainer_of
 from tests.training.toys import FakeTime, Frozen, Toy, configuration, on_cpu, toy_data
 
 TARGET = Target(metric="accuracy", value=0.9)
@@ -99,8 +101,8 @@ def test_the_steps_are_bit_for_bit_the_same_with_and_without_passes(changes: Map
 
 
 def norms_of_four_passes(dropout: float, train: Part, seed: int) -> list[float]:
-    workload, wanted = Toy(), configuration(16, dropout=dropout)
-    passes = GradientPasses(Trainer(workload, wanted, train, on_cpu(), seed=3), seed)
+    trainer = Trainer(Toy(), configuration(16, dropout=dropout), train, on_cpu(), seed=3)
+    passes = GradientPasses(trainer, seed)
     torch.manual_seed(seed + 1)
     return [one.plain.big for _ in range(4) if (one := passes.measure()) is not None]
 
@@ -197,18 +199,14 @@ def test_a_weighted_loss_is_measured_by_its_mean() -> None:
             mean = super().loss(model, inputs, targets, label_smoothing=label_smoothing)
             return WeightedLoss(7.0 * len(inputs) * mean, 7.0 * len(inputs))
 
-    def measured(workload: Toy) -> Any:
-        trainer = Trainer(workload, configuration(20), toy_data().train, on_cpu(), seed=3)
-        return GradientPasses(trainer, seed=3).measure()
-
-    plain, weighted = measured(Toy()), measured(Weighted())
+    measured = [GradientPasses(trainer_of(configuration(20), toy), seed=3).measure() for toy in (Toy(), Weighted())]
+    plain, weighted = map(not_none, measured)
     assert weighted.plain.small == pytest.approx(plain.plain.small, rel=1e-5)
     assert weighted.plain.big == pytest.approx(plain.plain.big, rel=1e-5)
 
 
 def test_a_pass_with_a_gradient_that_is_not_finite_is_dropped() -> None:
-    workload, wanted, data = Toy(), configuration(20), toy_data()
-    trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
+    trainer = trainer_of(configuration(20))
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("inf"))
     assert GradientPasses(trainer, seed=3).measure() is None

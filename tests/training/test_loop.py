@@ -452,20 +452,22 @@ def test_the_horizon_ends_a_trial_that_trains_on_and_its_test_part_is_seen() -> 
     assert (outcome.final_metric, outcome.test_metric) == (0.97, 0.98)
 
 
-@pytest.mark.parametrize(("hit", "state"), [(0.95, TrialState.REACHED), (0.8, TrialState.DIVERGED)])
-def test_a_trial_that_diverges_after_its_target_has_reached_the_target(hit: float, state: TrialState) -> None:
-    outcome = Run(request(stop_at_target=False), Toy(on_evaluate=metric_by_evaluation([0.5, hit, math.nan]))).outcome
-    assert (outcome.state, outcome.steps, outcome.final_metric) == (state, 10, hit)
-    assert "accuracy is not finite" in outcome.reason
-
-
-def test_a_trial_out_of_memory_after_its_target_has_reached_the_target() -> None:
-    fails = Mock(side_effect=[*range(8), MemoryError])
-    outcome = Run(
-        request(stop_at_target=False), Toy(on_loss=fails, on_evaluate=metric_by_evaluation([0.5, 0.95]))
-    ).outcome
-    assert (outcome.state, outcome.steps_to_target) == (TrialState.REACHED, 5)
-    assert "out of memory" in outcome.reason
+@pytest.mark.parametrize(
+    ("metrics", "losses", "state", "steps", "reason"),
+    [
+        ([0.5, 0.95, math.nan], range(99), TrialState.REACHED, 10, "accuracy is not finite"),
+        ([0.5, 0.8, math.nan], range(99), TrialState.DIVERGED, 10, "accuracy is not finite"),
+        ([0.5, 0.95], [*range(8), MemoryError], TrialState.REACHED, 6, "out of memory"),
+    ],
+    ids=["diverges after its target", "diverges before its target", "out of memory after its target"],
+)
+def test_a_trial_that_fails_after_its_target_has_reached_the_target(
+    metrics: list[float], losses: list[Any], state: TrialState, steps: int, reason: str
+) -> None:
+    toy = Toy(on_loss=Mock(side_effect=losses), on_evaluate=metric_by_evaluation(metrics))
+    outcome = Run(request(stop_at_target=False), toy).outcome
+    assert (outcome.state, outcome.steps, outcome.final_metric) == (state, steps, metrics[1])
+    assert reason in outcome.reason
 
 
 @pytest.mark.parametrize(
