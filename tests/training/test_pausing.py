@@ -299,7 +299,7 @@ class TestWhatCannotBeSaved:
         assert (tmp_path / "trial").read_bytes() == before
 
 
-def assert_refused(parts: Parts, said: str = "", **changes: Any) -> None:
+def assert_refused(parts: Parts, said: str = "checkpoint", **changes: Any) -> None:
     with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
         parts.run(**changes)
     assert parts.request.checkpoint is not None and parts.request.checkpoint in str(caught.value)
