@@ -425,7 +425,7 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:
     if is_number(one) and is_number(other):
-        return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
+        return math.isclose(one, other, rel_tol=1e-9)
     return type(one) is type(other) and one == other
 
 

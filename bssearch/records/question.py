@@ -115,9 +115,8 @@ class Target:
 
     def is_in_other_unit(self, low: float, high: float) -> bool:
         """True if target or metrics may be in percent."""
-        if self.goal is Goal.MINIMIZE and not _RATE.fullmatch(self.metric):
-            return False
-        return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
+        is_rate = self.goal is Goal.MAXIMIZE or _RATE.fullmatch(self.metric) is not None
+        return is_rate and (0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100)
 
     def is_percent_of_share(self, low: float, high: float) -> bool:
         """True if the target is in percent but metrics, up to ``high`` > 0.5, are shares."""

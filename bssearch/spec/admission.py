@@ -14,7 +14,7 @@ from bssearch.records.batch_schedule import PARAMETERS, growing_schedule
 from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import whole_configuration
 from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS
-from bssearch.spec.space.domains import LIMITS, Range, describe, holds
+from bssearch.spec.space.domains import LIMITS, Range, describe, holds, is_number
 from bssearch.spec.space.optimizers import LARGEST_NUMBER, OPTION_LIMITS, OwnRange, kind_of_value
 
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
@@ -78,9 +78,8 @@ def _problem_with_types(configuration: Configuration) -> str | None:
             f"batch_size = {configuration.batch_size} must be micro_batch_size × accumulation_steps × world_size = "
             f"{product}"
         )
-    for name, value in ((name, getattr(configuration, name)) for name in NUMBERS):
-        if not _is_number(value):
-            return f"{name} = {value!r} must be a finite number"
+    if wrong := [name for name in NUMBERS if not _is_number(getattr(configuration, name))]:
+        return f"{wrong[0]} = {getattr(configuration, wrong[0])!r} must be a finite number"
     if not configuration.learning_rate > 0:
         return f"learning_rate = {configuration.learning_rate} must be > 0"
     return next(
@@ -168,4 +167,4 @@ def _impossible(configuration: Configuration) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+    return is_number(value) and abs(value) <= LARGEST_NUMBER

@@ -132,14 +132,11 @@ def test_slower_sides_that_never_finish_give_at_least() -> None:
 
 def test_largest_that_fits_leaves_out_what_ran_out_of_memory() -> None:
     found = answer(searched(), memory=MemoryBoundary(fits=64, too_large=128))
-    assert found.largest_that_fits.batch_size == 64
-    assert found.largest_that_fits.reason == "a micro-batch of 128 ran out of memory"
+    largest = found.largest_that_fits
+    assert (largest.batch_size, largest.reason) == (64, "a micro-batch of 128 ran out of memory")
     assert "faster than 64, the largest that fits" in headline(found)
     beyond = answer(searched(), memory=MemoryBoundary(fits=128, too_large=500))
-    assert (beyond.largest_that_fits.batch_size, beyond.largest_that_fits.reason) == (
-        128,
-        "the largest batch size of the study",
-    )
+    assert beyond.largest_that_fits.reason == "the largest batch size of the study"
     assert "faster than 128, the largest tried" in headline(beyond)
 
 
@@ -465,9 +462,8 @@ def test_where_all_accumulate_the_largest_that_ran_is_named() -> None:
         replace(trial, configuration=replace(trial.configuration, micro_batch_size=4, accumulation_steps=2))
         for trial in searched()[:2]
     ]
-    found = answer(trials)
-    assert found.largest_that_fits.batch_size == 16
-    assert "accumulates" in found.largest_that_fits.reason
+    largest = answer(trials).largest_that_fits
+    assert largest.batch_size == 16 and "accumulates" in largest.reason
 
 
 def test_the_only_batch_size_of_a_study_is_no_edge() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -124,7 +124,7 @@ def describe(domain: Any, factor: float = 1.0) -> str:
     return f"one of {', '.join(map(shown, domain))}" if isinstance(domain, tuple) else f"the fixed {shown(domain)}"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """True for a number other than a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -159,9 +159,7 @@ class Dimension:
         """True if a value is inside; booleans never equal numbers."""
         if self.choices:
             return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in self.choices)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return False
-        return self.low <= value <= self.high and (not self.integer or float(value).is_integer())
+        return is_number(value) and self.low <= value <= self.high and (not self.integer or float(value).is_integer())
 
     @property
     def any_value(self) -> ParameterValue:
@@ -191,10 +189,10 @@ class Dimension:
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
     def _nearest_choice(self, value: ParameterValue) -> ParameterValue:
-        numbers = [float(choice) for choice in self.choices if is_number(choice)]  # type: ignore[arg-type]
+        numbers = [float(choice) for choice in self.choices if is_number(choice)]
         if not is_number(value) or len(numbers) < len(self.choices):
             return self.choices[0]
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
         are_ratios = min(number, *numbers) > 0
 
         def distance(place: int) -> float:

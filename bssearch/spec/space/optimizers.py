@@ -31,6 +31,7 @@ from bssearch.spec.space.domains import (
     bounds,
     check_bounds,
     domain_kind,
+    is_number,
 )
 
 OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}  # fields of every optimizer; others are options
@@ -283,7 +284,7 @@ Kind = Literal["a number", "true or false", "a text"]
 
 
 def _checked_number(value: Any) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise ValueError("must be a number")
     largest = LARGEST_WHOLE if isinstance(value, int) else LARGEST_NUMBER
     if not abs(value) <= largest:
