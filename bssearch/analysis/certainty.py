@@ -37,7 +37,7 @@ POWERS = tuple(step / 4 for step in range(-1, 6))
 BOTTOM_STEP = 0.25
 
 BEYOND = 2.0
-"""Octaves beyond the tried learning rates in which the best may lie."""
+"""Octaves beyond the tried learning rates in which the best is sought."""
 
 FEWEST_MORE = 4
 """Trials needed beyond one per batch size, for three parameters and the noise."""
@@ -49,7 +49,7 @@ TUNING_GAP = 0.12
 WELL_TUNED_GAP = 0.01
 """Share of badly tuned batch sizes, and mean log gaps of badly and well tuned ones (exponential).
 
-Measured on simulated studies: a third could be bettered by more than 3 %, by 0.16 on average; the share is lower
+On simulated studies a third of the batch sizes gained more than 3 % by tuning, 0.16 on average. The share is lower,
 because only contenders matter.
 """
 
@@ -145,7 +145,7 @@ HIDDEN_BY_NOISE = 0.2
 """
 
 OWN_SHARE = 0.1
-"""Share of the variance of hidden gains that equal values at other batch sizes do not have in common."""
+"""Share of the variance of hidden gains that equal values do not share between batch sizes."""
 
 SEEN_ALONE = 0.01
 """Deviation of hidden gains if only learning rates vary, because the trials at other rates show most gains."""
@@ -158,7 +158,7 @@ NEAR = 0.15
 """A configuration slower than its batch size's best by more than this log ratio is ignored."""
 
 FAR = math.log(2)
-"""Log ratio to the least that no tuning gains: the mean gain of a badly tuned batch size is `TUNING_GAP`."""
+"""Log ratio to the least figure that no tuning makes up: a badly tuned batch size gains `TUNING_GAP` on average."""
 
 UNTIMED_ERROR = 0.15
 """Standard error of an interpolated log step time."""
@@ -175,7 +175,7 @@ FUTURE_DRAWS = 500
 """Simulated outcomes of more runs, and draws for the probability after each."""
 
 SURE_FUTURES = 1 / 3
-"""Share of outcomes that must be sure: looks between find more of them, up to twice as many (reflection principle)."""
+"""Share of outcomes that must be sure: checks after each run find up to twice that share (reflection principle)."""
 
 TAILS = 0.025, 0.975
 

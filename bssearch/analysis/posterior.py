@@ -207,9 +207,9 @@ class _Sites:
 
 @dataclass(frozen=True, eq=False)
 class _Gaussian:
-    """Given noise (n,), departure (m,) and B_crit (k,): means (n, m, k, c + 1) and covariances (n, m, c + 1, c + 1).
+    """The c levels and the law's level, given noise (n,), departure (m,) and B_crit (k,).
 
-    Of the c levels and the law's. ``weights`` (n, m, k) sum to 1.
+    Means (n, m, k, c + 1) and covariances (n, m, c + 1, c + 1). ``weights`` (n, m, k) sum to 1.
     """
 
     means: Numbers

@@ -249,7 +249,7 @@ def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) ->
 
 
 def _with_interval(probe: ProbeRecord, error: StepTimeError) -> ProbeRecord:
-    assert probe.step_seconds is not None, "an error is of seconds"
+    assert probe.step_seconds is not None, "only known seconds have an error"
     widest = math.exp(student_t(error.freedom) * math.hypot(error.own, error.common))
     return replace(probe, step_seconds_low=probe.step_seconds / widest, step_seconds_high=probe.step_seconds * widest)
 

@@ -235,7 +235,7 @@ class _Approach:
         )
 
     def progress_at(self, gain: float, rng: np.random.Generator) -> Numbers:
-        # Draws of w at a harder gain; infinite if the ceiling is below
+        # Draws of w at a harder gain; infinite if the ceiling is below the gain
         at = rng.choice(self.weights.size, DRAWS, p=self.weights.ravel())
         with np.errstate(divide="ignore"):
             left = np.log1p(-np.minimum(1.0, (gain - self.gains[-1]) / self.room[at // len(DECAYS)]))
