@@ -407,7 +407,7 @@ class Driver:
                 case TrialPlan():
                     self._start(action)
                 case TrialStop():
-                    # A second stop would save a checkpoint that nobody may store.
+                    # A second stop would save a checkpoint that no driver may store.
                     if action.number not in self._dropped:
                         self.executor.stop(action)
                 case Wait():

@@ -40,7 +40,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
 
 
 def check_writable(url: str | None = None) -> None:
-    """Raise the error of `open_store` if nothing could be stored; change no file."""
+    """Raise the error of `open_store` if the database is not writable; change no file."""
     engine = create_engine_for(database_url(url))
     try:
         if sqlite_file(engine.url) is None:

@@ -103,7 +103,7 @@ VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)
     VisitRow.measured_at, VisitRow.id
 )
 
-# The user's program refuses the batch size; this says nothing about memory.
+# The user's program refuses the batch size; this is no evidence about memory.
 IS_REFUSED = (
     (ProbeRow.kind == ProbeKind.STEP_TIME) & ProbeRow.step_seconds.is_(None) & ProbeRow.out_of_memory.is_(False)
 )

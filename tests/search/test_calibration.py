@@ -231,7 +231,7 @@ def test_a_batch_size_refused_by_the_users_code_is_excluded_and_reported(workloa
     assert len(told) == 1 and "batch size 8 is left out" in told[0] and "no batch of 8" in told[0]
     probes = store.probes.by_batch_size("toy", HERE)
     assert History(spec, (), probes).feasible == (16, 32) and History(spec, (), probes).untimed == ()
-    assert store.probes.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "it says nothing of memory"
+    assert store.probes.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "this is no evidence about memory"
     assert missing_step_times(spec, store, HERE, MOST_VISITS, trials=()) == [16, 32]
     for size in (16, 32):
         executor.refuses = frozenset({size})

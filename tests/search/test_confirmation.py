@@ -161,7 +161,7 @@ def test_a_configuration_whose_confirmation_has_begun_is_confirmed_to_the_end() 
 
 def test_a_driver_is_alive_while_its_process_is() -> None:
     owner, another = this_driver(), this_driver()
-    assert is_alive(owner) is False, "its process is, which has begun nothing"
+    assert is_alive(owner) is False, "the process lives, but its driver has not begun"
     with living(owner):
         assert is_alive(owner) is True
         assert is_alive(another) is False
@@ -369,7 +369,7 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
     assert answer.settle is not None
     assert (answer.settle.settled, answer.settle.undecided) == (True, [])
     assert notes[-1].startswith(f"settled after {len(after)} confirmation runs: batch {answer.optimal.batch_size}")
-    assert min(Counter(trial.configuration.key for trial in after).values()) == 3  # what is far off had no more
+    assert min(Counter(trial.configuration.key for trial in after).values()) == 3  # slow configurations had no more
     with open_store(url_in(begun), write=False) as store:
         assert StudySpec.model_validate(store.studies.get("toy").spec).confirm.max_runs == 60
     assert go_on(begun, noisy_law())[1][-1] == notes[-1]
@@ -430,7 +430,7 @@ def test_the_confirmation_that_a_command_asks_for() -> None:
     assert with_confirmation(make_spec(confirm={"runs": 0})).confirm.runs == 3
     assert with_confirmation(make_spec(confirm={"runs": 0}), runs=2).confirm.runs == 2
     more = with_confirmation(make_spec(confirm={"runs": 3, "max_runs": 9}), runs=10).confirm
-    assert (more.runs, more.max_runs) == (10, 10), "a limit that nobody gave now does not forbid it"
+    assert (more.runs, more.max_runs) == (10, 10), "an earlier limit does not forbid it"
     with pytest.raises(UsageError, match=r"confirm: max_runs = 2 must be >= runs = 3"):
         with_confirmation(make_spec(), max_runs=2)
     with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: must be > 0"):

@@ -156,8 +156,8 @@ def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_
         run(make_spec(**SHORT), tmp_path, LawExecutor(reachable=False, on_look=lambda _: now.append(now.pop() + 10.0)))
     during, last = kept[:-1], kept[-1]
     assert during and all(later - earlier >= 1.0 / 0.02 for earlier, later in itertools.pairwise(during))
-    assert last == now[0] - 1.0, "whatever it takes, at the end"
-    assert [one.spent for one in ends] == [9], "and once where the search ends, with why"
+    assert last == now[0] - 1.0, "always at the end"
+    assert [one.spent for one in ends] == [9], "and once at the end of the search"
 
 
 def test_a_broken_batch_size_is_given_up_and_the_study_completes(tmp_path: Path) -> None:
@@ -504,7 +504,7 @@ def test_the_end_of_loading_waits_for_the_thread_that_ends_it() -> None:
 
     def end() -> None:
         begun.set()
-        left.wait(0.3)  # which it is not: else what comes next is told first
+        left.wait(0.3)  # times out; without the wait, "left" would come first
         order.append("ended")
 
     other = threading.Thread(target=shift.interrupt)

@@ -339,7 +339,7 @@ def test_an_engine_rebuilt_in_mid_study_decides_like_the_live_one(sampler: str, 
     for cut in [*ends[2::4], *looks[7::40]]:
         engine = rebuilt(run.spec, run.journal[:cut], run.workers)
         for at in range(cut, run.searched):
-            assert silent(run.journal[at].on(engine)) == run.answers[at], f"made anew after {cut}, at event {at}"
+            assert silent(run.journal[at].on(engine)) == run.answers[at], f"rebuilt after {cut}, at event {at}"
 
 
 @pytest.mark.parametrize(("bytes_there", "given_up"), [(2**29, 0), (2**29 + 1, 1)])

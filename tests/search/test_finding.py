@@ -109,7 +109,7 @@ def test_a_figure_that_changed_without_new_trials_is_named_until_its_batch_size_
     save_finding(store, "toy")
     assert moved_in(answer(store, "toy")) == []
     store.probes.add_step_time("toy", HERE, make_probe(64, step_seconds=0.03))
-    for _ in range(2):  # kept again, it is still told
+    for _ in range(2):  # a second save keeps the notice
         before, after = (times_in(one) for one in (kept_answer(store), compute_answer(store, "toy")))
         assert after[32] == before[32]
         (message,) = moved_in(compute_answer(store, "toy"))

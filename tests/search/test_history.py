@@ -229,7 +229,7 @@ def test_a_clock_jump_does_not_change_the_budget(hours: int) -> None:
     )
     assert busy_seconds(trial, moved) == 10.0
     unknown = replace(trial, outcome=replace(trial.outcome, wall_seconds=0.0) if trial.outcome else None)
-    assert busy_seconds(unknown) == 5.0, "its worker died: the database's clock says more than nothing"
+    assert busy_seconds(unknown) == 5.0, "its worker died: only the database's clock is known"
 
 
 def test_the_noise_of_seeds_is_the_prior_until_one_configuration_has_had_two_runs() -> None:
@@ -269,7 +269,7 @@ def test_a_new_timing_replaces_the_step_times_of_trials_that_shared_a_device() -
     slow, fast = (make_trial(n, seconds=9.0, contended=True, product=seconds) for n, seconds in ((1, 5.0), (2, 1.0)))
     other = replace(slow, number=3, configuration=replace(slow.configuration, batch_size=8, micro_batch_size=8))
     history = History(spec(), [slow, replace(fast, number=2)], {})
-    assert history.incumbent_value == 1.0, "as they were stored"
+    assert history.incumbent_value == 1.0, "the stored values"
     history.probes = {8: make_probe(8, step_seconds=0.02), 32: make_probe(32, step_seconds=0.03)}
     history.take(other)
     assert [history.value(trial) for trial in history.trials] == pytest.approx([3.0, 3.0, 2.0])

@@ -234,7 +234,7 @@ def test_a_resumed_trial_has_the_figure_of_its_whole_curve(url: str, objective: 
         assert TrialState.PAUSED in executor.stops
         assert any(request.resumes for request in executor.requests)
     else:
-        assert executor.stops == [], "nothing is stopped early where trials do not race"
+        assert executor.stops == [], "no trial stops early without a race"
     assert len(trials) == TRIALS
 
 

@@ -208,7 +208,7 @@ def test_without_checkpoints_hopeless_trials_are_stopped_and_the_others_go_on(tm
 
 def test_paused_trials_stay_within_the_disk_limit(tmp_path: Path) -> None:
     waiting: list[int] = []
-    allowed = 3 * 2 / 2**30  # what is saved has one digit or two
+    allowed = 3 * 2 / 2**30  # each saved file has one or two digits
     executor = SteppingLaw(on_submit=lambda _: waiting.append(len(list((tmp_path / "waiting").rglob("trial-*")))))
     trials = run(study_spec(pruner={"name": "balanced", "slack": 1.0, "checkpoint_gib": allowed}), tmp_path, executor)
     assert 1 <= max(waiting) <= 6
@@ -226,11 +226,11 @@ def test_a_larger_budget_of_a_study_that_ended_by_itself_is_spent(tmp_path: Path
     executor = SteppingLaw()
     ended = go_on(20, executor)
     assert ended < 20
-    assert go_on(20, SteppingLaw(done=executor.done)) == ended, "the same budget asks for nothing more"
+    assert go_on(20, SteppingLaw(done=executor.done)) == ended, "the same budget allows no more trials"
 
     with pytest.raises(InterruptedRunError):
         go_on(22, SteppingLaw(done=executor.done, interrupts_when=lambda law: len(law.requests) == 2))
-    assert go_on(22, SteppingLaw(done=executor.done)) == 22, "nor does it end where it is interrupted in between"
+    assert go_on(22, SteppingLaw(done=executor.done)) == 22, "an interrupt does not end it"
 
 
 def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trials_leave_idle(tmp_path: Path) -> None:
@@ -510,7 +510,7 @@ def test_without_its_store_the_run_goes_on_with_a_notice(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that does nothing for 0.3 s counts as silent."""
+    """A store without progress for 0.3 s counts as silent."""
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.TICK_SECONDS", 0.01)
 

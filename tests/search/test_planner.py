@@ -114,7 +114,7 @@ def paused(number: int, *, reason: str = "behind", **changes: Any) -> TrialRecor
     return with_outcome(trial, reason=reason)
 
 
-# The order of what is next.
+# The order of choices.
 
 
 def test_an_enqueued_configuration_comes_first_whatever_the_budget() -> None:
@@ -214,7 +214,7 @@ def test_from_half_the_budget_compared_batch_sizes_get_their_uncapped_trials() -
     unaware = Case(*done, spec=spec_of(budget={"trials": 4}), sampler=sampler).next()
     assert not unaware.uncapped, "a sampler by allocation does that itself"
     missed = [default_trial(state=TrialState.EXHAUSTED), make_trial(2, state=TrialState.CAPPED)]
-    assert not Case(*missed, spec=spec_of(budget={"trials": 4})).next().uncapped, "nothing to compare with"
+    assert not Case(*missed, spec=spec_of(budget={"trials": 4})).next().uncapped, "no trial to compare with"
 
 
 def test_otherwise_the_sampler_chooses_with_its_own_seed_and_records_what_it_expects() -> None:
@@ -231,7 +231,7 @@ def test_a_trial_runs_in_the_micro_batches_that_its_batch_size_runs_in_now() -> 
         Case(default_trial(), sampler=Scripted(at=64), micro_batch_size=16).next().configuration.micro_batch_size == 16
     )
     saved = Case(default_trial(), paused(2, batch_size=64, reason=INTERRUPTED), saved=[2], micro_batch_size=16).next()
-    assert saved.configuration.micro_batch_size == 64, "what was saved goes on as it was saved"
+    assert saved.configuration.micro_batch_size == 64, "a saved trial resumes unchanged"
 
 
 # Limits.

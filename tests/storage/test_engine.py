@@ -255,7 +255,7 @@ class TestSqlite:
             open_store(f"sqlite:///{path}", write=write)
         assert caught.tb is not None and not is_open()
         with path.open("rb"):
-            assert is_open(), "where it is open, that shows"
+            assert is_open(), "an open file is visible"
 
     def test_an_empty_file_has_no_tables_to_read(self, path: Path) -> None:
         path.touch()
@@ -287,7 +287,7 @@ import os, sys
 from bssearch.errors import BSSearchError
 from bssearch.storage.connection.engine import parse_url
 from bssearch.storage.repository import open_store
-parse_url(sys.argv[1]).get_dialect()  # nothing is left to import when the rights are gone
+parse_url(sys.argv[1]).get_dialect()  # imports every module before the rights are gone
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)

@@ -414,7 +414,7 @@ def test_init_on_the_command_line(server: Postgres, tmp_path: Path) -> None:
     team = new_team(server, None, schema=False)
     asked = ("db", "init", "--roles", "--prefix", "team", "--db", team.url())
     assert printed(tmp_path, *asked, "--print") == script(ROLES)
-    assert migrate.current(team.url()) is None, "printing touches nothing"
+    assert migrate.current(team.url()) is None, "printing changes no database"
     assert "team_reader, team_writer, team_owner" in printed(tmp_path, *asked)
     assert printed(tmp_path, "db", "init", "--db", team.url("wanda")) == f"schema at {migrate.SCHEMA_HEAD}, unchanged\n"
 

@@ -38,7 +38,7 @@ CENSORED_STEP = 1  # the same for all censored trials, so that Optuna compares t
 
 WORSE_THAN_ANY = 1e9
 
-# Samplers that store nothing in a trial; others store a generation or their place in a sequence
+# Samplers without state in a trial; others store a generation or their place in a sequence
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
     optuna.samplers.GPSampler,

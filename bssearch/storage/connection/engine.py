@@ -47,7 +47,7 @@ def masked(url: str | URL) -> str:
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
         # Without a host, the text in its place may be the password.
         text = re.sub(r"^([^:/@]*:?//[^:/@\[\]]*):(?!\d{1,5}(?:[/?]|$))[^@]*$", r"\1:***", text, flags=re.DOTALL)
-    # Only a URL shows where the value ends.
+    # Only a URL shows the end of the value.
     rest = "[^&]*" if "://" in text else ".*"
     return re.sub(rf"(\w+)(\s*=)({rest})", _masked_option, text, flags=re.DOTALL)
 

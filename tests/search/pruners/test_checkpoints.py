@@ -291,7 +291,7 @@ def test_a_stored_file_replaces_an_earlier_one_unchanged(url: str, file: Path, t
     file.write_bytes(CONTENT)
     size = store.put(3, file)
     assert size == HEADER_BYTES + len(CONTENT)
-    assert names(url) == ["trial-3.pt"], "nothing else is left"
+    assert names(url) == ["trial-3.pt"], "no other file is left"
     held = CheckpointStore(url, MARK).look()
     assert held.saved == {3} and held.bytes == size
     there = tmp_path / "elsewhere" / "trial-3.pt"

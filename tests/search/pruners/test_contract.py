@@ -69,7 +69,7 @@ class Checked(Pruner):
         action = self._pruner.judge(number, standings)
         assert self._pruner.judge(number, standings) is action, "asked twice"
         if self._remade:
-            assert self._make().judge(number, standings) is action, "made anew"
+            assert self._make().judge(number, standings) is action, "a new pruner"
         assert told(standings) == before
         assert standings.can_wait or action is not Action.WAIT
         self.judged += 1

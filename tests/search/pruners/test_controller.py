@@ -83,7 +83,7 @@ def test_before_the_first_hit_trials_pause_at_their_rung_or_go_on_if_they_cannot
     assert told.seen(2, (RUNG, 0.3)) is None
     told.winner(3)
     assert (told.seen(4, (8.0, 0.05)) or [None])[0] is PRUNED, "the hopeless stop for good"
-    assert not Told(spec(checkpoint_gib=0.0)).controller.standings.can_wait, "nothing is to be saved"
+    assert not Told(spec(checkpoint_gib=0.0)).controller.standings.can_wait, "no checkpoint may be saved"
 
 
 def test_only_trials_saved_here_pause(told: Told) -> None:
@@ -121,7 +121,7 @@ def test_an_interrupted_trial_resumes_first_and_no_pruner_gives_it_up(told: Told
     assert told.controller.next_waiting(fresh=True) is cut
     assert told.controller.least_promising() == 1
     told.controller.found_saved([1])
-    assert told.controller.next_waiting(fresh=True) is None, "where its file has gone it cannot"
+    assert told.controller.next_waiting(fresh=True) is None, "without its file it cannot"
 
 
 @pytest.mark.parametrize("order", [[1, 2, 3, 4, 5], [5, 3, 1, 4, 2], [2, 2, 4, 1, 1, 3, 5]])

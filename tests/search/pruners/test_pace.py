@@ -248,7 +248,9 @@ def test_before_the_first_hit_the_best_of_each_rung_goes_on(field: Field) -> Non
     assert field.observe(1, 1.5 * RUNG, 0.4) is Action.GO_ON, "it may run to twice the time"
     assert field.observe(1, 2 * RUNG, 0.4) is Action.WAIT
     assert field.goes_on(fresh=True) is None
-    assert [field.goes_on(fresh=False) for _ in range(4)] == [1, 2, 0, None], "nothing new: the highest rung first"
+    assert [field.goes_on(fresh=False) for _ in range(4)] == [1, 2, 0, None], (
+        "without a new one: the highest rung first"
+    )
 
 
 def test_the_best_of_a_full_rung_does_not_pause(field: Field) -> None:
@@ -278,7 +280,7 @@ def test_after_a_winner_trials_on_rungs_go_on_by_their_pace(field: Field) -> Non
     for number in range(2):
         assert field.observe(number, RUNG, 0.1 * (2 - number)) is Action.WAIT
     assert field.goes_on(fresh=True) is None, "two came, of three one goes on"
-    field.winner(7, seconds=100.0)  # both are as fast now as it was
+    field.winner(7, seconds=100.0)  # both are now as fast as the winner
     assert {field.goes_on(fresh=True) for _ in range(2)} == {0, 1}
     assert field.goes_on(fresh=True) is None
 

@@ -253,7 +253,7 @@ def test_the_step_times_decide_in_which_direction_it_looks_first() -> None:
 
 
 def test_a_flat_first_trial_is_no_guide() -> None:
-    """Its noise looks like progress. It tells nothing about other times, but is not repeated."""
+    """Its noise looks like progress. It is no evidence about other times, but is not repeated."""
     before = gradient()
     before.ask([flat(DEFAULT)])
     assert before.expected_improvement == math.inf
@@ -322,7 +322,7 @@ def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form(ahead
     expected = ahead * unit.cdf(ahead / tells) + tells * unit.pdf(ahead / tells)
     found = _improvements(posterior, np.array([0]), np.zeros(2))
     assert found[1] == pytest.approx(max(expected, 0.0), rel=0.02)
-    assert found[0] == pytest.approx(0.0, abs=1e-4), "what is sure can surprise nobody"
+    assert found[0] == pytest.approx(0.0, abs=1e-4), "a certain time has no expected improvement"
 
 
 def test_a_running_trial_counts_as_ended_as_expected() -> None:

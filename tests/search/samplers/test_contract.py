@@ -58,7 +58,7 @@ def test_a_choice_depends_only_on_the_history(name: str, study: MadeUpStudy) -> 
     """Compares, trial by trial, the old sampler, a new one, and a new one with a new history."""
     for number, state in enumerate(STATES, 1):
         choice = not_none(study.choose())
-        assert study.choose() == choice, "asking changes nothing"
+        assert study.choose() == choice, "a second call gives the same choice"
         assert study.restarted().choose() == choice
         fresh = make_sampler(study.spec)
         study.run(choice, state)

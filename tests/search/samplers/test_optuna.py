@@ -211,7 +211,7 @@ def test_cma_es_follows_its_trials(size: int | None) -> None:
     study = after("optuna:CmaEsSampler", {"popsize": 4}, 40)
     one, other = (not_none(at.sampler.choose(at.history, size)) for at in (study, study.restarted()))
     assert one.configuration.batch_size == other.configuration.batch_size
-    # The last digits of the eigenvectors depend on where the processor finds its numbers.
+    # The last digits of the eigenvectors depend on the memory layout.
     assert one.sampled == pytest.approx(not_none(other.sampled), rel=1e-6)
 
 

@@ -59,7 +59,7 @@ def join(source: Store, target: Store, name: str | None = None, *, dry_run: bool
 
 
 def refused(source: Store, target: Store, name: str | None = None) -> UsageError:
-    """The error of an import that stores nothing."""
+    """The error of a refused import."""
     before = everything(target)
     with pytest.raises(UsageError) as caught:
         join(source, target, name)

@@ -77,7 +77,7 @@ def test_the_same_study_makes_the_same_bytes_from_any_database(file: Path, tmp_p
     with open_store(f"sqlite:///{tmp_path}/other.db") as store:
         make_study(store)
         store.studies.rename("toy", "other")
-        start(store, "other")  # so that no id is what it was
+        start(store, "other")  # so that every id is different
         store.transfer.join([read_study(file)])
         store.transfer.write("toy", again)
     assert again.read_bytes() == file.read_bytes()

@@ -39,7 +39,7 @@ BEYOND_OCTAVES = 2.0  # range of B_crit beyond the batch sizes
 
 UNINFORMED = 0.2  # share of laws that ignores the gradient noise scale, a rough estimate
 
-KNEE_OCTAVES = 2.0  # above B_crit, where the best learning rate may still grow
+KNEE_OCTAVES = 2.0  # above B_crit, in which the best learning rate may still grow
 
 # Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above
 LEFT = (0.4, 1.0)

@@ -202,7 +202,7 @@ ERROR_TRIALS = 4
 
 EARLY = 0.1  # running trials count from this share of the fastest winner's time
 
-AT_CHANCE = 0.05  # share of the way from the worst first metric to the target below which a trial has learned nothing
+AT_CHANCE = 0.05  # share of the way from the worst first metric to the target below which a trial is at chance
 
 
 @dataclass(slots=True)
