@@ -194,8 +194,7 @@ class FakeExecutor:
         for number, playing in list(self._playing.items()):
             self._end(number, playing.outcome(TrialState.CANCELLED, "killed: the run was stopped"))
 
-    def close(self) -> None:
-        self.kill()
+    close = kill
 
     def _advance(self, number: int, playing: _Playing) -> None:
         """Give the next event of a trial."""

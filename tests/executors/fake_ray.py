@@ -58,9 +58,7 @@ class Actor:
         return SimpleNamespace(remote=lambda *given: self._call(lambda: method(self, *given)))
 
     def _call(self, method: Callable[[], Any]) -> Future[Any]:
-        if self.is_silent:
-            return Never()
-        return self._threads.submit(self._answer, method)
+        return Never() if self.is_silent else self._threads.submit(self._answer, method)
 
     def _answer(self, method: Callable[[], Any]) -> Any:
         if self.is_gone or self.is_killed:

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -48,21 +48,11 @@ from tests.executors.line_workload import (
 from tests.factories import changed, make_spec
 
 
-def of_kind(name: str) -> Callable[[Path], AbstractContextManager[Executor]]:
-    @contextmanager
-    def opened(folder: Path) -> Iterator[Executor]:
-        write_workload(folder)
-        settings = ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu", hang_seconds=60.0)
-        with closing(make_executor(name, settings)) as executor:
-            yield executor
-
-    return opened
-
-
-@contextmanager
-def fake(folder: Path) -> Iterator[Executor]:
-    with closing(FakeExecutor(play_line)) as executor:
-        yield executor
+def opened(kind: str, folder: Path) -> AbstractContextManager[Executor]:
+    """Return a context with an executor of the line workload, or with one that plays it."""
+    write_workload(folder)
+    settings = ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu", hang_seconds=60.0)
+    return closing(FakeExecutor(play_line) if kind == "fake" else make_executor(kind, settings))
 
 
 MISHAPS = {"raise": RuntimeError("the user's own mistake"), "out_of_memory": MemoryError("no more of it")}
@@ -90,7 +80,7 @@ def play_line(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
         )
 
 
-EXECUTORS = {"local": of_kind("local"), "inline": of_kind("inline"), "ray": of_kind("ray"), "fake": fake}
+EXECUTORS = ["local", "inline", "ray", "fake"]
 
 SLOW = {"ray"}
 """Their start takes many seconds."""
@@ -106,8 +96,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def executor(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     """Yield an executor for the tests that leave it idle and well."""
-    with EXECUTORS[kind](tmp_path_factory.mktemp("line")) as opened:
-        yield opened
+    with opened(kind, tmp_path_factory.mktemp("line")) as made:
+        yield made
 
 
 def request_learning_trial(number: int, behaviour: str = "learn", *, seconds: float) -> TrialRequest:
@@ -289,7 +279,7 @@ def test_a_micro_batch_that_fits_is_found_to(executor: Executor) -> None:
 def test_a_trial_after_a_kill_is_cancelled_by_a_close_and_a_second_close_does_nothing(
     kind: str, tmp_path: Path
 ) -> None:
-    with EXECUTORS[kind](tmp_path) as executor:
+    with opened(kind, tmp_path) as executor:
         executor.kill()
         executor.submit(request_endless_trial(2))
         executor.close()

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import stat
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from bssearch.errors import LaunchError
 from bssearch.executors import gpus
-from bssearch.executors.base import ExecutorSettings, Load
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.gpus import Gpus, busy, visible
 from bssearch.executors.slots import LocalExecutor, Slot
 
@@ -124,40 +124,27 @@ def test_no_gpu_is_held_by_two_drivers(tmp_path: Path, monkeypatch: pytest.Monke
     assert [one.exitcode for one in drivers] == [0, 0, 0]
 
 
-class TestWorkers:
-    """The environment of the workers that an executor starts on a node with GPUs."""
+@pytest.mark.parametrize(
+    ("settings", "shown", "devices"), [({"device": "cuda:3"}, NAMES[3:4], 1), ({"devices": (2,)}, NAMES[:2], 8)]
+)
+def test_a_worker_sees_the_gpus_of_its_slot_alone(
+    settings: dict[str, Any], shown: list[str], devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && printf '{WHOLE}'\nexit 0\n")
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("bssearch.executors.slots.may_have_gpus", lambda: True)
 
-    @pytest.fixture
-    def started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-        smi = tmp_path / "nvidia-smi"
-        smi.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && printf '{WHOLE}'\nexit 0\n")
-        smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        monkeypatch.setattr("bssearch.executors.slots.may_have_gpus", lambda: True)
-        seen: list[str] = []
+    def worker(**asked: Any) -> Any:
+        raise OSError(f"sees {asked['environment']['CUDA_VISIBLE_DEVICES']} alone")
 
-        def worker(**asked: Any) -> Any:
-            seen.append(asked["environment"]["CUDA_VISIBLE_DEVICES"])
-            raise OSError("no worker is started here")
-
-        monkeypatch.setattr("bssearch.executors.slots.WorkerProcess", worker)
-        made: list[LocalExecutor] = []
-
-        def start(slot: Slot, settings: ExecutorSettings) -> tuple[str, Load]:
-            made.append(LocalExecutor(settings))
-            with pytest.raises(LaunchError, match="no worker is started here"):
-                made[-1]._started(slot, {})
-            return seen[-1], made[-1]._load_of(slot)
-
-        yield start
-        for one in made:
-            one.close()
-
-    def test_a_worker_sees_the_gpus_of_its_slot_alone(self, started: Callable[..., Any], tmp_path: Path) -> None:
-        slot = Slot(0, tmp_path / "log", keeps_log=True)
-        shown, load = started(slot, ExecutorSettings(workload="digits", device="cuda:3"))
-        assert (shown, load.settings.device, load.devices) == (NAMES[3], "cuda:0", 1)
-        slot.world_size = 2
-        shown, load = started(slot, ExecutorSettings(workload="digits", devices=(2,)))
-        assert (shown, load.settings.device, load.devices) == (",".join(NAMES[:2]), "cuda:0", 8)
+    monkeypatch.setattr("bssearch.executors.slots.WorkerProcess", worker)
+    slot = Slot(0, tmp_path / "log", keeps_log=True)
+    slot.world_size = len(shown)
+    with closing(LocalExecutor(ExecutorSettings(workload="digits", **settings))) as executor:
+        with pytest.raises(LaunchError, match=f"sees {','.join(shown)} alone"):
+            executor._started(slot, {})
+        load = executor._load_of(slot)
+    assert (load.settings.device, load.devices) == ("cuda:0", devices)

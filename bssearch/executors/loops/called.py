@@ -174,9 +174,7 @@ class CalledExecutor:
         outcome = running.finished(TrialOutcome(state=TrialState.CANCELLED, reason="killed: the run was stopped"))
         self._events.append(TrialEnded(running.request.number, outcome))
 
-    def close(self) -> None:
-        """Cancel running work."""
-        self.kill()
+    close = kill
 
     def _piece(self, work: Work) -> Piece:
         return Piece(

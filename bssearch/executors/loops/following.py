@@ -89,7 +89,7 @@ class FieldsRead:
         require(
             self.configuration.accumulation_steps <= 1 or tells_accumulation(self.fields),
             f"{self._accumulation}, but the script does not read trial.accumulation_steps",
-            hint="divide each loss by trial.accumulation_steps, and step the optimizer after as many micro-batches",
+            hint="divide each loss by trial.accumulation_steps, and step the optimizer after the last micro-batch",
         )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:

@@ -149,7 +149,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
                 trainer.validating = True
                 trainer.fit_loop.epoch_loop.val_loop.run()
                 trainer.training = True
-        self._end_where_over(trainer)
+        self._end_if_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Drop the epoch's incomplete accumulation window."""
@@ -199,7 +199,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._plan(trainer)
         if step >= self._horizon:
             trainer.lr_scheduler_configs.clear()
-        self._end_where_over(trainer)
+        self._end_if_over(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the validation metrics."""
@@ -212,7 +212,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._is_awaited = False
             trainer.check_val_every_n_epoch = NEVER  # the next micro-batch may make no step
             self._trial.report_all(metrics)
-        self._end_where_over(trainer)
+        self._end_if_over(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the trial."""
@@ -226,7 +226,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.val_check_interval, trainer.val_check_batch, trainer._val_check_time_interval = 1.0, 1, None
         trainer.check_val_every_n_epoch = None if self._is_awaited else NEVER
 
-    def _end_where_over(self, trainer: Any) -> None:
+    def _end_if_over(self, trainer: Any) -> None:
         if self._trial.is_over:
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
             trainer.should_stop = True

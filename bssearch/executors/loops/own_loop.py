@@ -472,7 +472,7 @@ class Trial:
     def _looped(self, passes: Passes[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
         passes.first(self._now.micro_batch_size, self.steps)
         self._begin()
-        self._evaluate_where_due(evaluate)
+        self._evaluate_if_due(evaluate)
         count = 0
         while not self._assignment.is_over and (self._assignment.cycles or count < epochs):
             if count:
@@ -521,7 +521,7 @@ class Trial:
             return
         self._count(step)
         self._go_on(step)
-        self._evaluate_where_due(evaluate)
+        self._evaluate_if_due(evaluate)
         self._settle()
 
     def add_samples(self, samples: int | None) -> None:
@@ -559,7 +559,7 @@ class Trial:
         if self._evaluated_at == self.steps or not self._is_due(self.steps):
             self._assignment.settle()
 
-    def _evaluate_where_due(self, evaluate: Evaluate | None) -> None:
+    def _evaluate_if_due(self, evaluate: Evaluate | None) -> None:
         if evaluate is None:
             self._check_evaluated()
         elif self.evaluation_due:

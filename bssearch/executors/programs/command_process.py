@@ -78,7 +78,7 @@ class ProgramProcess(Protocol):
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
 
-    def kill(self) -> None:
+    def kill(self) -> object:
         """Kill the process group."""
 
 
@@ -411,12 +411,8 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     def last_reports(self) -> Iterator[Report]:
         """Yield unterminated last lines."""
-        yield from self._pipe_reader.end()
-        yield from self.log_reader.end()
-
-    def kill(self) -> None:
-        """See `end`."""
-        self.end()
+        yield from self._pipe_reader.feed(b"\n")
+        yield from self.log_reader.feed(b"\n")
 
     def end(self) -> int:
         """Send SIGTERM, then SIGKILL; return the exit code. Idempotent."""
@@ -433,6 +429,8 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                 self.log()
                 self._kept.close()
         return self._code
+
+    kill = end
 
     def _open_pipe(self, kept: ExitStack) -> Path:
         folder = kept.enter_context(

@@ -137,10 +137,6 @@ class ReportReader:
         # One extra byte detects an overlong line.
         self._rest += rest[: self._longest + 1 - len(self._rest)]
 
-    def end(self) -> Iterator[Report]:
-        """Yield an unterminated last line."""
-        yield from self.feed(b"\n")
-
     def _search(self, line: str) -> dict[str, float] | None:
         for name, expression in self._expressions.items():
             match = expression.search(line)

@@ -562,7 +562,17 @@ class RayExecutor(SlotExecutor):
         needs = f"{threads} CPU{'s' * (threads > 1)}" + (" and a GPU" if self._gpus else "")
         try:
             place: Place = ray.get(seat.asked, timeout=PLACE_SECONDS)
-            self._check(slot, place)
+            require(
+                place.version == version("bssearch"),
+                f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}",
+                error=LaunchError,
+            )
+            require(
+                place.has_folder or (self._settings.program is None and ".py" not in self._settings.workload),
+                f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
+                hint="put the workload at the same path on each node, on a shared file system",
+                error=LaunchError,
+            )
         except ray.exceptions.GetTimeoutError:
             self._leave(slot)
             raise _NoNodeError(
@@ -579,19 +589,6 @@ class RayExecutor(SlotExecutor):
             raise
         self._had_a_node.add(slot.index)
         return place
-
-    def _check(self, slot: Slot, place: Place) -> None:
-        require(
-            place.version == version("bssearch"),
-            f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}",
-            error=LaunchError,
-        )
-        require(
-            place.has_folder or (self._settings.program is None and ".py" not in self._settings.workload),
-            f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
-            hint="put the workload at the same path on each node, on a shared file system",
-            error=LaunchError,
-        )
 
     def _leave(self, slot: Slot) -> None:
         self._cluster.ray.kill(self._seats.pop(slot.index).actor, no_restart=True)
