@@ -229,41 +229,38 @@ class Trainer(AbstractContextManager["Trainer"]):
         check_split(configuration, len(train))
         self._ranks = computation.ranks
         with self.together("build", configuration, seed, computation.compiles):
-            self._build(workload, configuration, train, computation, seed)
-
-    def _build(
-        self, workload: Workload, configuration: Configuration, train: Part, computation: Computation, seed: int
-    ) -> None:
-        seed_everything(seed)
-        self.steps = 0
-        is_stream = isinstance(train, BatchStream)
-        self.growth = Growth(configuration, None if is_stream else len(train))
-        self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
-        self.data_placement = placement_of(train, computation)
-        self.schedule = schedule_for(workload, configuration, len(train))
-        self.model = computation.build_model(
-            workload, configuration.dropout, parameters_of_group(configuration.parameters, "model")
-        )
-        self._gradients = None if self._ranks is None else self._shared_model(self._ranks, seed)
-        self._built = built_optimizers(workload, self.model, configuration, computation.fused)
-        self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
-        self.optimizers = self.updates.optimizers
-        self._statistics = [] if self._ranks is None else self._running_statistics()
-        self._own_step = own_training_step(workload, computation)
-        self._workload = workload
-        augment: Callable[..., Any] = getattr(workload, "augment", None) or (lambda inputs, **_: inputs)
-        self.augment = partial(augment, **parameters_of_group(configuration.parameters, "augmentation"))
-        own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
-        self.loss: Callable[..., torch.Tensor | WeightedLoss]
-        self.loss = partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)
-        self._configurations = constant_configurations(configuration)
-        self.configuration, self.now = configuration, self._configurations[0]
-        self.computation = computation
-        self.train = train
-        self._seed = seed
-        self._last_factor: float | None = None
-        self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
-        self._losses = LossSum(computation.device)
+            seed_everything(seed)
+            self.steps = 0
+            is_stream = isinstance(train, BatchStream)
+            self.growth = Growth(configuration, None if is_stream else len(train))
+            self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
+            self.data_placement = placement_of(train, computation)
+            self.schedule = schedule_for(workload, configuration, len(train))
+            self.model = computation.build_model(
+                workload, configuration.dropout, parameters_of_group(configuration.parameters, "model")
+            )
+            self._gradients = None if self._ranks is None else self._shared_model(self._ranks, seed)
+            self._built = built_optimizers(workload, self.model, configuration, computation.fused)
+            self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
+            self.optimizers = self.updates.optimizers
+            self._statistics = [] if self._ranks is None else self._running_statistics()
+            self._own_step = own_training_step(workload, computation)
+            self._workload = workload
+            augment: Callable[..., Any] = getattr(workload, "augment", None) or (lambda inputs, **_: inputs)
+            self.augment = partial(augment, **parameters_of_group(configuration.parameters, "augmentation"))
+            own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
+            self.loss: Callable[..., torch.Tensor | WeightedLoss]
+            self.loss = partial(
+                getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own
+            )
+            self._configurations = constant_configurations(configuration)
+            self.configuration, self.now = configuration, self._configurations[0]
+            self.computation = computation
+            self.train = train
+            self._seed = seed
+            self._last_factor: float | None = None
+            self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
+            self._losses = LossSum(computation.device)
 
     def _shared_model(self, ranks: Ranks, seed: int) -> GradientSum:
         ranks.copy_from_first([*self.model.parameters(), *self.model.buffers()])

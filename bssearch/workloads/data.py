@@ -224,14 +224,12 @@ def evenly(rows: np.ndarray, count: int) -> np.ndarray:
     return rows[np.arange(count) * len(rows) // count]
 
 
-PARTS = ("train", "validation", "test")
-
 TRIED_SAMPLES = 8  # samples that are collated as a test
 
 
 def check_data(data: object, workload: object = None) -> Data:
     """The data as three parts; with ``train_batches``, train is a `BatchStream`."""
-    return Data(*(_part(data, name, workload) for name in PARTS))
+    return Data(*(_part(data, name, workload) for name in ("train", "validation", "test")))
 
 
 def _part(data: object, name: str, workload: object) -> Part:

@@ -135,12 +135,6 @@ def test_under_adam_the_noise_is_measured_as_its_update_sees_it() -> None:
     assert adam > 2 * plain, "the other coordinates are noise alone, and without the division too small to count"
 
 
-def test_batch_normalisation_needs_micro_batches() -> None:
-    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
-    with pytest.raises(UsageError, match="batch normalisation"):
-        bssearch.BatchAdvisor(model, BATCH).backward(loss_of(model), torch.zeros(2, FEATURES), torch.zeros(2, 1))
-
-
 @pytest.mark.parametrize(
     ("model", "size", "message"),
     [
@@ -230,10 +224,24 @@ def test_a_parameter_may_be_frozen_while_the_advisor_follows() -> None:
     assert advisor.report().measured_steps >= 20
 
 
-@pytest.mark.parametrize("batch", [(), ({"x": torch.zeros(4, 1)},), (torch.zeros(()),)])
-def test_a_batch_that_cannot_be_halved_is_refused_at_once(batch: tuple[Any, ...]) -> None:
-    model = at_zero()
-    with pytest.raises(UsageError, match="must be tensors with a sample in each row"):
+NORMED, ROWS = nn.BatchNorm1d(FEATURES), "must be tensors with a sample in each row"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "said"),
+    [
+        (at_zero(), (), ROWS),
+        (at_zero(), ({"x": torch.zeros(4, 1)},), ROWS),
+        (at_zero(), (torch.zeros(()),), ROWS),
+        (
+            NORMED,
+            (torch.zeros(2, FEATURES), torch.zeros(2, 1)),
+            "halves batches, and the model has batch normalisation",
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_halved_is_refused_at_once(model: nn.Module, batch: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         bssearch.BatchAdvisor(model, BATCH).backward(loss_of(model), *batch)
 
 

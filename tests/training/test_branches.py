@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.errors import BSSearchError, NotFoundError, UsageError
+from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import Branch, TrialState
 from bssearch.training.schedule import RateSchedule
 from bssearch.training.trainer import Trainer
@@ -60,8 +60,7 @@ def by_hand(trainer: Trainer, steps: int, seed: int) -> nn.Module:
 def test_a_branch_has_the_runs_weights_and_optimizer_and_its_own_data_order(tmp_path: Path) -> None:
     path, trainer = saved(tmp_path / "c.pt")
     run = branched(path)
-    at_checkpoint = trainer.evaluate(toy_data().validation, "loss")
-    assert run.observations[0].metric == pytest.approx(at_checkpoint, rel=1e-6)
+    assert run.observations[0].metric == pytest.approx(trainer.evaluate(toy_data().validation, "loss"), rel=1e-6)
     trainer.model.train()
     model = by_hand(trainer, 10, seed=3)
     with torch.no_grad():
@@ -93,8 +92,7 @@ def test_a_paused_trials_own_file_is_a_checkpoint(tmp_path: Path) -> None:
         stop=lambda: next(stop),
     )
     assert paused.outcome.state is TrialState.PAUSED
-    found = read_checkpoint(tmp_path / "t.trial")
-    assert found.samples == paused.outcome.samples == 20 * paused.outcome.steps > 0
+    assert read_checkpoint(tmp_path / "t.trial").samples == paused.outcome.samples == 20 * paused.outcome.steps > 0
     assert branched(tmp_path / "t.trial").outcome.state is TrialState.EXHAUSTED
 
 
@@ -236,6 +234,5 @@ def test_a_file_of_something_else_a_folder_and_no_file_are_refused(tmp_path: Pat
         read_checkpoint(tmp_path / "c.pt")
     with pytest.raises(UsageError, match="is a folder"):
         read_checkpoint(tmp_path)
-    with pytest.raises(NotFoundError, match="does not exist") as caught:
+    with pytest.raises(NotFoundError, match="does not exist"):
         read_checkpoint(tmp_path / "none.pt")
-    assert isinstance(caught.value, BSSearchError)

@@ -210,13 +210,19 @@ def test_a_process_that_computed_and_left_the_list_is_found(fake: FakeNvml, monk
     assert nvml.computing_processes(CUDA, since=0.0) == [], "without this process's the numbers mean nothing"
 
 
-def test_the_meter_has_energy_power_clock_and_every_reason_once(fake: FakeNvml) -> None:
+@pytest.mark.parametrize("pauses", [False, True])
+def test_the_meter_has_energy_power_clock_and_every_reason_once_without_a_pause(fake: FakeNvml, pauses: bool) -> None:
     time = FakeTime()
     meter = DeviceMeter(CUDA, lambda: time.seconds)
     meter.start()
     fake.reasons = 0x4
     segment(meter, fake, time, joules=20, seconds=0.2)
     meter.sample()
+    if pauses:
+        state = json.loads(json.dumps(meter.state()))
+        fake.millijoules, time.seconds = 900_000, 0.0
+        meter = DeviceMeter(CUDA, lambda: time.seconds)
+        meter.restore(state)
     fake.reasons, fake.megahertz = 0x24, 1_000
     segment(meter, fake, time, joules=40, seconds=0.3)
     meter.sample()
@@ -239,27 +245,6 @@ def test_an_energy_counter_that_has_not_moved_is_no_zero(fake: FakeNvml) -> None
     meter, time = DeviceMeter(CUDA), FakeTime()
     segment(meter, fake, time, joules=0, seconds=0.001)
     assert meter.stop() == DeviceUse()
-
-
-def test_readings_before_a_pause_count_and_use_during_the_pause_does_not(fake: FakeNvml) -> None:
-    time = FakeTime()
-    before = DeviceMeter(CUDA, lambda: time.seconds)
-    fake.reasons = 0x4
-    segment(before, fake, time, joules=20, seconds=0.4)
-    before.sample()
-    state = json.loads(json.dumps(before.state()))
-    fake.millijoules, time.seconds = 900_000, 0.0
-    after = DeviceMeter(CUDA, lambda: time.seconds)
-    after.restore(state)
-    fake.reasons, fake.megahertz = 0x24, 1_000
-    segment(after, fake, time, joules=10, seconds=0.1)
-    after.sample()
-    assert after.stop() == DeviceUse(
-        energy_joules=30.0,
-        mean_power_watts=60.0,
-        mean_clock_mhz=1490.0,
-        throttle_reasons="power cap, software thermal slowdown",
-    )
 
 
 # The environment of a trial -------------------------------------------------------------------------------------------
@@ -393,7 +378,7 @@ def test_without_a_repository_a_commit_or_git_there_is_no_revision(
     assert git_revision(workload) is None
     subprocess.run(["git", "-C", str(tmp_path), "init", "--quiet"], check=True)
     assert git_revision(workload) is None
-    commit = Repository(tmp_path).commit
+    commit = Repository(tmp_path).commit  # makes the repository
     assert git_revision(workload) == commit
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_revision(workload) is None

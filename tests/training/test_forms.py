@@ -82,13 +82,14 @@ def test_a_trial_of_every_form_learns_and_resumes_like_an_unpaused_trial(form: t
     assert (whole.outcome.dropped_samples_per_epoch is None) == (form is Streams)
 
 
-def test_samples_that_are_collated_train_as_the_tensors_that_they_make() -> None:
-    assert torch.equal(weights_after(Texts(), 9, {}), weights_after(Listed(), 9, {"loader_workers": 0}))
-
-
-def test_the_seed_alone_gives_the_batches_of_a_dataset_that_draws_random_numbers() -> None:
-    in_process = weights_after(Datasets(), 9, {"loader_workers": 0})
-    assert torch.equal(in_process, weights_after(Datasets(), 9, {"loader_workers": 2}))
+@pytest.mark.parametrize(
+    ("one", "other", "loader_workers"),
+    [(Listed(), Texts(), 0), (Datasets(), Datasets(), 2)],
+    ids=["collated samples and tensors", "random samples from this process and from loader processes"],
+)
+def test_equal_batches_train_equal_weights(one: Texts, other: Texts, loader_workers: int) -> None:
+    found = weights_after(one, 9, {"loader_workers": 0})
+    assert torch.equal(found, weights_after(other, 9, {"loader_workers": loader_workers}))
 
 
 def test_accumulation_is_exact_if_micro_batches_have_unequal_numbers_of_tokens() -> None:

@@ -101,8 +101,7 @@ def test_the_steps_are_bit_for_bit_the_same_with_and_without_passes(changes: Map
 
 
 def norms_of_four_passes(dropout: float, train: Part, seed: int) -> list[float]:
-    trainer = Trainer(Toy(), configuration(16, dropout=dropout), train, on_cpu(), seed=3)
-    passes = GradientPasses(trainer, seed)
+    passes = GradientPasses(Trainer(Toy(), configuration(16, dropout=dropout), train, on_cpu(), seed=3), seed)
     torch.manual_seed(seed + 1)
     return [one.plain.big for _ in range(4) if (one := passes.measure()) is not None]
 
@@ -338,34 +337,36 @@ def test_kernels_are_loaded_once_in_a_process_and_leave_the_passes_as_they_are()
     assert cold.meter._passes == warm.meter._passes == on_the_cpu.meter._passes
 
 
-class TestBudgetOfAProcess:
-    def test_trials_that_are_too_short_for_a_pass_take_turns_at_the_seconds_of_all(self) -> None:
-        budget, train_seconds = NoiseBudget(), 0.4 * SHORT_PASS_SECONDS / NOISE_SHARE
-        meters = [Meter(budget=budget).begun() for _ in range(10)]
-        made = [meter.small_batches_after(0.95, train_seconds) // FEWEST_SMALL_BATCHES for meter in meters]
-        assert made == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
-        assert sum(made) * SHORT_PASS_SECONDS <= NOISE_SHARE * 10 * train_seconds
+def test_trials_that_are_too_short_for_a_pass_take_turns_at_the_seconds_of_all() -> None:
+    budget, train_seconds = NoiseBudget(), 0.4 * SHORT_PASS_SECONDS / NOISE_SHARE
+    meters = [Meter(budget=budget).begun() for _ in range(10)]
+    made = [meter.small_batches_after(0.95, train_seconds) // FEWEST_SMALL_BATCHES for meter in meters]
+    assert made == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
+    assert sum(made) * SHORT_PASS_SECONDS <= NOISE_SHARE * 10 * train_seconds
 
-    def test_the_share_of_a_trial_far_from_its_target_pays_for_a_pass_of_another_trial(self) -> None:
-        budget = NoiseBudget()
-        Meter(budget=budget).small_batches_after(0.1, 100 * SHORT_PASS_SECONDS / NOISE_SHARE)
-        meter = Meter(budget=budget).begun()
-        assert meter.small_batches_after(0.88, 0.5 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
-        assert meter.small_batches_after(0.89, 0.9 * SHORT_PASS_SECONDS / NOISE_SHARE) == 0
 
-    def test_a_pass_is_expected_to_take_the_seconds_of_the_last_pass_of_its_shape(self) -> None:
-        seconds = 0.1 * SHORT_PASS_SECONDS
-        meter = Meter(budget=NoiseBudget(100.0, seconds, {(FEWEST_SMALL_BATCHES, 4): seconds})).begun()
-        assert meter.small_batches_after(0.88, 0.11 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
+def test_the_share_of_a_trial_far_from_its_target_pays_for_a_pass_of_another_trial() -> None:
+    budget = NoiseBudget()
+    Meter(budget=budget).small_batches_after(0.1, 100 * SHORT_PASS_SECONDS / NOISE_SHARE)
+    meter = Meter(budget=budget).begun()
+    assert meter.small_batches_after(0.88, 0.5 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
+    assert meter.small_batches_after(0.89, 0.9 * SHORT_PASS_SECONDS / NOISE_SHARE) == 0
 
-    def test_a_trial_resumed_in_another_process_earns_only_its_later_train_seconds_there(self) -> None:
-        first, second = Meter(), Meter(budget=NoiseBudget())
-        first.small_batches_after(0.5, 10.0)
-        second.meter.restore(first.meter.state())
-        second.small_batches_after(0.88, 10.0)
-        assert second.losses == 0, "what was earned before the pause is the other process's"
-        second.small_batches_after(0.88, 10.0 + 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE)
-        assert second.losses == FEWEST_SMALL_BATCHES
+
+def test_a_pass_is_expected_to_take_the_seconds_of_the_last_pass_of_its_shape() -> None:
+    seconds = 0.1 * SHORT_PASS_SECONDS
+    meter = Meter(budget=NoiseBudget(100.0, seconds, {(FEWEST_SMALL_BATCHES, 4): seconds})).begun()
+    assert meter.small_batches_after(0.88, 0.11 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
+
+
+def test_a_trial_resumed_in_another_process_earns_only_its_later_train_seconds_there() -> None:
+    first, second = Meter(), Meter(budget=NoiseBudget())
+    first.small_batches_after(0.5, 10.0)
+    second.meter.restore(first.meter.state())
+    second.small_batches_after(0.88, 10.0)
+    assert second.losses == 0, "what was earned before the pause is the other process's"
+    second.small_batches_after(0.88, 10.0 + 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE)
+    assert second.losses == FEWEST_SMALL_BATCHES
 
 
 @pytest.fixture

@@ -206,46 +206,48 @@ def test_the_trust_ratio_is_on_matrices_with_and_without_weight_decay_and_never_
     assert large_bias == pytest.approx(small_bias)
 
 
-class TestMuon:
-    def test_adamw_for_the_rest_has_a_rate_of_its_own(self) -> None:
-        model = Signs(torch.float32)
-        optimizer = build_optimizer(model, wanted("muon", parameters={"adamw_learning_rate_scale": 0.1}))
-        rates = {id(one): group["lr"] for group in optimizer.param_groups for one in group["params"]}
-        assert {name for name, one in model.named_parameters() if rates[id(one)] == RATE} == {
-            "layers.0.weight",
-            "layers.2.weight",
-        }
-        assert set(rates.values()) == {RATE, RATE * 0.1} and len(rates) == len(list(model.parameters()))
-
-    def test_a_model_of_matrices_alone_needs_no_adamw(self) -> None:
-        assert isinstance(build_optimizer(nn.Linear(3, 2, bias=False), wanted("muon")), torch.optim.Muon)
-
-    def test_a_model_without_matrices_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="'muon' trains weight matrices outside embeddings, but the model has"):
-            build_optimizer(nn.Sequential(nn.Embedding(3, 2), nn.Conv2d(1, 1, 3)), wanted("muon"))
-
-    def test_gradients_are_not_taken_as_adam_takes_them(self) -> None:
-        model = Signs(torch.float32)
-        optimizer = build_optimizer(model, wanted("muon"))
-        model(torch.randn(4, 6)).sum().backward()
-        optimizer.step()
-        assert any("exp_avg_sq" in state for state in optimizer.state.values())
-        assert adam_divisors([optimizer]) is None
+def test_muons_adamw_for_the_rest_has_a_separate_rate() -> None:
+    model = Signs(torch.float32)
+    optimizer = build_optimizer(model, wanted("muon", parameters={"adamw_learning_rate_scale": 0.1}))
+    rates = {id(one): group["lr"] for group in optimizer.param_groups for one in group["params"]}
+    assert {name for name, one in model.named_parameters() if rates[id(one)] == RATE} == {
+        "layers.0.weight",
+        "layers.2.weight",
+    }
+    assert set(rates.values()) == {RATE, RATE * 0.1} and len(rates) == len(list(model.parameters()))
 
 
-class TestTimm:
-    def test_a_version_that_is_too_old_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.9")
-        with pytest.raises(LaunchError, match=r"'lars' needs timm >= 1.0.13; 1.0.9 is installed") as caught:
-            check_libraries(Toy(), ["sgd", "lars"])
-        assert caught.value.hint == "pip install 'bssearch[optimizers]'"
+def test_muon_needs_no_adamw_for_a_model_of_matrices() -> None:
+    assert isinstance(build_optimizer(nn.Linear(3, 2, bias=False), wanted("muon")), torch.optim.Muon)
 
-    def test_only_timm_optimizers_need_timm(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "timm.optim", None)
-        check_libraries(Toy(), [name for name in OPTIMIZERS if name not in OF_TIMM])
-        check_libraries(Toy(build_optimizer=lambda model, configuration: None), OF_TIMM)
-        with pytest.raises(LaunchError, match="'lamb' needs timm"):
-            check_libraries(Toy(), ["adamw", "lamb"])
+
+def test_muon_refuses_a_model_without_matrices() -> None:
+    with pytest.raises(UsageError, match="'muon' trains weight matrices outside embeddings, but the model has"):
+        build_optimizer(nn.Sequential(nn.Embedding(3, 2), nn.Conv2d(1, 1, 3)), wanted("muon"))
+
+
+def test_muons_gradients_are_not_divided_as_adams() -> None:
+    model = Signs(torch.float32)
+    optimizer = build_optimizer(model, wanted("muon"))
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    assert any("exp_avg_sq" in state for state in optimizer.state.values())
+    assert adam_divisors([optimizer]) is None
+
+
+def test_a_timm_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.9")
+    with pytest.raises(LaunchError, match=r"'lars' needs timm >= 1.0.13; 1.0.9 is installed") as caught:
+        check_libraries(Toy(), ["sgd", "lars"])
+    assert caught.value.hint == "pip install 'bssearch[optimizers]'"
+
+
+def test_only_timm_optimizers_need_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    check_libraries(Toy(), [name for name in OPTIMIZERS if name not in OF_TIMM])
+    check_libraries(Toy(build_optimizer=lambda model, configuration: None), OF_TIMM)
+    with pytest.raises(LaunchError, match="'lamb' needs timm"):
+        check_libraries(Toy(), ["adamw", "lamb"])
 
 
 def test_sgd_without_momentum_can_be_built() -> None:

@@ -208,41 +208,40 @@ def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pyte
     assert (parts.outcomes[-1].noise.seconds or 0) > (parts.outcomes[0].noise.seconds or 0) > 0
 
 
-class TestLedgers:
-    def test_ledgers_add_up_over_both_parts_without_the_pause(self, tmp_path: Path) -> None:
-        whole, parts = (Parts(asked(ADAMW, tmp_path)) for _ in range(2))
-        whole.run()
-        paused, outcome = parts.run(stop_after=7), parts.run()
-        assert (paused.train_seconds, outcome.train_seconds) == (21.0, whole.outcomes[-1].train_seconds)
-        assert outcome.warmup_seconds == 2 * paused.warmup_seconds == 2 * whole.outcomes[-1].warmup_seconds > 0
-        assert outcome.wall_seconds == sum(getattr(outcome, f"{name}_seconds") for name in LEDGERS)
+def test_ledgers_add_up_over_both_parts_without_the_pause(tmp_path: Path) -> None:
+    whole, parts = (Parts(asked(ADAMW, tmp_path)) for _ in range(2))
+    whole.run()
+    paused, outcome = parts.run(stop_after=7), parts.run()
+    assert (paused.train_seconds, outcome.train_seconds) == (21.0, whole.outcomes[-1].train_seconds)
+    assert outcome.warmup_seconds == 2 * paused.warmup_seconds == 2 * whole.outcomes[-1].warmup_seconds > 0
+    assert outcome.wall_seconds == sum(getattr(outcome, f"{name}_seconds") for name in LEDGERS)
 
-    def test_saving_and_restoring_are_booked_as_other(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        parts = Parts(asked(SGD, tmp_path))
 
-        def slowly(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-            parts.time.pass_by(0.25)
-            return work(*arguments, **named)
+def test_saving_and_restoring_count_as_other_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(asked(SGD, tmp_path))
 
-        monkeypatch.setattr(torch, "save", functools.partial(slowly, torch.save))
-        monkeypatch.setattr(torch, "load", functools.partial(slowly, torch.load))
-        paused, outcome = parts.run(stop_after=7), parts.run()
-        assert paused.other_seconds >= 0.25 and outcome.other_seconds >= paused.other_seconds + 0.25
-        for one in (paused, outcome):
-            assert one.wall_seconds == sum(getattr(one, f"{name}_seconds") for name in LEDGERS)
+    def slowly(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        parts.time.pass_by(0.25)
+        return work(*arguments, **named)
 
-    def test_progress_shows_while_a_trial_is_saved_and_restored(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(trial_checkpoint, "CHUNK_BYTES", 100)
-        wanted = asked(SGD, tmp_path)
-        shown: list[int] = []
-        Run(wanted, stop=lambda: (TrialState.PAUSED, "later"), on_progress=lambda: shown.append(1))
-        assert len(shown) > 100
-        shown.clear()
-        again = changed(wanted, resumes=True)
-        Run(again, stop=lambda: (TrialState.PRUNED, "enough"), on_progress=lambda: shown.append(1))
-        assert len(shown) > 100
+    monkeypatch.setattr(torch, "save", functools.partial(slowly, torch.save))
+    monkeypatch.setattr(torch, "load", functools.partial(slowly, torch.load))
+    paused, outcome = parts.run(stop_after=7), parts.run()
+    assert paused.other_seconds >= 0.25 and outcome.other_seconds >= paused.other_seconds + 0.25
+    for one in (paused, outcome):
+        assert one.wall_seconds == sum(getattr(one, f"{name}_seconds") for name in LEDGERS)
+
+
+def test_progress_shows_while_a_trial_is_saved_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_checkpoint, "CHUNK_BYTES", 100)
+    wanted = asked(SGD, tmp_path)
+    shown: list[int] = []
+    Run(wanted, stop=lambda: (TrialState.PAUSED, "later"), on_progress=lambda: shown.append(1))
+    assert len(shown) > 100
+    shown.clear()
+    again = changed(wanted, resumes=True)
+    Run(again, stop=lambda: (TrialState.PRUNED, "enough"), on_progress=lambda: shown.append(1))
+    assert len(shown) > 100
 
 
 class Unpicklable(Random):

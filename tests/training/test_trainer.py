@@ -1,5 +1,6 @@
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -536,9 +537,7 @@ def test_the_model_that_is_described_is_the_default_s() -> None:
     ],
 )
 def test_a_parameter_that_a_method_does_not_take_is_named_with_its_signature(name: str, takes: str) -> None:
-    with pytest.raises(WorkloadError) as caught:
+    with pytest.raises(WorkloadError, match=re.escape(f"space.{name}: ") + ".*" + re.escape(takes)):
         check_takes(Toy(), [name])
-    assert f"space.{name}: " in str(caught.value)
-    assert takes in str(caught.value)
     check_takes(Own(), [name])
     check_takes(Toy(build_model=lambda **_: None, loss=lambda *_, **__: None), [name])

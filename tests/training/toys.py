@@ -49,8 +49,7 @@ def core_of_pace(*spins: float) -> CorePace:
 
 def _part(samples: int, seed: int, dtype: torch.dtype) -> Part:
     inputs = torch.randn(samples, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    targets = (0.5 * inputs[:, 0] * inputs[:, 1] + inputs[:, 2] + inputs[:, 3] > 0).long()
-    return Part(inputs.to(dtype), targets)
+    return Part(inputs.to(dtype), (0.5 * inputs[:, 0] * inputs[:, 1] + inputs[:, 2] + inputs[:, 3] > 0).long())
 
 
 def toy_data(train_samples: int = 100, dtype: torch.dtype = torch.float32) -> Data:

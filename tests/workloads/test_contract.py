@@ -1,5 +1,6 @@
 """The contract of every shipped workload: name, settings, study, models of images and order of calls."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,9 +75,8 @@ def build(workload: Workload, dropout: float = 0.0) -> nn.Module:
     ],
 )
 def test_wrong_settings_are_refused(name: str, settings: dict[str, object], said: str) -> None:
-    with pytest.raises(WorkloadError) as error:
+    with pytest.raises(WorkloadError, match=re.escape(said)):
         resolve(name, settings, Path())
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("name", shipped_studies())
@@ -243,6 +243,10 @@ def test_tensors_with_a_row_a_sample_are_taken() -> None:
         (torch.zeros(4).numpy(), ["a ndarray of shape (4,)"]),
         (torch.tensor(3.0), ["a Tensor of shape ()"]),
         (None, ["a NoneType"]),
+        (
+            {"ids": torch.zeros(4, 7), "mask": torch.zeros(3, 7)},
+            ["4 inputs['ids'], 3 inputs['mask'], 4 targets", "must be equal"],
+        ),
     ],
 )
 def test_inputs_without_rows_are_named_with_their_place_and_type(inputs: Any, said: list[str]) -> None:
@@ -354,11 +358,6 @@ def test_a_wrong_part_is_named_with_a_remedy(train: Any, said: str, hint: str) -
     with pytest.raises(WorkloadError) as caught:
         check_data(dataset_data(train))
     assert said in caught.value.message and hint in (caught.value.hint or "")
-
-
-def test_nestings_differ_in_their_rows_by_name() -> None:
-    inputs = {"ids": torch.zeros(4, 7), "mask": torch.zeros(3, 7)}
-    assert "4 inputs['ids'], 3 inputs['mask'], 4 targets" in refusal(inputs)
 
 
 @pytest.mark.parametrize("samples", [None, 0, 2.5, "9"])

@@ -67,8 +67,7 @@ def training() -> Training:
 
 
 def test_weights_are_made_once_and_each_recipe_has_its_file(training: Training) -> None:
-    first = pretrained("toy", MADE_OF, training)
-    assert equal(pretrained("toy", MADE_OF, training), first) and training.times == 1
+    assert equal(pretrained("toy", MADE_OF, training), pretrained("toy", MADE_OF, training)) and training.times == 1
     (path,) = kept()
     assert path.name.startswith("toy-")
     pretrained("toy", [b"code", b"other data"], training)
@@ -259,8 +258,7 @@ def test_the_pre_training_is_the_same_from_the_same_seed() -> None:
 def test_a_trial_of_the_shipped_study_learns_and_reports_forgetting(
     loaded: tuple[FineTune, Data],
 ) -> None:
-    spec = load_spec("finetune")
-    asked = request(replace(spec.default_configuration, learning_rate=1e-3), target=0.7, tested=True)
+    asked = request(replace(load_spec("finetune").default_configuration, learning_rate=1e-3), target=0.7, tested=True)
     outcome = Run(asked, *loaded).outcome
     assert outcome.state is TrialState.REACHED
     further = outcome.further_test_metrics or {}

@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -105,8 +106,7 @@ def test_steps_are_timed_between_evaluations_as_in_a_trial(
 
     request = StepTimeRequest(configuration=configuration(), trial_train_seconds=limit, seconds_limit=2.0)
     measured = measure_step_time(request, Toy(on_loss=stepped, on_evaluate=evaluated), toy_data(), on_cpu())
-    expected = 0.02 if not cadence else 0.02 * (cadence + 1) / cadence
-    assert measured.step_seconds == pytest.approx(expected, rel=0.01)
+    assert measured.step_seconds == pytest.approx(0.02 if not cadence else 0.02 * (cadence + 1) / cadence, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -167,15 +167,25 @@ def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> 
     assert measured.step_seconds == pytest.approx(0.002, rel=0.25)
 
 
-def test_accumulation_is_timed_as_it_is_run(measure: Measure) -> None:
-    accumulated = configuration(20, micro_batch_size=5, accumulation_steps=4)
-    assert measure([0.02], [0.7], accumulated).step_seconds == pytest.approx(0.08)
+ACCUMULATED = configuration(20, micro_batch_size=5, accumulation_steps=4)
 
 
-def test_the_update_is_part_of_the_step_and_timed_alone(measure: Measure) -> None:
-    measured = measure([0.02], [0.7], update=0.005)
-    assert measured.step_seconds == pytest.approx(0.025)
-    assert measured.update_seconds == pytest.approx(0.005)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"probed": ACCUMULATED}, {"step_seconds": 0.08}),
+        ({"update": 0.005}, {"step_seconds": 0.025, "update_seconds": 0.005}),
+        ({"cpu_share": 0.5}, {"contended": True, "reason": "other work used the processor meanwhile"}),
+        (
+            {"core": core_of_pace(1.0, *[1.7] * 1000)},  # rarely at full pace: timed for four times the limit
+            {"step_seconds": 0.02, "contended": True, "reason": "the core was slow in 99 of 100 timings"},
+        ),
+    ],
+    ids=["accumulation", "update", "a thread that lost the processor", "a slow core"],
+)
+def test_steps_of_20_ms_are_timed(measure: Measure, options: dict[str, Any], expected: dict[str, object]) -> None:
+    measured = measure([0.02], [0.7], **options)
+    assert {name: getattr(measured, name) for name in expected} == pytest.approx(expected)
 
 
 def test_other_work_on_the_device_is_reported(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,19 +204,6 @@ def test_steps_on_a_slow_core_are_left_out(measure: Measure) -> None:
     assert measured.step_seconds_low == pytest.approx(0.02)
     assert measured.step_seconds_high == pytest.approx(0.02)
     assert not measured.contended
-
-
-def test_a_core_that_is_rarely_at_full_pace_is_reported_after_four_times_the_limit(measure: Measure) -> None:
-    measured = measure([0.02], [0.7], limit=0.5, core=core_of_pace(1.0, *[1.7] * 1000))
-    assert measured.contended
-    assert measured.reason == "the core was slow in 99 of 100 timings"
-    assert measured.step_seconds == pytest.approx(0.02)
-
-
-def test_a_thread_that_lost_the_processor_is_reported(measure: Measure) -> None:
-    measured = measure([0.05], [0.7], cpu_share=0.5)
-    assert measured.contended
-    assert measured.reason == "other work used the processor meanwhile"
 
 
 @pytest.mark.parametrize("at_loss", [1, 8])
@@ -244,8 +241,7 @@ def test_the_interval_holds_the_median_of_the_values(values: list[float]) -> Non
 def test_the_interval_covers_the_median_in_95_of_100_samples() -> None:
     """Log-normal values, as step times are: their median is 1."""
     samples = np.exp(np.random.default_rng(1).normal(size=(2000, 25)))
-    covered = sum(low <= 1 <= high for low, high in map(median_interval, samples.tolist()))
-    assert 0.94 <= covered / 2000 <= 0.98
+    assert 0.94 <= sum(low <= 1 <= high for low, high in map(median_interval, samples.tolist())) / 2000 <= 0.98
 
 
 @pytest.mark.parametrize(
