@@ -520,10 +520,9 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
         from scipy.special import fdtrc
 
         lacks = bool(fdtrc(lack_freedom, freedom, max(0.0, lack / lack_freedom)) < LACK_OF_FIT)
-    low = high = None
     posterior = _posterior(fitted, deviation) if lack_freedom else None
-    if posterior is not None:
-        low, high = _ends(posterior.log_b_crit, law.log_b_crit, [point.batch_size for point in fitted])
+    sizes = [point.batch_size for point in fitted]
+    low, high = (None, None) if posterior is None else _ends(posterior.log_b_crit, law.log_b_crit, sizes)
 
     means = {point.batch_size: likeliest_mean(point, deviation) for point in shown if point.samples}
     excesses = {size: mean - law.log_samples(size) for size, mean in means.items()}

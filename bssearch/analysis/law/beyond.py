@@ -221,9 +221,8 @@ class _Approach:
 
     def __init__(self, levels: _Levels, highest: float | None) -> None:
         self.gains, self.process = levels.gains, _Process(levels.progress)
-        self.room = CEILINGS * (self.gains[-1] - self.gains[0])
-        if highest is not None:
-            self.room = np.minimum(self.room, highest - self.gains[-1])
+        most = math.inf if highest is None else highest - self.gains[-1]
+        self.room = np.minimum(CEILINGS * (self.gains[-1] - self.gains[0]), most)
         terms = -np.log1p((self.gains[-1] - self.gains) / self.room[:, None])
         bare = levels.progress - DECAYS[:, None] * terms[:, None, :]
         self.level: Numbers = bare @ self.process.precision.sum(axis=0) / self.process.precision.sum()

@@ -141,9 +141,8 @@ def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal
     bound = bound_of(base, len(base.ends), goal)  # a larger size has as many branches
     ends = [end for end in base.ends if end is not None]
     spread = statistics.stdev(ends) if len(ends) > 1 else None
-    reason = why_unknown(start, base, goal)
-    if reason is None and len(sizes) < 2:
-        reason = f"no batch size above {base.batch_size} was tried"
+    too_few = f"no batch size above {base.batch_size} was tried" if len(sizes) < 2 else None
+    reason = why_unknown(start, base, goal) or too_few
     if reason is not None or bound is None:
         return LocalCriticalBatch(verdict="cannot_tell", mean=base.mean, spread=spread, bound=bound, reason=reason)
     holding = [base, *itertools.takewhile(lambda size: holds(size, bound, goal), sizes[1:])]

@@ -170,10 +170,8 @@ def critical_batch(
     """Posterior of B_crit from the noise scale (samples) and the runs."""
     reach = BEYOND_OCTAVES * math.log(2)
     low, high = math.log(min(sizes)), math.log(max(sizes))
-    least, most = low - reach, high + reach
-    if noise_scale is not None:
-        least, most = min(least, math.log(noise_scale) - reach), max(most, math.log(noise_scale) + reach)
-    grid = np.linspace(least, most, GRID)
+    known = [] if noise_scale is None else [math.log(noise_scale)]
+    grid = np.linspace(min([low, *known]) - reach, max([high, *known]) + reach, GRID)
     runs = [(math.log(point.batch_size), math.log(samples)) for point in points for samples in point.samples]
     at, samples = np.array(runs).reshape(-1, 2).T
     octaves = max(1.0, (high - low) / math.log(2))  # a single batch size needs two nodes as well

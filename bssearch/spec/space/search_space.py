@@ -274,10 +274,9 @@ class SearchSpace(StrictModel):
 
     def _domains(self) -> Iterator[tuple[str, Any]]:
         rate: Any = self.learning_rate
-        if isinstance(rate, RelativeLearningRate):
-            rate = Range(low=rate.low, high=rate.high, log=True)
+        is_relative = isinstance(rate, RelativeLearningRate)
         domains: list[tuple[str, Any]] = [
-            (REFERENCE_LEARNING_RATE, rate),
+            (REFERENCE_LEARNING_RATE, Range(low=rate.low, high=rate.high, log=True) if is_relative else rate),
             *((name, getattr(self, name)) for name in (*TRAINING_PARAMETERS, *OPTIONAL)),
             ("optimizer", self._optimizer_names),
             *(
