@@ -118,9 +118,8 @@ def test_the_answers_noise_scale_is_pooled_over_the_trials_of_the_optimums_batch
 
 def on_device(number: int, device: str | None, pace: float, batch_size: int = 32, **changes: Any) -> TrialRecord:
     """Return a trial whose steps took ``pace`` times as long as on any other device."""
-    seconds = pace * 0.01 * batch_size * 100
     return with_outcome(
-        make_trial(number, batch_size=batch_size, seconds=seconds, device_uuid=device, **changes), steps=100
+        make_trial(number, batch_size=batch_size, seconds=pace * batch_size, device_uuid=device, **changes), steps=100
     )
 
 
