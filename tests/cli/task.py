@@ -128,8 +128,7 @@ def bssearch(*arguments: str | Path, cwd: Path, columns: int = 200) -> subproces
             main()
         except SystemExit as ending:
             code = ending.code
-    returncode = code if isinstance(code, int) else 0
-    return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(words, code if isinstance(code, int) else 0, out.getvalue(), errors.getvalue())
 
 
 def ran(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -163,6 +162,5 @@ def command(*arguments: str | Path) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return the environment of a command: this checkout's code, whatever the folder."""
-    root = Path(__file__).resolve().parents[2]
-    paths = [str(root), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "COLUMNS": "200"}

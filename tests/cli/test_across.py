@@ -55,8 +55,7 @@ def folder(measured: Path, tmp_path: Path) -> Path:
 
 
 def test_a_study_is_looked_up_in_each_database(folder: Path) -> None:
-    far = read(folder, "best", "far", "--db", A)
-    assert read(folder, "best", "far", *BOTH) == far
+    assert read(folder, "best", "far", *BOTH) == read(folder, "best", "far", "--db", A)
     assert read(folder, "trial", "list", "far", *BOTH) == read(folder, "trial", "list", "far", "--db", A)
     assert read(folder, "trial", "show", "other", "1", *BOTH)["number"] == 1
     assert read(folder, "study", "show", "other", *BOTH)["study"] == "other"
@@ -79,8 +78,7 @@ def test_a_database_that_is_named_twice_is_read_once(folder: Path) -> None:
 
 
 def test_studies_of_several_databases_are_listed_with_where_they_are(folder: Path) -> None:
-    rows = read(folder, "study", "list", *BOTH)
-    assert [(row["name"], row["database"]) for row in rows] == [
+    assert [(row["name"], row["database"]) for row in read(folder, "study", "list", *BOTH)] == [
         ("near", A),
         ("far", A),
         ("near", B),

@@ -262,8 +262,7 @@ def test_a_team_s_study_outlives_whatever_happens_to_its_members(
 
 def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres, proxy: Proxy, disk: Path) -> None:
     """Have everything happen at random moments of the study, whatever is running then."""
-    moments = sorted(rng.randrange(STRUCK_UNTIL) for _ in strikes)
-    for moment, strike in zip(moments, strikes, strict=True):
+    for moment, strike in zip(sorted(rng.randrange(STRUCK_UNTIL) for _ in strikes), strikes, strict=True):
         while team.keep_up() and count_of(server, "state NOT IN ('queued', 'running', 'paused')") < moment:
             time.sleep(0.1)
         match strike:
@@ -301,11 +300,9 @@ def check_study(database: str) -> None:
     assert [one.number for one in trials] == list(range(1, len(trials) + 1))
     assert submission.state is SubmissionState.DONE, submission.reason
     assert all(one.state.is_finished and one.state is not TrialState.PAUSED for one in trials)
-    searched = [one for one in trials if one.phase is Phase.SEARCH]
-    assert sum(not one.state.is_missing for one in searched) == TRIALS
+    assert sum(not one.state.is_missing for one in trials if one.phase is Phase.SEARCH) == TRIALS
     lost = [one.number for one in trials if one.state is TrialState.LOST]
-    retried = Counter(one.retry_of for one in trials if one.retry_of is not None)
-    assert lost and max(retried.values()) == 1
+    assert lost and max(Counter(one.retry_of for one in trials if one.retry_of is not None).values()) == 1
     for trial in trials:
         check_curve(trial, curves[trial.number])
     with psycopg.connect(database) as connection:

@@ -135,19 +135,21 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
             trial_numbers=[],
         )
 
-    found = Generalisation(
-        train_seconds=20.0,
-        best_batch_size=32,
-        notable_gap=0.02,
-        batches=[
-            row(32, 0.95, None),
-            row(64, None, None, early=2),
-            row(128, 0.9, Interval(value=0.05, low=0.01, high=0.09)),
-        ],
-        more_regularised=row(128, 0.94, Interval(value=0.01, low=None, high=None)),
-        closed=True,
+    print_generalisation(
+        Generalisation(
+            train_seconds=20.0,
+            best_batch_size=32,
+            notable_gap=0.02,
+            batches=[
+                row(32, 0.95, None),
+                row(64, None, None, early=2),
+                row(128, 0.9, Interval(value=0.05, low=0.01, high=0.09)),
+            ],
+            more_regularised=row(128, 0.94, Interval(value=0.01, low=None, high=None)),
+            closed=True,
+        ),
+        "accuracy",
     )
-    print_generalisation(found, "accuracy")
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "Trained to 20 s each, whenever the target was reached (accuracy):"
     assert "32 (best) 0.95 – – 3" in lines
@@ -159,8 +161,7 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
 @pytest.mark.slow
 def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) -> None:
     budget = {"trials": 4, "trial_train_seconds": 0.3}
-    confirm = {"top": 1, "runs": 1}
-    write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
+    write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm={"top": 1, "runs": 1})
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
     assert read(tmp_path, "study", "confirm", "task", "--runs", "2")["optimal"]["time_to_target_s"]["runs"] == 2
     found = read(tmp_path, "study", "confirm", "task", "--to-budget", "--runs", "2")["generalisation"]
@@ -252,11 +253,9 @@ def finding(regret: Regret | None, **changes: Any) -> RuleFinding:
 
 
 def test_rows_for_people_are_short() -> None:
-    row = audit_row(finding(Regret(value=2.0, low=None, high=None, at_least=True)))
-    assert row == {
+    assert audit_row(finding(Regret(value=2.0, low=None, high=None, at_least=True))) == {
         "rule": "learning rate ∝ batch", "batch": "64", "gives": "learning rate 0.3", "regret": "≥ 2",
         "verdict": "NOT RUN", "note": "because",
     }  # fmt: skip
-    interval = audit_row(finding(Regret(value=1.0, low=0.9, high=1.12345, at_least=False)))
-    assert interval["regret"] == "1 [0.9, 1.12]"
+    assert audit_row(finding(Regret(value=1.0, low=0.9, high=1.12345, at_least=False)))["regret"] == "1 [0.9, 1.12]"
     assert audit_row(finding(None, rule=Rule.MEMORY, batch_size=None, configuration=None))["gives"] is None

@@ -55,8 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def awkward(folder: Path, **changes: Any) -> Answer:
     answer = Answer.model_validate_json(bssearch("best", "--format", "json", cwd=folder).stdout)
-    optimal = answer.optimal.model_copy(update={"parameters": AWKWARD, **changes})
-    return answer.model_copy(update={"optimal": optimal})
+    return answer.model_copy(update={"optimal": answer.optimal.model_copy(update={"parameters": AWKWARD, **changes})})
 
 
 def same(read: dict[str, Any], values: dict[str, Any]) -> bool:

@@ -171,8 +171,7 @@ def test_arguments_carry_the_schedule_as_a_configuration_has_it(stored: Path) ->
 
 def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored: Path) -> None:
     text = printed(stored, "best", "task", "--export", "python", "--schedule")
-    grown = not_none(answer_in(stored).batch_schedule)
-    ran = [(one.start_samples or 0, one.batch_size) for one in grown.stages]
+    ran = [(one.start_samples or 0, one.batch_size) for one in not_none(answer_in(stored).batch_schedule).stages]
     assert text.startswith("# study task: accuracy >= 0.93\n")
     assert ast.parse(text)
     names: dict[str, Any] = {}

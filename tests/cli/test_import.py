@@ -163,18 +163,17 @@ def test_single_runs_confirm_nothing(tmp_path: Path) -> None:
 
 
 def test_devices_and_precisions_are_never_pooled(tmp_path: Path) -> None:
-    rows = (
-        "8,1,10,1,NVIDIA A100,bf16",
-        "8,1,11,1,NVIDIA A100,",
-        "8,1,12,1,H100,bf16",
-        "8,1,13,1,nvidia a100,bf16",
-        "8,1,14,1,,bf16",
-        "8,1,15,1,H100,bf16",
-    )
     names, said = import_runs(
         tmp_path,
         *("--target", "1", "--name", "x", "--precision", "fp32"),
-        rows=rows,
+        rows=(
+            "8,1,10,1,NVIDIA A100,bf16",
+            "8,1,11,1,NVIDIA A100,",
+            "8,1,12,1,H100,bf16",
+            "8,1,13,1,nvidia a100,bf16",
+            "8,1,14,1,,bf16",
+            "8,1,15,1,H100,bf16",
+        ),
         header="batch_size,reached,steps,train_seconds,device,precision",
     )
     assert names == ["x-nvidia-a100-bf16", "x-nvidia-a100-fp32", "x-h100", "x-nvidia-a100", "x-unknown"]
@@ -235,8 +234,7 @@ def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_
     assert (row["steps"], row["steps_to_target"]) == (100, 100)
     assert "imported without learning curves" in refused(tmp_path, "best", "--target", "0.5", code=2)
     assert "runs: 6 imported runs" in bssearch("study", "show", cwd=tmp_path).stdout
-    rules = read(tmp_path, "study", "audit", "runs")["rules"]
-    assert not any("trains with sgd" in rule["reason"] for rule in rules)
+    assert not any("trains with sgd" in rule["reason"] for rule in read(tmp_path, "study", "audit", "runs")["rules"])
 
 
 def test_what_a_terminal_would_obey_does_not_reach_it(tmp_path: Path) -> None:
@@ -322,12 +320,17 @@ END = "its learning rate lies at an end of those tried"
 def test_a_batch_size_whose_best_learning_rate_is_an_end_of_those_tried_is_untuned(
     tmp_path: Path, runs: list[tuple[int, float | str, str, int | None]], at_end: list[int]
 ) -> None:
-    rows = [
-        f"{size},{seed},{seconds is not None},{100 + 9 * seed},{seconds or 9},0.9,A100,{rate},{optimizer}".lower()
-        for size, rate, optimizer, seconds in runs
-        for seed in (0, 1)
-    ]
-    import_runs(tmp_path, "--target", "0.9", rows=rows, header=f"{HEADER},param.optimizer")
+    import_runs(
+        tmp_path,
+        "--target",
+        "0.9",
+        rows=[
+            f"{size},{seed},{seconds is not None},{100 + 9 * seed},{seconds or 9},0.9,A100,{rate},{optimizer}".lower()
+            for size, rate, optimizer, seconds in runs
+            for seed in (0, 1)
+        ],
+        header=f"{HEADER},param.optimizer",
+    )
     answer = read(tmp_path, "best")
     flagged = {row["batch_size"]: row["untuned"] for row in answer["batches"] if END in row["untuned_because"]}
     assert flagged == dict.fromkeys(at_end, True)

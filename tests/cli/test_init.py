@@ -147,8 +147,7 @@ def test_names_that_would_hide_a_module_or_are_no_class() -> None:
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_template_runs_as_it_is_and_its_winner_can_be_exported(tmp_path: Path, kind: Kind) -> None:
     assert bssearch("init", f"my-{kind}", "--kind", kind, cwd=tmp_path).returncode == 0
-    overrides = [word for one in (*SMALL[kind], *FEW) for word in ("--set", one)]
-    printed(tmp_path, "run", f"my-{kind}.yaml", *overrides)
+    printed(tmp_path, "run", f"my-{kind}.yaml", *[word for one in (*SMALL[kind], *FEW) for word in ("--set", one)])
     values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=tmp_path).stdout)
     spec = load_spec(tmp_path / f"my-{kind}.yaml")
     assert values["batch_size"] in spec.batch_sizes

@@ -35,12 +35,6 @@ def names(folder: Path) -> list[str]:
         return [one.name for one in store.studies.summaries()]
 
 
-def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
-    before = names(folder)
-    assert said in refused(folder, *arguments, code=code)
-    assert names(folder) == before
-
-
 def at_a_terminal(folder: Path, *arguments: str, typed: str) -> subprocess.CompletedProcess[str]:
     """Run a command whose input is a terminal at which a line is typed."""
     ours, theirs = pty.openpty()
@@ -72,20 +66,17 @@ def test_an_archived_study_is_out_of_sight_until_it_is_brought_back(folder: Path
     assert read(folder, "study", "show")["study"] == "task"
     assert len(read(folder, "trial", "list", "other")) == 5
     printed(folder, "study", "archive", "task")
-    refuse(folder, "best", code=3, said="every study of the database is archived")
+    assert "every study of the database is archived" in refused(folder, "best", code=3)
     printed(folder, "study", "archive", "other", "--undo")
     assert [row["name"] for row in read(folder, "study", "list")] == ["other"]
-
-
-def test_two_studies_that_are_not_archived_must_be_told_apart(folder: Path) -> None:
-    refuse(folder, "best", code=2, said="name the study: task, other")
 
 
 def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         observations = sum(map(len, store.trials.curves("task", range(1, 6)).values()))
     what = f"study task with 5 trials and {observations} observations"
-    refuse(folder, "study", "delete", "task", code=2, said=f"before deleting {what}")
+    assert f"before deleting {what}" in refused(folder, "study", "delete", "task", code=2)
+    assert names(folder) == ["task", "other"]
     assert what in printed(folder, "study", "delete", "task", "--yes")
     assert names(folder) == ["other"]
     assert len(read(folder, "trial", "list", "other")) == 5

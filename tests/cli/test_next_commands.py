@@ -102,16 +102,19 @@ def test_each_proposed_command_runs_and_changes_the_answer(
     executor.noise = noise
     folder = tmp_path / "study"
     folder.mkdir()
-    spec = write_spec(
+    ran(
         folder,
-        space={
-            "batch_size": SIZES[sizes],
-            "learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"},
-        },
-        confirm=CONFIRM[confirm],
-        budget={"trials": trials, "trial_train_seconds": 10.0},
+        "run",
+        write_spec(
+            folder,
+            space={
+                "batch_size": SIZES[sizes],
+                "learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"},
+            },
+            confirm=CONFIRM[confirm],
+            budget={"trials": trials, "trial_train_seconds": 10.0},
+        ),
     )
-    ran(folder, "run", spec)
     follow(folder, read(folder, "best", "mine"))
 
 

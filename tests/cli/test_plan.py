@@ -341,16 +341,6 @@ def test_check_says_what_was_tried_in_words(tmp_path: Path, by_law: LawExecutor)
     assert len(by_law.requests) == 1
 
 
-def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path, by_law: LawExecutor) -> None:
-    write_task(tmp_path, target={"metric": "accuracy", "value": 0.1})
-    for command in ("check", "run"):
-        assert (
-            "target.value = 0.1 (goal: maximize) is met before the first step: an untrained model has accuracy ="
-            in refused(tmp_path, command, "task.yaml", code=2)
-        )
-    assert not list(tmp_path.glob("*.db*"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [0.1, 97])
 def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(
@@ -374,9 +364,3 @@ def test_target_says_in_words_what_it_proposes(tmp_path: Path, by_law: LawExecut
     assert "← proposed" in shown.stdout
     assert "easier than" in shown.stdout
     assert len(by_law.requests) == 3
-
-
-@pytest.mark.usefixtures("task")
-def test_wrong_options_are_refused(tmp_path: Path) -> None:
-    assert bssearch("check", "--suggest-target", "task.yaml", "--runs", "0", cwd=tmp_path).returncode == 2
-    refused(tmp_path, "check", "nowhere.yaml", code=3)

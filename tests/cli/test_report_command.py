@@ -42,11 +42,19 @@ def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **en
     for trial in trials:
         assert trial.outcome is not None
         limit = {} if spec.objective != "metric_in_budget" else {"train_seconds_limit": trial.outcome.train_seconds}
-        plan = make_plan(
-            configuration=trial.configuration, phase=trial.phase, seed=trial.seed, sampled=trial.sampled, **limit
-        )
         started = not_none(
-            store.trials.start(spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0))
+            store.trials.start(
+                spec.name,
+                make_plan(
+                    configuration=trial.configuration,
+                    phase=trial.phase,
+                    seed=trial.seed,
+                    sampled=trial.sampled,
+                    **limit,
+                ),
+                environment=place,
+                lease=Lease(owner="test/1/1.00/x", seconds=60.0),
+            )
         )
         curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9))
         store.trials.append_observations(spec.name, [(started.number, one) for one in curve])
@@ -84,8 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, objective, price in OTHERS:
             spec = make_spec(name=name, objective=objective, price_per_device_hour=price)
             add_study(store, spec, slower(law_trials(FEW), 3.0 if name == "cost" else 1.0))
-        better = make_spec(name="better", objective="metric_in_budget")
-        add_study(store, better, law_trials(FEW, best_metric=0.99))
+        add_study(store, make_spec(name="better", objective="metric_in_budget"), law_trials(FEW, best_metric=0.99))
         add_study(store, make_spec(name="two"), law_trials((16, 32)))
     return place
 

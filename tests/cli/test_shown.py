@@ -137,8 +137,7 @@ def test_other_errors_go_through_with_their_traceback(monkeypatch: pytest.Monkey
 
 
 def shown(capsys: pytest.CaptureFixture[str], trial: TrialRecord, *curve: tuple[float, float], **place: Any) -> str:
-    environment = make_environment(**place) if place else None
-    trial_commands._print_trial("toy", trial, make_curve(*curve), environment)
+    trial_commands._print_trial("toy", trial, make_curve(*curve), make_environment(**place) if place else None)
     return capsys.readouterr().out
 
 
@@ -469,8 +468,7 @@ def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> Non
     sure = answer(confirmed(64, 1.0, 1.1, 0.9)).model_copy(update={"within_5_percent": 0.653, "provisional": True})
     note = "# note: provisional: batch 64 is within 5 % of the best with a probability of 65 %\n"
     assert note in exported(sure, "yaml")
-    firm = sure.model_copy(update={"provisional": False})
-    assert "provisional" not in exported(firm, "yaml")
+    assert "provisional" not in exported(sure.model_copy(update={"provisional": False}), "yaml")
 
 
 def test_a_note_is_one_line_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,33 +89,24 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def add_study(folder: Path, name: str) -> None:
     """Store a study with 12 trials, and beside the database what commands take."""
-    budget = {"trials": 12, "trial_train_seconds": 2.0}
-    spec = make_spec(name=name, budget=budget, confirm={"top": 1, "runs": 3})
+    spec = make_spec(name=name, budget={"trials": 12, "trial_train_seconds": 2.0}, confirm={"top": 1, "runs": 3})
     run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
-    sizes = [row["batch_size"] for row in read(folder, "best", name)["batches"]]
-    rows = "".join(f"{size},0.001\n" for size in sizes)
+    rows = "".join(f"{row['batch_size']},0.001\n" for row in read(folder, "best", name)["batches"])
     (folder / "h100.csv").write_text(f"batch_size,step_seconds\n{rows}")
 
 
 OF_A_STUDY = [
     *("best", "best --step-times h100.csv", "report", "report --html page.html", "export --to csv"),
     *("study show", "study audit --no-run", "trial list", "trial show 1", "trial add", "trial add learning_rate=0.2"),
+    *("study confirm --runs 4", "trial rerun 1"),
 ]
 
 
+@pytest.mark.usefixtures("by_law")
 @pytest.mark.parametrize("line", OF_A_STUDY)
 def test_the_study_may_be_left_out_if_there_is_only_one(measured: Path, tmp_path: Path, line: str) -> None:
     alone, several = (Path(shutil.copytree(measured / name, tmp_path / name)) for name in ("task", "other"))
     assert read(alone, *line.split())
-    told = refused(several, *line.split(), code=2)
-    assert "task" in told and "other" in told
-
-
-@pytest.mark.usefixtures("by_law")
-@pytest.mark.parametrize("line", ["study confirm --runs 4", "trial rerun 1"])
-def test_it_may_be_left_out_of_what_trains_too(measured: Path, tmp_path: Path, line: str) -> None:
-    alone, several = (Path(shutil.copytree(measured / name, tmp_path / name)) for name in ("task", "other"))
-    assert read(alone, *line.split())["study"] == "task"
     told = refused(several, *line.split(), code=2)
     assert "task" in told and "other" in told
 

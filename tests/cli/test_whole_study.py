@@ -83,13 +83,13 @@ def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
     assert (first["batch_size"], first["learning_rate"], first["uncapped"]) == (32, 0.1, True)
     assert all(trial["learning_rate"] > 0 and trial["train_seconds"] is not None for trial in trials)
     assert all((trial["time_to_target_s"] is not None) == (trial["state"] == "reached") for trial in trials)
+    assert all(trial["steps_x_step_time_s"] > 0 for trial in read(folder, "trial", "list", "--state", "reached"))
     confirming = [trial["seed"] for trial in trials if trial["phase"] == "confirm"]
     assert set(confirming).isdisjoint(trial["seed"] for trial in trials if trial["phase"] == "search")
 
 
 def test_the_ledgers_add_up_to_the_wall_time(folder: Path) -> None:
-    trials = read(folder, "trial", "list")
-    for trial in trials:
+    for trial in read(folder, "trial", "list"):
         wall = trial["wall_seconds"]
         ledgers = [trial[f"{name}_seconds"] for name in ("train", "evaluation", "warmup", "other")]
         assert min(ledgers) > 0 and len(set(ledgers)) == 4
@@ -98,11 +98,6 @@ def test_the_ledgers_add_up_to_the_wall_time(folder: Path) -> None:
         said = [float(warning.split()[0]) for warning in trial["warnings"] if "in no ledger" in warning]
         assert said == ([pytest.approx(gap, rel=0.01)] if gap > max(0.01 * wall, 0.005) else [])
         assert gap >= -1e-9 * wall, "no more than the rounding of sums"
-
-
-def test_steps_times_step_time_stands_beside_the_measured_seconds(folder: Path) -> None:
-    trials = read(folder, "trial", "list", "--state", "reached")
-    assert all(trial["steps_x_step_time_s"] > 0 for trial in trials)
 
 
 def test_lists_come_in_every_format(folder: Path) -> None:
@@ -171,9 +166,7 @@ def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> No
     assert library.best("task", db=f"sqlite:///{folder / 'bssearch.db'}", target=0.85).target.value == 0.85
     assert "a prediction needs 4" in refused(folder, "best", "--target", "0.95", code=2)
     for value in ("nan", "inf"):
-        no_number = refused(folder, "best", f"--target={value}", code=2)
-        assert f"target {value} must be a finite number" in no_number
-        assert "Traceback" not in no_number
+        assert f"target {value} must be a finite number" in refused(folder, "best", f"--target={value}", code=2)
     assert "met before the first step" in refused(folder, "best", "--target", "0.0", code=2)
 
 

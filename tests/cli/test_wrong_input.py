@@ -179,9 +179,9 @@ def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
     refuse(tmp_path, "best", "nothing", code=3, said="nothing")
     refuse(tmp_path, "trial", "list", code=3, said="no study")
     execute(tmp_path / "bssearch.db", "UPDATE bss_alembic_version SET version_num = '9999'")
-    refuse(tmp_path, "best", "nothing", code=4, said="newer")
+    refuse(tmp_path, "best", "nothing", code=4, said="9999")
     write_task(tmp_path)
-    refuse(tmp_path, "run", "task.yaml", code=4, said="newer")
+    refuse(tmp_path, "run", "task.yaml", code=4, said="update bssearch")
 
 
 @pytest.mark.usefixtures("task")
@@ -253,15 +253,14 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path, arguments: Any
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "option"),
     [
-        "study delete mine --yes --db sqlite:///a.db --db sqlite:///b.db",
-        "run digits --db sqlite:///a.db --db=sqlite:///b.db",
-        "plan lr --from-batch 8 --from-batch 16 --learning-rate 1 --batch 8",
+        ("study delete mine --yes --db sqlite:///a.db --db sqlite:///b.db", "--db"),
+        ("run digits --db sqlite:///a.db --db=sqlite:///b.db", "--db"),
+        ("plan lr --from-batch 8 --from-batch 16 --learning-rate 1 --batch 8", "--from-batch"),
     ],
 )
-def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, words: str) -> None:
-    option = "--from-batch" if "plan" in words else "--db"
+def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, words: str, option: str) -> None:
     refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times; it takes one value")
 
 
@@ -424,12 +423,6 @@ def spec_file(text: str) -> Prepare:
     return lambda folder: (folder / "task.yaml").write_text(text)
 
 
-def of_a_newer_version(folder: Path) -> None:
-    task()(folder)
-    ran(folder, "db", "init")
-    execute(folder / "bssearch.db", "UPDATE bss_alembic_version SET version_num = '9999'")
-
-
 def with_a_study(folder: Path) -> None:
     """A study that no trial belongs to, and the spec of another question."""
     task(target=target(0.7))(folder)
@@ -490,20 +483,17 @@ MISTAKES = {
         task(), ("postgresql://localhost:1/x", "--db"), "run task.yaml --db postgresql://localhost:1/x", 4
     ),
     "read-only folder": Mistake(task(), ("/proc", "--db"), "run task.yaml --db sqlite:////proc/x.db", 4),
-    "newer database": Mistake(of_a_newer_version, ("bssearch.db", "9999", "update bssearch"), code=4),
     "name of another question": Mistake(
         with_a_study, ("study 'task'", "target.value: 0.9 → 0.7", "give the spec another name")
     ),
     "confirm without a trial": Mistake(with_a_study, ("'task'", "bssearch run task"), "study confirm task", 5),
     "best of a near name": Mistake(with_a_study, ("'tsk'", "mean 'task'?", "bssearch study list"), "best tsk", 3),
-    "folder": Mistake(task(), ("is a folder", ".yaml"), "run ."),
     "prose": Mistake(spec_file("hello world\n"), ("task.yaml", "mapping of fields")),
     "no YAML": Mistake(spec_file("name: [\n"), ("task.yaml:2", "not valid YAML")),
     "wrong way round": Mistake(
         task(target=target(0.9, goal="minimize")), ("goal: minimize", "before the first step", "correct target.goal")
     ),
     "tab": Mistake(spec_file("target:\n\tmetric: accuracy\n"), ("task.yaml:2", "indent with spaces")),
-    "option twice": Mistake(task(), ("--db", "it takes one value"), "run task.yaml --db sqlite:///a --db sqlite:///b"),
     "unlogged in Lightning": Mistake(
         script(loop('self.log("accuracy",', "print(", name="lightning_loop.py")), ("'accuracy'", "log")
     ),

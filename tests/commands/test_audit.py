@@ -145,8 +145,7 @@ def test_the_budget_ends_it_after_the_first_rules_and_more_of_it_goes_on(studied
     rest = LawExecutor()
     audited(studied, rest)
     assert rest.requests
-    again = Counter((trial.configuration.key, trial.seed) for trial in audit_trials(studied))
-    assert set(again.values()) == {1}
+    assert set(Counter((trial.configuration.key, trial.seed) for trial in audit_trials(studied)).values()) == {1}
 
 
 def test_more_runs_than_the_confirmation_had_are_made_of_the_tuned_optimum_too(studied: Path) -> None:
@@ -244,8 +243,7 @@ def test_seeds_are_those_the_tuned_optimum_had_whatever_the_study_would_give_now
 
 def test_a_rule_that_gives_the_tuned_configuration_takes_no_runs() -> None:
     case, history = case_and_history(SPEC)
-    same = replace(case, configuration=not_none(case.tuned).configuration)
-    assert not list(missing_audit_runs(history, [same], 4))
+    assert not list(missing_audit_runs(history, [replace(case, configuration=not_none(case.tuned).configuration)], 4))
 
 
 def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumulation(studied: Path) -> None:

@@ -107,8 +107,7 @@ def test_a_run_has_a_batch_size_at_each_checkpoint_in_the_order_of_training(fold
     assert rates[4] == pytest.approx(0.01) and rates[8] == pytest.approx(0.02)
     for one in found["checkpoints"]:
         assert one["verdict"] in {"found", "at_least", "below", "cannot_tell"}
-        holding = [row["batch_size"] for row in one["branches"] if row["holds"]]
-        assert one["interval"][0] == max(holding, default=None)
+        assert one["interval"][0] == max([row["batch_size"] for row in one["branches"] if row["holds"]], default=None)
         assert one["interval"][1] == next((row["batch_size"] for row in one["branches"] if row["holds"] is False), None)
     assert [row["samples"] for row in found["schedule"]] == [
         one["samples"] for one in found["checkpoints"] if one["batch_size"] is not None
@@ -198,30 +197,35 @@ def test_the_learning_rate_follows_the_rule_that_is_written_or_else_the_optimize
 ) -> None:
     space = {"batch_size": [8, 16], "learning_rate": {"reference_batch": 8, "low": 0.01, "high": 0.1}}
     rate = {**space["learning_rate"], **({} if written is None else {"rule": written})}  # type: ignore[dict-item]
-    spec = make_spec(
-        space={**space, "learning_rate": rate, "optimizer": {"name": optimizer}},
-        default={"batch_size": 8, "learning_rate": 0.02},
-    )
-    assert rate_rule(spec) == (LearningRateRule(rule), optimizer != "adafactor")
+    assert rate_rule(
+        make_spec(
+            space={**space, "learning_rate": rate, "optimizer": {"name": optimizer}},
+            default={"batch_size": 8, "learning_rate": 0.02},
+        )
+    ) == (LearningRateRule(rule), optimizer != "adafactor")
 
 
 def test_betas_and_weight_decay_follow_the_rules_of_the_space_from_the_default_on() -> None:
-    spec = make_spec(
-        space={
-            "batch_size": [8, 16, 64],
-            "learning_rate": {"reference_batch": 16, "low": 0.01, "high": 0.1},
-            "weight_decay": 0.1,
-            "optimizer": {"name": "adamw", "beta2": 0.99},
-            "batch_rules": {"betas": "half_life", "weight_decay": "timescale"},
-        },
-        default={
-            "batch_size": 8,
-            "learning_rate": 0.02,
-            "weight_decay": 0.2,
-            "optimizer": {"name": "adamw", "beta2": 0.95},
-        },
+    found = configuration_at(
+        make_spec(
+            space={
+                "batch_size": [8, 16, 64],
+                "learning_rate": {"reference_batch": 16, "low": 0.01, "high": 0.1},
+                "weight_decay": 0.1,
+                "optimizer": {"name": "adamw", "beta2": 0.99},
+                "batch_rules": {"betas": "half_life", "weight_decay": "timescale"},
+            },
+            default={
+                "batch_size": 8,
+                "learning_rate": 0.02,
+                "weight_decay": 0.2,
+                "optimizer": {"name": "adamw", "beta2": 0.95},
+            },
+        ),
+        32,
+        8,
+        LearningRateRule.SQRT,
     )
-    found = configuration_at(spec, 32, 8, LearningRateRule.SQRT)
     assert (found.batch_size, found.micro_batch_size, found.accumulation_steps) == (32, 8, 4)
     assert found.learning_rate == pytest.approx(0.04)
     assert found.parameters["beta2"] == pytest.approx(0.95**4)
@@ -249,8 +253,7 @@ class BranchingExecutor(ProbedExecutor):
                 TrialObserved(1, observation(0, 0.5)),
                 TrialEnded(1, TrialOutcome(state=end, reason="as the test has it")),
             ]
-        wobble = 0.001 * (request.plan.seed % 7 - 3)
-        last = observation(not_none(request.branch).samples, end + wobble)
+        last = observation(not_none(request.branch).samples, end + (0.001 * (request.plan.seed % 7 - 3)))
         return [TrialObserved(1, observation(0, 0.5)), TrialObserved(1, last), TrialEnded(1, exhausted(last.samples))]
 
 

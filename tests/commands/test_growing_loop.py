@@ -104,13 +104,23 @@ def trained(names: dict[str, Any], until: int, targets: float = 0.0) -> tuple[Se
 
 def test_steps_have_the_sizes_of_the_trials_and_an_epoch_has_each_sample_once() -> None:
     _, steps, _ = trained(module_of(*STAGES), until=500)
-    configuration = Configuration(
-        batch_size=10,
-        micro_batch_size=10,
-        learning_rate=0.1,
-        parameters={"batch_schedule": "milestones", "batch_stages": "55:20/5 200:40", "batch_rate_rule": "linear"},
+    growth, place, epoch = (
+        Growth(
+            Configuration(
+                batch_size=10,
+                micro_batch_size=10,
+                learning_rate=0.1,
+                parameters={
+                    "batch_schedule": "milestones",
+                    "batch_stages": "55:20/5 200:40",
+                    "batch_rate_rule": "linear",
+                },
+            ),
+            SAMPLES,
+        ),
+        0,
+        list[int](),
     )
-    growth, place, epoch = Growth(configuration, SAMPLES), 0, list[int]()
     for rows in steps:
         assert len(rows) == growth.stage.batch_size
         if growth.epoch > place:
@@ -187,10 +197,11 @@ def test_the_values_are_a_configuration_with_the_schedule() -> None:
     assert values["batch_stages"] == "55:20/5 200:40"
     assert (values["micro_batch_size"], values["accumulation_steps"]) == (5, 2)
     names = ("batch_schedule", "batch_stages", "batch_rate_rule")
-    again = Configuration(
-        batch_size=10, micro_batch_size=5, learning_rate=0.1, parameters={name: values[name] for name in names}
+    found = batch_schedule_of(
+        Configuration(
+            batch_size=10, micro_batch_size=5, learning_rate=0.1, parameters={name: values[name] for name in names}
+        )
     )
-    found = batch_schedule_of(again)
     assert found is not None
     assert [(one.start_samples, one.batch_size, one.micro_batch_size) for one in found.stages] == [
         (0, 10, 5),

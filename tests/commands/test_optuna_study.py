@@ -96,8 +96,7 @@ def test_a_phase_that_there_is_not_is_named_with_those_that_there_are(given: Any
     ],
 )
 def test_only_a_trial_that_reached_its_target_has_a_value(state: TrialState, expected: OptunaState) -> None:
-    study = as_optuna(make_trial(7, state=state, seconds=2.5))
-    (trial,) = study.trials
+    (trial,) = as_optuna(make_trial(7, state=state, seconds=2.5)).trials
     assert trial.state is expected
     assert trial.value == (2.5 if state is TrialState.REACHED else None)
     assert trial.user_attrs["state"] == state.value
@@ -128,16 +127,21 @@ def test_a_trial_is_told_as_it_was_measured() -> None:
 
 
 def test_a_trial_outside_the_space_widens_the_distribution_of_all() -> None:
-    outside = Configuration(
-        batch_size=200,
-        micro_batch_size=50,
-        accumulation_steps=4,
-        learning_rate=5.0,
-        weight_decay=0.5,
-        dropout=0.9,
-        label_smoothing=0.1,
-    )
-    first, second = as_optuna(make_trial(1), make_trial(2, configuration=outside)).trials
+    first, second = as_optuna(
+        make_trial(1),
+        make_trial(
+            2,
+            configuration=Configuration(
+                batch_size=200,
+                micro_batch_size=50,
+                accumulation_steps=4,
+                learning_rate=5.0,
+                weight_decay=0.5,
+                dropout=0.9,
+                label_smoothing=0.1,
+            ),
+        ),
+    ).trials
     assert first.distributions == second.distributions
     assert first.distributions["batch_size"] == IntDistribution(8, 200, log=True)
     assert first.distributions["weight_decay"] == CategoricalDistribution((0.0, 1e-4, 1e-3, 0.5))
@@ -156,8 +160,7 @@ def test_choices_of_numbers_are_in_order_and_those_equal_up_to_rounding_are_one(
         "optimizer": [{"name": "sgd"}, {"name": "adamw"}],
     }
     default = {"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0, "optimizer": {"name": "sgd"}}
-    spec = make_spec(space=space, default=default)
-    rounded = replace(spec.default_configuration, weight_decay=1e-4 * (1 + 1e-12))
+    rounded = replace(make_spec(space=space, default=default).default_configuration, weight_decay=1e-4 * (1 + 1e-12))
     first, second = as_optuna(
         make_trial(1, configuration=rounded),
         make_trial(2, configuration=replace(rounded, weight_decay=1e-4 * 1.01)),
@@ -207,8 +210,7 @@ def test_under_metric_in_budget_the_value_is_the_metric() -> None:
 
 
 def test_a_figure_that_was_not_measured_is_not_made_up() -> None:
-    study = as_optuna(make_trial(1), objective="energy_to_target")
-    (trial,) = study.trials
+    (trial,) = as_optuna(make_trial(1), objective="energy_to_target").trials
     assert (trial.state, trial.value) == (OptunaState.FAIL, None)
     assert trial.user_attrs["state"] == "reached"
     assert "was not measured" in trial.user_attrs["reason"]
@@ -234,8 +236,7 @@ def test_optuna_ranks_the_parameters_and_counts_the_trials_that_reached_the_targ
     trials = many()
     study = as_optuna(*trials)
     assert {"batch_size", "learning_rate"} <= set(optuna.importance.get_param_importances(study))
-    complete = study.get_trials(states=[OptunaState.COMPLETE])
-    assert sorted(trial.value or 0.0 for trial in complete) == sorted(
+    assert sorted(trial.value or 0.0 for trial in study.get_trials(states=[OptunaState.COMPLETE])) == sorted(
         trial.outcome.time_to_target_s or 0.0
         for trial in trials
         if trial.state is TrialState.REACHED and trial.outcome is not None

@@ -171,11 +171,16 @@ def test_a_key_that_no_method_takes_is_refused_before_anything_is_written(folder
 
 @pytest.mark.slow
 def test_check_finds_an_own_parameter_that_changes_nothing(folder: Path) -> None:
-    spec = spec_for(
-        space={**SPACE, "loss": {"power": [1.0, 2.0], "ignored": [0, 1]}},
-        default={**DEFAULT, "loss": {"power": 1.0, "ignored": 0}},
-    )
-    found = {one.code: one.message for one in check(spec, Launch(folder=folder)).findings}
+    found = {
+        one.code: one.message
+        for one in check(
+            spec_for(
+                space={**SPACE, "loss": {"power": [1.0, 2.0], "ignored": [0, 1]}},
+                default={**DEFAULT, "loss": {"power": 1.0, "ignored": 0}},
+            ),
+            Launch(folder=folder),
+        ).findings
+    }
     assert "loss.ignored is searched but has no effect: with loss.ignored = 0 and 1" in found["parameter_ignored"]
     assert "hidden 8" in found["default_model_timed"]
 

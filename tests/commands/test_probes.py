@@ -149,8 +149,7 @@ def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
     probes = {size: make_probe(size, step_seconds=0.001 * size, error=ERROR) for size in (32, 64)}
 
     def trial(batch_size: int, step_seconds: float, *, contended: bool = False, dropout: float = 0.1) -> TrialRecord:
-        configuration = replace(SPEC.default_configuration, dropout=dropout, batch_size=batch_size)
-        one = configuration.in_micro_batches(batch_size)
+        one = replace(SPEC.default_configuration, dropout=dropout, batch_size=batch_size).in_micro_batches(batch_size)
         trial = make_trial(1, configuration=one, seconds=100 * step_seconds, contended=contended)
         return with_outcome(trial, steps=100)
 
@@ -209,8 +208,7 @@ def test_whatever_is_marginal_the_ends_are_beside_it_and_are_no_marginal_sizes()
                 if reserve_ends <= size < memory_ends:
                     marginal.append(size)
                 else:
-                    fits = size < reserve_ends
-                    uses.append(MemoryUse(micro_batch_size=size, fits=fits, peak_memory_bytes=None))
+                    uses.append(MemoryUse(micro_batch_size=size, fits=size < reserve_ends, peak_memory_bytes=None))
             fitting = max((use.micro_batch_size for use in uses if use.fits), default=0)
             failing = min((use.micro_batch_size for use in uses if not use.fits), default=ceiling + 1)
             assert fitting < reserve_ends and memory_ends <= failing

@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,15 @@ def node(tmp_path: Path) -> Path:
     return make_node(tmp_path / "node", **QUICK)
 
 
-def serve(node: Path, url: str, **options: Any) -> str:
-    """Have a worker serve a node's templates until nothing is left; return what it said."""
+def serve(node: Path, url: str, *, hears: Callable[[str], object] = lambda line: None, **options: Any) -> str:
+    """Have a worker serve a node's templates until nothing is left; return what it said, which ``hears`` is told."""
     lines: list[str] = []
-    run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True, **options), tell=lines.append)
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        hears(line)
+
+    run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True, **options), tell=tell)
     return "\n".join(lines)
 
 
@@ -113,20 +118,15 @@ def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_that_what_runs_is_stopped_is_said_once(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_what_runs_is_stopped_is_said_once(
+    tmp_path: Path, url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until it has stopped its file may be on its way to a store for a while."""
     monkeypatch.setattr("bssearch.commands.queue.worker.LOOK_SECONDS", 0.01)
-    node, lines = make_node(tmp_path / "node", **{**QUICK, "workload_settings": {"step_seconds": 0.2}}), list[str]()
-    with open_store(url) as store:
-        put(store, "mine")
-
-        def tell(line: str) -> None:
-            lines.append(line)
-            if "trial 1 runs" in line:
-                pause_study(store, "mine")
-
-        run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True), tell=tell)
-    assert len([line for line in lines if "stopping its running trials" in line]) == 1, lines
+    node = make_node(tmp_path / "node", **{**QUICK, "workload_settings": {"step_seconds": 0.2}})
+    put(store, "mine")
+    said = serve(node, url, hears=lambda line: "trial 1 runs" in line and pause_study(store, "mine"))
+    assert said.count("stopping its running trials") == 1, said
 
 
 class TestRefusals:
@@ -192,8 +192,7 @@ class TestRefusals:
     ) -> None:
         for name in ("elsewhere", "mine"):
             put(store, name)
-        spec = load_spec(node / "task.yaml", ["name=elsewhere"])
-        store_study(store, spec, make_environment(device_name="H200"))
+        store_study(store, load_spec(node / "task.yaml", ["name=elsewhere"]), make_environment(device_name="H200"))
         said = serve(node, url)
         assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
         assert "(this worker skips it for 600 s)" in said
@@ -206,24 +205,15 @@ class TestRefusals:
     def test_a_template_whose_spec_breaks_while_the_worker_runs_keeps_its_submissions_and_holds_up_no_others(
         self, node: Path, url: str, store: Store, broken: str | None
     ) -> None:
-        spec, templates = node / "task.yaml", node / "templates.yaml"
+        spec = node / "task.yaml"
         (node / "other.yaml").write_text(spec.read_text())
-        templates.write_text("templates: {task: {spec: task.yaml}, other: {spec: other.yaml}}")
-        lines: list[str] = []
-
-        def tell(line: str) -> None:
-            if not lines and broken is None:
-                spec.unlink()
-            elif not lines and broken is not None:
-                spec.write_text(broken)
-            lines.append(line)
-
+        (node / "templates.yaml").write_text("templates: {task: {spec: task.yaml}, other: {spec: other.yaml}}")
         put(store, "mine")
         put(store, "next", template="other")
-        run_worker(templates, Launch(db=url), Serving(until_empty=True), tell=tell)
-        assert (state(store, "mine")[0], state(store, "next")[0]) == ("waiting", "done"), lines
+        said = serve(node, url, hears=lambda _: spec.unlink(True) if broken is None else spec.write_text(broken))
+        assert (state(store, "mine")[0], state(store, "next")[0]) == ("waiting", "done"), said
         assert "template 'task' is unusable: " in state(store, "mine")[1]
-        assert any("mine: waiting: template 'task' is unusable: " in line for line in lines), lines
+        assert "mine: waiting: template 'task' is unusable: " in said
 
     def test_what_needs_other_tags_or_another_template_is_not_touched(self, node: Path, url: str, store: Store) -> None:
         put(store, "tagged", tags=("gpu:h200", "fast"))
@@ -324,8 +314,7 @@ def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_i
     lease = Lease(owner=ITS_DRIVER, seconds=60.0)
     for _ in range(2):
         store.trials.start("mine", make_plan(), environment=make_environment(), lease=lease)
-    paused = TrialOutcome(state=TrialState.PAUSED, reason="later")
-    store.trials.finish("mine", 2, paused, steps_x_step_time_s=None)
+    store.trials.finish("mine", 2, TrialOutcome(state=TrialState.PAUSED, reason="later"), steps_x_step_time_s=None)
     settle_left_behind(store)
     store.queue.set_state("mine", SubmissionState.CANCELLED, "by ann")
     settle_left_behind(store)
@@ -399,21 +388,19 @@ def test_what_cannot_be_settled_keeps_no_worker_from_what_waits(
 
 @pytest.mark.slow
 def test_a_study_that_is_submitted_again_while_it_runs_is_served_with_what_is_asked_now(
-    tmp_path: Path, url: str, store: Store
+    node: Path, url: str, store: Store
 ) -> None:
-    node, lines = make_node(tmp_path / "node", **QUICK), list[str]()
     put(store, "mine", values={"budget.trials": 3})
 
-    def tell(line: str) -> None:
-        lines.append(line)
+    def hears(line: str) -> None:
         if "trial 1 runs" in line:
             cancel_study(store, "mine")
             put(store, "mine", values={"budget.trials": 5})
 
-    run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True), tell=tell)
-    assert state(store, "mine")[0] == "done", lines
+    said = serve(node, url, hears=hears)
+    assert state(store, "mine")[0] == "done", said
     assert len([one for one in store.trials.of("mine") if one.state is TrialState.REACHED]) <= 5
-    assert len(store.trials.of("mine")) >= 5, lines
+    assert len(store.trials.of("mine")) >= 5, said
 
 
 @pytest.mark.parametrize(
@@ -516,28 +503,24 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            ("digits", 2, "the study needs a name"),
-            ("digits --name a b", 2, "must have the form KEY=VALUE"),
-            ("digits --name a --not-before tomorrow", 2, "'tomorrow' is not a date and time"),
-            ("digits --name a --not-before 2026-12-01T08:00", 2, "must have an offset from UTC"),
-            ("digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
-            ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
-            ("digits --name ../a", 2, "invalid study name"),
-            ("missing.yaml --name a", 3, "no file of a submission 'missing.yaml'"),
-            ("task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials is given twice"),
-            ("task --owner= --name a", 2, "owner = '' must be a name"),
-            ("./x.toml", 2, "'./x.toml' is no name of a template"),
-            ("digits --name a --not-before 0001-01-01T00:00+10:00", 2, "must be from 0001-01-02 to 9999-12-30"),
+            ("submit digits", 2, "the study needs a name"),
+            ("submit digits --name a b", 2, "must have the form KEY=VALUE"),
+            ("submit digits --name a --not-before tomorrow", 2, "'tomorrow' is not a date and time"),
+            ("submit digits --name a --not-before 2026-12-01T08:00", 2, "must have an offset from UTC"),
+            ("submit digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
+            ("submit digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
+            ("submit digits --name ../a", 2, "invalid study name"),
+            ("submit missing.yaml --name a", 3, "no file of a submission 'missing.yaml'"),
+            ("submit task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials is given twice"),
+            ("submit task --owner= --name a", 2, "owner = '' must be a name"),
+            ("submit ./x.toml", 2, "'./x.toml' is no name of a template"),
+            ("submit digits --name a --not-before 0001-01-01T00:00+10:00", 2, "must be from 0001-01-02 to 9999-12-30"),
+            *((f"{verb} none", 3, "no submission 'none'") for verb in ("cancel", "pause", "resume")),
         ],
     )
     def test_wrong_words_are_named(self, tmp_path: Path, url: str, words: str, code: int, said: str) -> None:
         open_store(url).close()
-        assert said in refused(tmp_path, "queue", "submit", *words.split(), "--db", url, code=code)
-
-    @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
-    def test_what_nobody_submitted_is_not_found(self, tmp_path: Path, url: str, verb: str) -> None:
-        open_store(url).close()
-        assert "no submission 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
+        assert said in refused(tmp_path, "queue", *words.split(), "--db", url, code=code)
 
 
 # A worker that is told to stop ----------------------------------------------------------------------------------------
@@ -567,15 +550,15 @@ def said_after(number: int, body: str) -> tuple[int, list[str]]:
     return process.returncode, rest.splitlines()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_is_obeyed_and_what_obeys_ends_in_good_order(number: int) -> None:
-    assert said_after(number, "obeyed.wait(); time.sleep(0)") == (0, ["obeys", "stopped"])
-
-
-def test_a_wait_ends_when_somebody_asks() -> None:
-    assert said_after(signal.SIGTERM, "stop.wait(1e6); obeyed.wait()") == (0, ["obeys", "stopped"])
-
-
-@pytest.mark.slow
-def test_what_does_not_end_by_itself_is_killed_and_then_the_process_is_ended() -> None:
-    assert said_after(signal.SIGTERM, "time.sleep(1e6)") == (1, ["obeys", "kills"])
+@pytest.mark.parametrize(
+    ("number", "body", "ends"),
+    [
+        (signal.SIGTERM, "obeyed.wait(); time.sleep(0)", (0, ["obeys", "stopped"])),
+        pytest.param(signal.SIGINT, "obeyed.wait()", (0, ["obeys", "stopped"]), marks=pytest.mark.slow),
+        (signal.SIGTERM, "stop.wait(1e6); obeyed.wait()", (0, ["obeys", "stopped"])),
+        pytest.param(signal.SIGTERM, "time.sleep(1e6)", (1, ["obeys", "kills"]), marks=pytest.mark.slow),
+    ],
+    ids=["SIGTERM", "SIGINT", "a wait ends", "killed, then ended"],
+)
+def test_a_signal_is_obeyed(number: int, body: str, ends: tuple[int, list[str]]) -> None:
+    assert said_after(number, body) == ends

@@ -139,8 +139,7 @@ def test_a_noise_scale_far_from_the_target_is_told(ask: Ask) -> None:
 
 
 def test_a_default_that_does_not_get_there_is_compared_at_part_of_the_way(ask: Ask) -> None:
-    short = SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trial_train_seconds": 0.3})})
-    found = ask(spec=short)
+    found = ask(spec=SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trial_train_seconds": 0.3})}))
     assert found.target < SPEC.target.value
     assert found.warnings[0].code == "easier_target"
 
@@ -159,8 +158,7 @@ def test_a_default_that_trains_at_no_rate_says_which_were_tried(ask: Ask) -> Non
 
 
 def test_a_learning_rate_that_is_there_much_sooner_is_recommended(ask: Ask) -> None:
-    low = SPEC.model_copy(update={"default": SPEC.default.model_copy(update={"learning_rate": 0.014})})
-    found = ask(spec=low)
+    found = ask(spec=SPEC.model_copy(update={"default": SPEC.default.model_copy(update={"learning_rate": 0.014})}))
     rule = 0.014 * (found.optimal.batch_size / 64) ** 0.5
     assert found.optimal.learning_rate == pytest.approx(9 * rule), "the best of rule, 3 × and 9 × and 27 ×"
     assert found.learning_rate_gain == pytest.approx(6.3, rel=0.1)

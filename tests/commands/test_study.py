@@ -282,12 +282,17 @@ def test_what_is_no_objectives_study_is_refused(tmp_path: Path) -> None:
 
 def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
     study = StudyRecord.created(make_spec(**changes).new_study("tester"), EPOCH, make_environment())
-    store = SimpleNamespace(
-        studies=SimpleNamespace(get=lambda name: study),
-        trials=SimpleNamespace(of=lambda name: list(trials)),
-        findings=SimpleNamespace(last=lambda name: {}),
-    )
-    return status(cast(Store, store), "toy").document()
+    return status(
+        cast(
+            Store,
+            SimpleNamespace(
+                studies=SimpleNamespace(get=lambda name: study),
+                trials=SimpleNamespace(of=lambda name: list(trials)),
+                findings=SimpleNamespace(last=lambda name: {}),
+            ),
+        ),
+        "toy",
+    ).document()
 
 
 def test_missing_trials_and_confirmation_runs_are_not_spent_and_all_train_seconds_count() -> None:

@@ -30,10 +30,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         configuration = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1, parameters=parameters)
         start(opened, 0, "cpu-1", configuration=configuration, sampled={"learning_rate": 0.1})
         opened.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.9))])
-        reached = TrialOutcome(
-            state=TrialState.REACHED, reason=FORMULA, time_to_target_s=1.5, steps_to_target=10, warnings=("slow", "hot")
+        opened.trials.finish(
+            "toy",
+            1,
+            TrialOutcome(
+                state=TrialState.REACHED,
+                reason=FORMULA,
+                time_to_target_s=1.5,
+                steps_to_target=10,
+                warnings=("slow", "hot"),
+            ),
+            steps_x_step_time_s=1.25,
         )
-        opened.trials.finish("toy", 1, reached, steps_x_step_time_s=1.25)
         start(opened, 1, "cpu-2", seed=2**62)
         failed = TrialOutcome(state=TrialState.FAILED, reason="broke", traceback="Traceback: here")
         opened.trials.finish("toy", 2, failed, steps_x_step_time_s=None)

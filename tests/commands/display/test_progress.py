@@ -89,8 +89,7 @@ def test_the_ways_to_show_an_answer_are_no_part_of_it() -> None:
 
 def test_a_notebook_shows_the_batch_sizes_with_their_intervals_and_every_text_is_escaped() -> None:
     hostile = "<script>alert(1)</script>"
-    warned = FOUND.model_copy(update={"warnings": [Notice(code="x", message=hostile)]})
-    page = warned._repr_html_()
+    page = FOUND.model_copy(update={"warnings": [Notice(code="x", message=hostile)]})._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page
     rows = re.findall(r"<tr( class=\"marked\")?><td>(\d+)</td><td>(.*?)</td>", page)
     assert [int(size) for _, size, _ in rows] == [row.batch_size for row in FOUND.batches]
