@@ -157,6 +157,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
         ),
         (["--checkpoint", "other.pt", "--tokens", "512"], "weight is of shape (1, 3); expected shape (1, 8)"),
         (["--checkpoint", "early.pt", "--tokens", "512", "--at", "1", "--at", "2"], "--at is given 2 times"),
+        (["--checkpoint", "early.pt", "--tokens", "512", "--at", str(2**63)], f"samples must be <= {2**63 - 1}"),
         (["--checkpoint", "plain.pt", "--checkpoint", "early.pt", "--tokens", "512"], "neither step nor samples"),
         (["--checkpoint", "early.pt", "--checkpoint", "early.pt", "--tokens", "512"], "both have 400 samples"),
     ],
@@ -348,30 +349,19 @@ for x, y in trial.batches(loader, evaluate=evaluate):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"), [((4, 4), "is the same at all"), ((4, 8), "grows from"), ((8, 4), "falls between")]
-)
-def test_a_schedule_is_told_to_grow_only_where_it_does(point: BranchPoint, sizes: tuple[int, int], told: str) -> None:
-    plan = plan_branches(4, 256, 2)
-    found = [
-        BranchedCheckpoint(
-            point=point, plan=plan, start=1.0, sizes=(), found=LocalCriticalBatch(verdict="found", batch_size=size)
-        )
-        for size in sizes
-    ]
-    assert told in " ".join(sentences(make_spec(), found, 3))
-
-
-@pytest.mark.parametrize(
-    ("samples", "sizes", "words"),
+    ("samples", "sizes", "said"),
     [
-        ((400, 1600), (8, 16), "batch_size=4 batch_stages='400:8 1600:16'"),
-        ((400, 1600), (4, 16), "batch_size=4 batch_stages='1600:16'"),
-        ((0, 1600), (8, 16), "batch_size=8 batch_stages='1600:16'"),
-        ((400, 1600, 3200), (8, None, 16), "batch_size=4 batch_stages='400:8 3200:16'"),
+        ((400, 1600), (4, 4), "is the same at all"),
+        ((400, 1600), (8, 4), "falls between"),
+        ((400, 1600), (4, 8), "grows from"),
+        ((400, 1600), (8, 16), "`bssearch trial add toy batch_size=4 batch_stages='400:8 1600:16'`"),
+        ((400, 1600), (4, 16), "`bssearch trial add toy batch_size=4 batch_stages='1600:16'`"),
+        ((0, 1600), (8, 16), "`bssearch trial add toy batch_size=8 batch_stages='1600:16'`"),
+        ((400, 1600, 3200), (8, None, 16), "`bssearch trial add toy batch_size=4 batch_stages='400:8 3200:16'`"),
     ],
 )
-def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_on(
-    point: BranchPoint, samples: tuple[int, ...], sizes: tuple[int | None, ...], words: str
+def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_on_if_it_grows(
+    point: BranchPoint, samples: tuple[int, ...], sizes: tuple[int | None, ...], said: str
 ) -> None:
     plan = plan_branches(4, 256, 2)
     found = [
@@ -384,12 +374,7 @@ def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_o
         )
         for at, size in zip(samples, sizes, strict=True)
     ]
-    assert f"`bssearch trial add toy {words}`" in " ".join(sentences(make_spec(), found, 3))
-
-
-def test_more_samples_than_a_database_keeps_are_refused(folder: Path) -> None:
-    words = "probe", "branch", "line.yaml", "--checkpoint", "early.pt", "--tokens", "512", "--at", str(2**63)
-    assert f"{2**63} samples must be <= {2**63 - 1}" in refused(folder, *words, code=2)
+    assert said in " ".join(sentences(make_spec(), found, 3))
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What `check` finds before a study: suspicious settings, parameters that change nothing, and a target."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +138,7 @@ def test_what_is_suspicious_is_named(code: str, executor: LawExecutor, changes: 
 def test_a_fine_tuning_begins_with_small_batches() -> None:
     changes = {"batch_size": [64, 128], "learning_rate": {"low": 1e-6, "high": 1e-3}, "optimizer": {"name": "adamw"}}
     spec = make_spec(space={**SPEC["space"], **changes}, default={**SPEC["default"], "batch_size": 64})
-    found = pitfalls(spec.from_preset("fine_tuning"), LawExecutor().describe())
-    assert "fine_tuning_batch_size" in [code for code, _ in found]
+    assert "fine_tuning_batch_size" in dict(pitfalls(spec.from_preset("fine_tuning"), LawExecutor().describe()))
 
 
 def test_the_shipped_studies_have_no_pitfall() -> None:
@@ -233,18 +232,25 @@ def test_a_spec_from_a_file_knows_its_preset(tmp_path: Path) -> None:
     assert load_spec(path).preset is None
 
 
-def test_a_metric_that_never_moves_is_named() -> None:
-    class Stuck(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            request = self.running.pop(0)
-            seen = [
-                Observation(step=step, samples=step, train_seconds=step, metric=0.1, loss=1.0, learning_rate=0.1)
-                for step in range(4)
-            ]
-            outcome = TrialOutcome(state=TrialState.CAPPED, reason="limit", steps=3, best_metric=0.1)
-            return [*(TrialObserved(request.number, one) for one in seen), TrialEnded(request.number, outcome)]
+@dataclass
+class Ended(LawExecutor):
+    """Ends each trial as a test has it, after so many evaluations of one metric."""
 
-    assert "metric_never_moves" in codes(Stuck())
+    outcome: TrialOutcome = field(kw_only=True)
+    evaluations: int = 0
+
+    def events(self, timeout: float) -> list[Event]:
+        number = self.running.pop(0).number
+        seen = (
+            Observation(step=step, samples=step, train_seconds=step, metric=0.1, loss=1.0, learning_rate=0.1)
+            for step in range(self.evaluations)
+        )
+        return [*(TrialObserved(number, one) for one in seen), TrialEnded(number, self.outcome)]
+
+
+def test_a_metric_that_never_moves_is_named() -> None:
+    outcome = TrialOutcome(state=TrialState.CAPPED, reason="limit", steps=3, best_metric=0.1)
+    assert "metric_never_moves" in codes(Ended(outcome=outcome, evaluations=4))
 
 
 def test_a_default_that_fails_is_an_error_with_its_reason() -> None:
@@ -263,12 +269,8 @@ def test_what_does_not_fit_at_once_is_tried_in_micro_batches() -> None:
 
 
 def test_a_loss_that_is_nan_before_the_first_update_is_no_fault_of_the_learning_rate() -> None:
-    class Nan(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            outcome = TrialOutcome(state=TrialState.DIVERGED, reason="the loss is nan", steps=1)
-            return [TrialEnded(self.running.pop(0).number, outcome)]
-
-    (found,) = (one.message for one in look(Nan()).findings if one.code == "default_diverges")
+    nan = Ended(outcome=TrialOutcome(state=TrialState.DIVERGED, reason="the loss is nan", steps=1))
+    (found,) = (one.message for one in look(nan).findings if one.code == "default_diverges")
     assert "NaN in the inputs" in found
 
 

@@ -159,8 +159,10 @@ def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
     assert doubtful(SPEC, probes, [trial(64, 0.05, dropout=0.0)]) == set(), "a step without dropout takes less"
 
 
-def test_where_nothing_fits_nothing_is_returned(store: Store) -> None:
+def test_where_nothing_fits_no_step_is_timed_and_no_noise_measured(store: Store) -> None:
     assert probe_step_times(open_study(store, ProbedExecutor(fits_up_to=0))) == []
+    with pytest.raises(LaunchError, match="does not fit into memory"):
+        probe_noise(open_study(store, ProbedExecutor(fits_up_to=0)))
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
@@ -307,6 +309,8 @@ def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: St
     assert executor.splits_timed and request.eval_every_steps >= 1
     assert (request.target, request.train_seconds_limit) == (SPEC.record_target, SPEC.budget.trial_train_seconds)
     assert store.probes.noise(SPEC.name) == [found]
+    again = probe_noise(open_study(store, ProbedExecutor()))
+    assert store.probes.noise(SPEC.name) == [again], "it takes the place of the first"
 
 
 def test_a_step_time_that_is_stored_is_not_measured_again(store: Store) -> None:
@@ -327,14 +331,3 @@ def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Sto
     assert executor.asked_noise[0].configuration == fast
     assert executor.asked_noise[0].eval_every_steps == 17
     assert executor.splits_timed == []
-
-
-def test_a_second_measurement_takes_the_place_of_the_first(store: Store) -> None:
-    for _ in range(2):
-        probe_noise(open_study(store, ProbedExecutor()))
-    assert len(store.probes.noise(SPEC.name)) == 1
-
-
-def test_a_default_that_does_not_fit_is_an_error(store: Store) -> None:
-    with pytest.raises(LaunchError, match="does not fit into memory"):
-        probe_noise(open_study(store, ProbedExecutor(fits_up_to=0)))

@@ -119,18 +119,16 @@ def test_its_runs_are_search_trials_that_a_search_goes_on_from(ask: Ask, url: st
     assert (record.held, [one.study for one in record.studies], record.waiting) == (1, [SPEC.name], [])
 
 
+def trials_in(url: str) -> list[TrialRecord]:
+    with open_store(url, write=False) as store:
+        return store.trials.of(SPEC.name)
+
+
 def test_before_a_search_the_promise_waits(ask: Ask, url: str) -> None:
     ask()
     with open_store(url, write=False) as store:
         record = track_record(store)
     assert (record.studies, record.waiting, record.median_time_ratio) == ([], [SPEC.name], None)
-
-
-def test_without_gradients_it_rests_on_the_runs_and_says_so(ask: Ask) -> None:
-    found = ask(NoisyExecutor(noise=None))
-    assert found.noise_scale is None
-    assert [one.code for one in found.warnings] == ["noise_not_measured", "many_epochs"]
-    assert found.interval[0] <= BEST <= found.interval[1]
 
 
 def test_a_noise_scale_far_from_the_target_is_told(ask: Ask) -> None:
@@ -144,17 +142,23 @@ def test_a_default_that_does_not_get_there_is_compared_at_part_of_the_way(ask: A
     assert found.warnings[0].code == "easier_target"
 
 
-def test_a_default_that_does_not_train_is_refused_with_a_rate_that_does(ask: Ask) -> None:
-    with pytest.raises(
-        UsageError, match=r"learning_rate = 0\.14 at batch 64 \(loss is nan\); the default trains with 0\.0156"
-    ) as error:
-        ask(NoisyExecutor(diverges=lambda one: one.learning_rate > 0.1))
-    assert not_none(error.value.hint).endswith(f"--set default.learning_rate=0.0156 --set name={SPEC.name}-2")
-
-
-def test_a_default_that_trains_at_no_rate_says_which_were_tried(ask: Ask) -> None:
-    with pytest.raises(UsageError, match=r"nor with 0\.0156 or 1\.26"):
-        ask(NoisyExecutor(diverges=lambda one: True))
+@pytest.mark.parametrize(
+    ("highest", "said", "hint"),
+    [
+        (
+            0.1,
+            r"learning_rate = 0\.14 at batch 64 \(loss is nan\); the default trains with 0\.0156",
+            f"--set default.learning_rate=0.0156 --set name={SPEC.name}-2",
+        ),
+        (0.0, r"nor with 0\.0156 or 1\.26", "the first steps"),
+    ],
+)
+def test_a_default_that_does_not_train_is_refused_with_the_rates_that_were_tried(
+    ask: Ask, highest: float, said: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as error:
+        ask(NoisyExecutor(diverges=lambda one: one.learning_rate > highest))
+    assert not_none(error.value.hint).endswith(hint)
 
 
 def test_a_learning_rate_that_is_there_much_sooner_is_recommended(ask: Ask) -> None:
@@ -172,14 +176,14 @@ def test_a_default_outside_the_space_is_asked_about_all_the_same(ask: Ask) -> No
     assert ask(spec=outside).optimal.batch_size in {8, 16, 32}
 
 
-@pytest.mark.parametrize("low, high", [(0.0, 40.0), (20.0, None)])
-def test_a_noise_scale_whose_interval_reaches_zero_or_infinity_is_not_used(
-    ask: Ask, low: float, high: float | None
+@pytest.mark.parametrize("noise", [None, measured_noise(1e-9, 0.0, 40.0), measured_noise(None, 20.0, None)])
+def test_without_a_noise_scale_with_both_ends_it_rests_on_the_runs_and_says_so(
+    ask: Ask, noise: GradientNoise | None
 ) -> None:
-    found = ask(NoisyExecutor(noise=measured_noise(None if high is None else 1e-9, low, high)))
+    found = ask(NoisyExecutor(noise=noise))
     assert found.noise_scale is None
-    assert found.warnings[0].code == "noise_not_measured"
-    assert found.optimal.batch_size == 16, "the runs tell it"
+    assert [one.code for one in found.warnings] == ["noise_not_measured", "many_epochs"]
+    assert found.optimal.batch_size == 16 and found.interval[0] <= BEST <= found.interval[1], "the runs tell it"
 
 
 def test_what_it_is_not_made_for_is_told(ask: Ask) -> None:
@@ -269,10 +273,8 @@ def test_from_quick_is_refused_where_the_objective_is_no_time(url: str) -> None:
 
 def test_a_run_far_behind_the_fastest_does_not_take_the_time_of_a_quick_answer(ask: Ask, url: str) -> None:
     ask()
-    with open_store(url, write=False) as store:
-        trials = store.trials.of(SPEC.name)
     fastest = math.inf
-    for trial in trials:
+    for trial in trials_in(url):
         assert trial.train_seconds_limit <= SLOWER * fastest
         if trial.state is TrialState.REACHED:
             fastest = min(fastest, not_none(trial.outcome).train_seconds)
@@ -294,17 +296,14 @@ def test_a_default_that_had_too_little_time_runs_again_where_there_is_more(ask: 
     found = ask()
     assert found.target == SPEC.target.value
     assert "easier_target" not in [one.code for one in found.warnings]
-    with open_store(url, write=False) as store:
-        trials = store.trials.of(SPEC.name)
-    default = [one.state for one in trials if one.configuration.trains_like(SPEC.default_configuration)]
+    default = [one.state for one in trials_in(url) if one.configuration.trains_like(SPEC.default_configuration)]
     assert default == [TrialState.CAPPED, TrialState.REACHED]
 
 
 def test_a_run_that_diverges_does_not_tell_how_long_the_others_train(ask: Ask, url: str) -> None:
     slow = SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trial_train_seconds": 0.3})})
     ask(NoisyExecutor(diverges=lambda one: one.batch_size == 256), slow)
-    with open_store(url, write=False) as store:
-        limits = {one.configuration.batch_size: one.train_seconds_limit for one in store.trials.of(SPEC.name)}
+    limits = {one.configuration.batch_size: one.train_seconds_limit for one in trials_in(url)}
     assert 256 in limits and len(limits) > 2
     assert min(limits.values()) == pytest.approx(0.3)
 
@@ -321,11 +320,11 @@ def test_a_quick_answer_after_the_search_is_no_promise(ask: Ask, url: str) -> No
 
 def test_from_quick_makes_no_answer_once_a_search_has_ended(url: str) -> None:
     run(url)
+    trials = len(trials_in(url))
+    run(url, from_quick=True)
+    assert len(trials_in(url)) == trials, "a quick answer makes runs"
     with open_store(url, write=False) as store:
-        trials = len(store.trials.of(SPEC.name))
-        run(url, from_quick=True)
         assert stored_quick(store, SPEC.name) is None
-        assert len(store.trials.of(SPEC.name)) == trials
 
 
 def test_a_default_that_had_too_little_time_to_train_is_told_to_take_more(ask: Ask) -> None:

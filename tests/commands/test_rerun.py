@@ -206,16 +206,12 @@ def test_a_trial_that_ended_before_its_first_evaluation_shows_nothing_to_compare
         runs.again()
 
 
-def test_a_trial_that_runs_is_waited_for(runs: Runs) -> None:
+def test_a_trial_that_runs_and_fewer_than_one_run_are_refused(runs: Runs) -> None:
     with open_store(runs.url) as store:
         store.trials.start("toy", PLAN, environment=HERE, lease=Lease(owner="d", seconds=60.0))
-    with pytest.raises(UsageError, match="the trial still runs"):
-        runs.again()
-
-
-def test_fewer_than_one_run_is_refused(runs: Runs) -> None:
-    with pytest.raises(UsageError, match="runs = 0 must be >= 1"):
-        runs.again(runs=0)
+    for count, said in ((1, "the trial still runs"), (0, "runs = 0 must be >= 1")):
+        with pytest.raises(UsageError, match=said):
+            runs.again(runs=count)
 
 
 def test_ctrl_c_ends_it_and_nothing_is_stored(runs: Runs) -> None:
