@@ -100,10 +100,6 @@ class Computation:
         """The ``torch.compile`` mode in use, or ``none``."""
         return self.settings.compile if self.compiles else "none"
 
-    def whole_step(self) -> AbstractContextManager[object]:
-        """Context of a workload's own step, in which weights change."""
-        return autocast(self.precision, self.device, keep_casts=False)
-
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Context of evaluations; uncompiled, as their shapes differ."""

@@ -34,8 +34,8 @@ LEAST_OTHERS = 0.2  # CPUs used by other programs; an idle desktop and the kerne
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 
 UNKNOWN = (
-    "the processes on this device are unknown: the driver's process list is not readable, or "
-    "numbers them differently, as in a container; other programs may have computed on it"
+    "the processes on this device are unknown: the driver's process list is not readable, or has other process ids, "
+    "as in a container; other programs may have used the device"
 )
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")

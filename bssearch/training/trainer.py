@@ -23,7 +23,7 @@ from bssearch.records import FIRST_LOSS, Configuration, parameters_of_group
 from bssearch.records.batch_schedule import constant_configurations
 from bssearch.spec.space import OPTIONAL
 from bssearch.training.batches import Growth, micro_batches, placement_of, seed_of
-from bssearch.training.computation import Computation
+from bssearch.training.computation import Computation, autocast
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import (
     Optimizers,
@@ -51,32 +51,28 @@ class AveragedWeights:
     def __init__(self, model: nn.Module, decay: float) -> None:
         buffers = (buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.isfinite().all())
         self._weights = [tensor.detach() for tensor in (*model.parameters(), *buffers)]
-        self._averages = [tensor.clone() for tensor in self._weights]
+        self.averages = [tensor.clone() for tensor in self._weights]
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
         """Add the current weights."""
-        self._average(self._averages, self._weights, None)
-
-    def state(self) -> list[torch.Tensor]:
-        """The averages, not copied."""
-        return self._averages
+        self._average(self.averages, self._weights, None)
 
     def restore(self, averages: list[torch.Tensor] | None) -> None:
         """Restore averages; without any, restart at the current weights."""
-        _copy(self._weights if averages is None else averages, self._averages)
+        _copy(self._weights if averages is None else averages, self.averages)
 
     def averages_of(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Averages of some of the model's tensors."""
         places = {tensor.data_ptr() for tensor in tensors}
-        pairs = zip(self._weights, self._averages, strict=True)
+        pairs = zip(self._weights, self.averages, strict=True)
         return [average for weight, average in pairs if weight.data_ptr() in places]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Swap the averages into the model, at the same addresses."""
         kept = [tensor.clone() for tensor in self._weights]
-        _copy(self._averages, self._weights)
+        _copy(self.averages, self._weights)
         try:
             yield
         finally:
@@ -167,7 +163,7 @@ class Updates:
         return {
             "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
             "learning_rate": self._learning_rate,
-            "average": None if self.average is None else self.average.state(),
+            "average": None if self.average is None else self.average.averages,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "skipped": self.skipped,
         }
@@ -313,19 +309,16 @@ class Trainer(AbstractContextManager["Trainer"]):
     def step(self) -> None:
         """Take an optimizer step."""
         with self.together("step"):
-            self._step()
-
-    def _step(self) -> None:
-        self.now, self._last_factor = self._configurations[self.growth.place], self._factor
-        self.updates.begin(self._last_factor)
-        if self._own_step is None:
-            self._accumulate()
-            self.updates.apply()
-        else:
-            self._losses.add(self._take_own_step(self._own_step))
-            self.updates.end()
-        self.steps += 1
-        self.growth.stepped()
+            self.now, self._last_factor = self._configurations[self.growth.place], self._factor
+            self.updates.begin(self._last_factor)
+            if self._own_step is None:
+                self._accumulate()
+                self.updates.apply()
+            else:
+                self._losses.add(self._take_own_step(self._own_step))
+                self.updates.end()
+            self.steps += 1
+            self.growth.stepped()
 
     def _take_own_step(self, take: Take) -> torch.Tensor | WeightedLoss:
         total = self.now.accumulation_steps
@@ -339,7 +332,8 @@ class Trainer(AbstractContextManager["Trainer"]):
             backward=self._outside_autocast(self.updates.backward),
             update=self._outside_autocast(self.updates.apply),
         )
-        with self.computation.whole_step():
+        # without kept casts, because weights change within the step
+        with autocast(self.computation.precision, self.computation.device, keep_casts=False):
             loss = take(step)
         if left := len(list(taken)):
             raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
