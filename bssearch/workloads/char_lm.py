@@ -20,12 +20,12 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError, require
 from bssearch.records import MetricInfo
 from bssearch.workloads.data import Data, Part, evenly
-from bssearch.workloads.transformer import Block, blocks_of, check_counts
+from bssearch.workloads.transformer import Block, blocks_of, check_sizes
 
 _HELD_OUT_SHARE = 20  # 1/20 of the characters validate, 1/20 test
 
 _EVALUATION_CHARACTERS = 8192
-_COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_sequences")
+_SIZES = ("max_characters", "context", "layers", "heads", "width", "validation_sequences")
 
 
 @dataclass(eq=False)
@@ -50,11 +50,9 @@ class CharLM:
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
 
     def __post_init__(self) -> None:
-        check_counts(self, _COUNTS)
+        check_sizes(self, _SIZES)
         if not (self.text is None or isinstance(self.text, str)):
             raise ValueError(f"text = {self.text!r} must be a path or a glob")
-        if self.width % self.heads:
-            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
 
     @property
     def tokens_per_sample(self) -> int:

@@ -1,6 +1,7 @@
 """Blocks of the shipped transformers, and the check of their sizes."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,9 +46,11 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def check_counts(workload: object, names: Iterable[str]) -> None:
-    """Raise `ValueError` unless each of a workload's settings is a whole number from 1 on."""
+def check_sizes(workload: Any, names: Iterable[str]) -> None:
+    """Raise `ValueError` unless the named settings are whole numbers >= 1 and ``heads`` divides ``width``."""
     for name in names:
         value = getattr(workload, name)
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} = {value!r} must be a whole number >= 1")
+    if workload.width % workload.heads:
+        raise ValueError(f"width = {workload.width} must be a multiple of heads = {workload.heads}")

@@ -9,9 +9,9 @@ from torch import nn
 from bssearch.workloads.data import Data
 from bssearch.workloads.fashion_mnist import HELD_OUT, SIDE, FashionMnist
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
-from bssearch.workloads.transformer import Block, blocks_of, check_counts
+from bssearch.workloads.transformer import Block, blocks_of, check_sizes
 
-_COUNTS = ("patch", "width", "depth", "heads")
+_SIZES = ("patch", "width", "depth", "heads")
 
 
 @dataclass(eq=False)
@@ -28,11 +28,9 @@ class VitTiny(TenClasses):
     validation_samples: int = HELD_OUT
 
     def __post_init__(self) -> None:
-        check_counts(self, _COUNTS)
+        check_sizes(self, _SIZES)
         if SIDE % self.patch:
             raise ValueError(f"patch = {self.patch} must divide the {SIDE} pixels of an image's side")
-        if self.width % self.heads:
-            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
         self._images()
 
     def load(self, device: torch.device) -> Data:
