@@ -1,6 +1,6 @@
-"""An executor that plays recorded trials, without processes and on a clock of its own.
+"""An executor that plays recorded trials, without processes and on a virtual clock.
 
-Nothing in it depends on the time of day, so that the same decisions give the same events.
+Equal decisions give equal events, at any time of day.
 """
 
 import io
@@ -49,7 +49,7 @@ DESCRIPTION = WorkloadDescription(
 
 @dataclass
 class _Playing:
-    """A trial that is played: what it goes on with, and how far it has come."""
+    """A trial that is played: its next item and its progress."""
 
     request: TrialRequest
     items: Iterator[Observation | TrialOutcome]
@@ -94,14 +94,13 @@ class _Playing:
 
 
 class FakeExecutor:
-    """Plays what ``play`` yields for a request: its observations in time order, and an outcome where it ends by itself.
+    """Plays the observations and the outcome that ``play`` yields for a request.
 
-    Each call of `events` gives one event: that of the trial which is due first on a virtual clock, on which the trials
-    of all slots begin where they are submitted. The train seconds of an observation are those since the beginning of
-    the trial, and ``play`` yields all of them for a request that resumes, too: those that the trial had are left out.
-    What ``play`` prints is the log, what it raises fails the trial, and where it just ends the trial is exhausted.
+    Each call of `events` returns the event that is due first on a virtual clock. Train seconds count from the start of
+    the trial. For a request that resumes, ``play`` yields all observations again; the executor skips the earlier ones.
+    The log holds the output of ``play``; an exception fails the trial, and an end without an outcome exhausts it.
 
-    ``step_times`` are the seconds of a step by batch size, by default `STEP_SECONDS`.
+    ``step_times``: seconds of a step by batch size, by default `STEP_SECONDS`.
     """
 
     slots_apart = False
@@ -254,7 +253,7 @@ def _reached_before(
 
 
 def _scripted(playing: _Playing, outcome: TrialOutcome) -> TrialOutcome:
-    """Return an outcome that ``play`` gave, with what the trial had reached where it does not say."""
+    """Return an outcome of ``play``; fill in the trial's progress if missing."""
     if outcome.final_metric is not None or outcome.steps:
         return outcome
     reached = playing.outcome(outcome.state, outcome.reason)

@@ -1,4 +1,4 @@
-"""A stand-in for Ray whose actors live in this process, so that every way to lose one can be made up."""
+"""A stand-in for Ray whose actors live in this process, so that tests can lose an actor in every way."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class GetTimeoutError(RayError, TimeoutError):
 
 
 class Never(Future[Any]):
-    """What is never answered."""
+    """A call without an answer."""
 
 
 class Actor:
     """An actor on a node; its worker loads, describes, and runs trials that never end.
 
-    Where it is ``gone`` each call fails; where it is ``silent`` none is answered.
+    If ``is_gone``, each call fails; if ``is_silent``, no call is answered.
     """
 
     def __init__(self, node: str, kind: str, version: str, *, has_folder: bool = True) -> None:
@@ -100,7 +100,7 @@ class Actor:
     def do_leave(self) -> None: ...
 
     def runs(self) -> list[int]:
-        """Return the numbers of the trials that it was to run, once there is one."""
+        """Return the numbers of its trials, at least one."""
         deadline = time.monotonic() + 30
         while not (found := [one.number for one in self.told if isinstance(one, TrialRequest)]):
             assert time.monotonic() < deadline, "it was told of no trial"
@@ -114,7 +114,7 @@ class Actor:
 
 
 class FakeRay:
-    """Gives each actor that is asked for the next of ``actors``; None is a node that never comes."""
+    """Returns the next of ``actors`` for each request; None stands for a request without an answer."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
 

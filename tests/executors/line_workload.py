@@ -1,4 +1,4 @@
-"""A tiny workload that can be told to misbehave, and an executor that runs it in real processes."""
+"""A tiny workload that misbehaves on request, and an executor that runs it in real processes."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from bssearch.records import (
 from tests.factories import changed, make_request
 from tests.waiting import PATIENCE_S
 
-# What the workload does in a trial is chosen by the trial's dropout, so that one worker can do all of it in turn.
+# The trial's dropout chooses the behaviour, so that one worker can show all behaviours in turn.
 BEHAVIOURS = [
     "learn",
     "raise",
@@ -174,7 +174,7 @@ def wait_for(
 
 
 def outcomes(events: list[Event]) -> dict[int, TrialOutcome]:
-    """Return the outcome of each ended trial; none may have ended twice."""
+    """Return the outcome of each ended trial; fail if a trial ended twice."""
     ended = [event for event in events if isinstance(event, TrialEnded)]
     numbers = [event.number for event in ended]
     assert len(numbers) == len(set(numbers)), f"ended twice: {numbers}"

@@ -1,4 +1,4 @@
-"""Commands of a user's own for tests: shell scripts that report as JSON lines, and what loads and runs them."""
+"""Users' commands: shell scripts that report JSON lines, and helpers that load and run them."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from tests.factories import changed
 
 DEFAULT = Configuration(batch_size=8, micro_batch_size=8, learning_rate=0.05)
 NAP = str(10_000_000 + os.getpid())
-"""Seconds for which processes of these tests sleep: by it they are told from others."""
+"""Seconds for which the processes of these tests sleep; identifies the processes."""
 
 REACHES = """echo '{"step": 0, "accuracy": 0.1}'; echo '{"step": 10, "accuracy": 0.95}'; """
 BEGINS = """echo '{"step": 0, "accuracy": 0.1}'; """
@@ -24,7 +24,7 @@ LEAVES = "setsid SLEEP & (setsid SLEEP &) ; SLEEP & "
 
 
 def script(text: str) -> list[str]:
-    """Return the command of a script of bash, in which SLEEP stands for a sleep that is found by `napping`."""
+    """Return the command of a bash script; SLEEP becomes a sleep that `napping` finds."""
     return ["bash", "-c", text.replace("SLEEP", f"sleep {NAP}")]
 
 
@@ -55,7 +55,7 @@ def run(
     asked: TrialRequest | None = None,
     stop: Callable[[], tuple[TrialState, str] | None] = lambda: None,
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run a trial to its end; return its outcome and what it observed."""
+    """Run a trial to its end; return its outcome and observations."""
     observed: list[Observation] = []
     return command.run(asked or request(), observed.append, stop=stop), observed
 

@@ -1,4 +1,4 @@
-"""A stand-in for worker processes on a machine with GPUs: it answers at once, and computes nothing."""
+"""A stand-in for worker processes on a machine with GPUs: it answers at once, without computing."""
 
 import signal
 import time
@@ -22,9 +22,9 @@ from tests.executors.fake import DESCRIPTION
 
 
 class Node:
-    """A machine with so many CUDA devices, 0 for one without; it keeps what its workers were told.
+    """A machine with some CUDA devices, perhaps 0; keeps the commands to its workers.
 
-    ``step_seconds`` are those of a step on each device.
+    ``step_seconds``: seconds of a step on each device.
     """
 
     def __init__(self, devices: int, step_seconds: Mapping[int, float] | None = None) -> None:
@@ -32,7 +32,7 @@ class Node:
         self.step_seconds = step_seconds or {}
         self.workers: list[ScriptedWorker] = []
         self.refuses: int | None = None
-        """The device that times nothing."""
+        """Number of the device that cannot time steps."""
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have the local executor start workers here."""
@@ -50,7 +50,7 @@ class Node:
 
 
 class ScriptedWorker:
-    """One worker of a `Node`, as `bssearch.executors.process.WorkerProcess` is seen; a trial never ends by itself."""
+    """A worker of a `Node`, in place of a `WorkerProcess`; its trials never end by themselves."""
 
     log_start = 0
 
@@ -82,7 +82,7 @@ class ScriptedWorker:
         return self.slot % max(1, self._node.devices)
 
     def send(self, command: Command) -> None:
-        """Keep what is said, and answer it."""
+        """Keep the command, and answer it."""
         self.told.append(command)
         match command:
             case Load():
@@ -122,7 +122,7 @@ class ScriptedWorker:
         return self._has_ended
 
     def write_stack(self) -> None:
-        """Nothing stands anywhere."""
+        """Do nothing."""
 
     def kill(self) -> None:
         if not self._has_ended:

@@ -1,4 +1,4 @@
-"""Any program as training: real ones, that do well and that do not."""
+"""Any program as training: real programs that succeed or fail."""
 
 import json
 import os
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a command 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Fail where a test leaves a process, a folder or a descriptor."""
+    """Fail if a test leaves a process or a descriptor."""
     before = open_descriptors()
     yield
     assert napping() == []
@@ -88,7 +88,7 @@ def test_a_log_is_read_by_its_expressions(tmp_path: Path, capfd: pytest.CaptureF
 def test_the_last_line_of_a_program_that_ended_well_needs_no_line_end(
     code: int, state: TrialState, tmp_path: Path
 ) -> None:
-    """That of one that failed may be cut off."""
+    """The last line of a program that failed may be cut off."""
     ends = f"""printf '{{"step": 10, "accuracy": 0.95}}'; exit {code}"""
     assert run(loaded(tmp_path, BEGINS + ends))[0].state is state
     if code == 0:

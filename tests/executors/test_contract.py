@@ -1,4 +1,4 @@
-"""What every executor does alike. A new one is one more entry in `EXECUTORS`."""
+"""Common behaviour of all executors. A new executor is one more entry in `EXECUTORS`."""
 
 import gc
 import itertools
@@ -49,7 +49,7 @@ from tests.factories import changed, make_spec
 
 
 def opened(kind: str, folder: Path) -> AbstractContextManager[Executor]:
-    """Return a context with an executor of the line workload, or with one that plays it."""
+    """Return a context with an executor that runs or plays the line workload."""
     write_workload(folder)
     settings = ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu", hang_seconds=60.0)
     return closing(FakeExecutor(play_line) if kind == "fake" else make_executor(kind, settings))
@@ -59,7 +59,7 @@ MISHAPS = {"raise": RuntimeError("the user's own mistake"), "out_of_memory": Mem
 
 
 def play_line(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
-    """Play what the line workload does: a curve that rises with the learning rate, and a mishap at step 40."""
+    """Play the line workload: a curve that rises with the learning rate, and a mishap at step 40."""
     configuration = request.plan.configuration
     behaviour = BEHAVIOURS[round(100 * configuration.dropout)]
     for step in itertools.count(0, request.plan.eval_every_steps):
@@ -101,7 +101,7 @@ def executor(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ex
 
 
 def request_learning_trial(number: int, behaviour: str = "learn", *, seconds: float) -> TrialRequest:
-    """Return a request that learns, but not what its target asks for."""
+    """Return a request that learns, but whose target is out of reach."""
     return request_trial(number, behaviour, seconds=seconds, target=2.0)
 
 
@@ -303,7 +303,7 @@ def inline(folder: Path, **changes: Any) -> Iterator[InlineExecutor]:
 
 
 def put_into_loss(folder: Path, code: str) -> None:
-    """Have the workload run a line of code in one of its steps, the fortieth unless it is told another."""
+    """Let the workload run a line of code in its step ``at``, by default step 40."""
     path = folder / "line.py"
     path.write_text(path.read_text().replace("            self.misbehave()", f"            {code}"))
 

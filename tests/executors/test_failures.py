@@ -1,4 +1,4 @@
-"""How endings are told apart and put into words, and how messages pass through a pipe."""
+"""Words for endings and exceptions, and messages through a pipe."""
 
 import json
 import math

@@ -257,7 +257,7 @@ def test_a_load_that_fails_shows_the_users_line_and_can_be_mended(tmp_path: Path
 
 
 def lifeline(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run some lines with the module `bssearch.executors.process` in a process of its own."""
+    """Run some lines with the module `bssearch.executors.process` in a new process."""
     text = "import ctypes, os\nfrom bssearch.executors.process import *\n" + code
     return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, **options)
 
@@ -289,7 +289,7 @@ def test_the_watcher_kills_the_group_when_the_drivers_end_of_the_pipe_closes_and
 @pytest.mark.parametrize(
     ("name", "given", "found"),
     [
-        ("CUBLAS_WORKSPACE_CONFIG", {}, ":4096:8"),  # what repeatable sums on a GPU need
+        ("CUBLAS_WORKSPACE_CONFIG", {}, ":4096:8"),  # repeatable sums on a GPU need this value
         ("CUBLAS_WORKSPACE_CONFIG", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ":16:8"),
         ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "sftp://ada:secret@host/x"}, None),
         ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "/scratch/ada"}, "/scratch/ada"),
@@ -393,7 +393,7 @@ class Hungry:
 
 KEEPS_SMALL_BLOCKS = """
         self.kept = []
-        for _ in range(3):  # freed as a mapping, a block of 20 MiB has glibc take the next ones from the heap
+        for _ in range(3):  # once such a block is freed, glibc takes the next blocks from the heap
             torch.empty(20 * 2**20, dtype=torch.uint8)
         large = []
         for _ in range(64):
@@ -434,7 +434,7 @@ def test_a_death_under_a_limit_is_out_of_memory_if_its_last_words_say_so(tmp_pat
 
 @pytest.mark.slow
 def test_a_worker_under_a_limit_keeps_nothing_of_the_trials_before(tmp_path: Path) -> None:
-    """Blocks of 20 MiB, between which small ones stay, would else leave a heap full of holes."""
+    """Otherwise blocks of 20 MiB, with small blocks between them, would leave holes in the heap."""
     code = WORKLOAD.replace("held =", KEEPS_SMALL_BLOCKS)
     with hungry(tmp_path, code=code) as executor:
         train(executor, 1, steps=3)
@@ -471,7 +471,7 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
 
 
 def train(executor: Executor, size: int, steps: int = 200) -> TrialOutcome:
-    """Train at a micro-batch size until an evaluation finds so many steps done, or to its end."""
+    """Train at a micro-batch size until the evaluation after some steps, or to the end."""
     trial: TrialRequest = changed(
         request_endless_trial(size, seconds=600.0), configuration=request(size).configuration, eval_every_steps=steps
     )

@@ -197,7 +197,7 @@ def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_t
 
 
 def states_after(executor: LocalExecutor, worker: ScriptedWorker, silence: float) -> list[TrialState]:
-    """Return how trials have ended where the worker of the only one has said nothing for so many seconds."""
+    """Return the end states of trials after the only worker was silent for some seconds."""
     worker.last_heard = time.monotonic() - silence
     trial = executor._slots[0].trial
     assert trial is not None
@@ -326,7 +326,7 @@ CUDA, GIB = torch.device("cuda:0"), 2**30
     [
         (0, 1, 1, None, None),
         (0, 8, 8, None, None),
-        (1, 3, 2, None, None),  # two share the first device, the second one is alone
+        (1, 3, 2, None, None),  # two slots share the first device
         (0, 2, 1, None, 40 * GIB - CONTEXT_BYTES),
         (0, 3, 2, None, 40 * GIB - CONTEXT_BYTES),
         (0, 8, 2, None, 20 * GIB - CONTEXT_BYTES),

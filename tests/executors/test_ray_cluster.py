@@ -210,7 +210,7 @@ with socket.create_server(("127.0.0.1", 0)) as silent:
         executor.Cluster(address)
     except LaunchError as error:
         print(str(error).replace(address, "ADDRESS"), flush=True)
-os._exit(0)  # Ray still tries, in a thread of its own
+os._exit(0)  # Ray still tries to connect, in another thread
 """
 
 

@@ -311,7 +311,7 @@ def heard(actor: SlotActor) -> Iterator[Heard]:
 
 
 def until(actor: SlotActor, kind: type[object]) -> list[Reply]:
-    """Return what the worker says up to a reply of a kind."""
+    """Return the replies of the worker up to a reply of a kind."""
     replies: list[Reply] = []
     for one in heard(actor):
         replies += [decode_reply(line) for line in one.replies]

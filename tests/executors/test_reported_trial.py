@@ -19,7 +19,7 @@ REQUEST = replace(request_trial(1, seconds=10.0), target=Target(metric="accuracy
 
 
 class Told:
-    """A trial, what it observed, and reports at moments after its start at 100 s."""
+    """A trial with its observations; reports come after its start at 100 s."""
 
     def __init__(self, request: TrialRequest = REQUEST, *, needs_samples: bool = False) -> None:
         self.observed: list[Observation] = []
@@ -155,7 +155,7 @@ def test_a_trial_that_trains_on_keeps_where_it_crossed() -> None:
 
 @pytest.mark.parametrize(("code", "state"), [(0, TrialState.EXHAUSTED), (1, None)])
 def test_a_program_that_leaves_has_an_end_by_what_it_said(code: int, state: TrialState | None) -> None:
-    """The end of one that failed is told by its exit code."""
+    """The exit code decides the end of a failed program."""
     told, silent = Told(), Told()
     told.takes(1.0, 10, 1.0, accuracy=0.5)
     told.trial.left(code)

@@ -1,4 +1,4 @@
-"""What a program prints, read as reports: whole lines, in pieces, and all that is none."""
+"""The output of a program, parsed as reports: whole lines, pieces of lines, and other output."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Scripts of the user's own in real processes: what goes well, and every way in which it does not."""
+"""Users' scripts in real processes: success, and every way to fail."""
 
 import os
 import signal
@@ -133,7 +133,7 @@ PROGRAM = Program(default=AT, metric="score", script="train.py", searched=("batc
 
 @dataclass
 class Script:
-    """A script whose server is shared by the tests, and what it is to do."""
+    """A script with its behaviour; the tests share its server."""
 
     folder: Path
     loaded: LoadedScript
@@ -156,7 +156,7 @@ def load_of(folder: Path, **changes: Any) -> Load:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Give what is started here the environment of a worker: libraries that start no threads."""
+    """Set a worker's environment for new processes: libraries start no threads."""
     with pytest.MonkeyPatch.context() as patch:
         for name in THREAD_VARIABLES:
             patch.setenv(name, "1")

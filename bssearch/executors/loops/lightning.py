@@ -69,8 +69,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
         metric: The logged validation metric to report; all if None.
 
     Raises:
-        UsageError: If the trial has a state or a growing batch, optimization is manual, another callback chooses the
-            batch size or learning rate, the Trainer uses several processes or another device, or validation is off.
+        UsageError: If the trial has a state or a growing batch. If optimization is manual or validation is off. If
+            another callback chooses the batch size or learning rate. If the Trainer uses several processes or another
+            device.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
-Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next is due,
-so that no rank waits for a rank that has left.
+Only rank 0 talks to the search. After each evaluation rank 0 broadcasts whether the trial is over, and the step of the
+next evaluation. So no rank waits for a rank that has left.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -372,7 +372,19 @@ def _lacking(trial: Trial, train_samples: int | None, own: Mapping[str, Any], *,
             "lr_scheduler_type": "constant_with_warmup",
             **({"max_steps": MOST_STEPS} if trial.is_searched else {}),
         }
-        _check_needs_no_horizon({**found, **decided, **own})
+        given = {**found, **decided, **own}
+        schedule, warmup = given["lr_scheduler_type"], given.get("warmup_steps") or 0
+        schedule = getattr(schedule, "value", schedule)
+        require(
+            schedule in ENDLESS_SCHEDULES,
+            f"lr_scheduler_type={schedule!r} decays over max_steps, which is not given",
+            hint=f"max_steps=..., or one of {', '.join(sorted(ENDLESS_SCHEDULES))}",
+        )
+        require(
+            not 0 < warmup < 1,
+            f"warmup_steps={warmup} is a share of max_steps, which is not given",
+            hint="warmup_steps as a number of steps, or max_steps=...",
+        )
     return {**found, **decided}
 
 
@@ -446,21 +458,6 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
         given == value or is_adamw,
         f"{name}={text} contradicts the trial: must be {value}",
         hint=f"training_arguments(trial, output_dir=...) sets {name}: leave it out",
-    )
-
-
-def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
-    schedule, warmup = given["lr_scheduler_type"], given.get("warmup_steps") or 0
-    schedule = getattr(schedule, "value", schedule)
-    require(
-        schedule in ENDLESS_SCHEDULES,
-        f"lr_scheduler_type={schedule!r} decays over max_steps, which is not given",
-        hint=f"max_steps=..., or one of {', '.join(sorted(ENDLESS_SCHEDULES))}",
-    )
-    require(
-        not 0 < warmup < 1,
-        f"warmup_steps={warmup} is a share of max_steps, which is not given",
-        hint="warmup_steps as a number of steps, or max_steps=...",
     )
 
 

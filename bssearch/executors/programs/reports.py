@@ -147,8 +147,13 @@ class ReportReader:
             if match is not None:
                 self._found[name] = _number_in(match, name)
                 self.unmatched.pop(name, None)
-                if name in self._deciding:
-                    _check_is_only(name, match, expression)
+                # the expression may also match another metric, such as val_accuracy
+                for other in expression.finditer(line, match.end()) if name in self._deciding else ():
+                    require(
+                        other[1] == match[1],
+                        f"report.{name} matches {_shown(match[0])} and {_shown(other[0])} in one line: its expression "
+                        "must match only one of them",
+                    )
         if STEP not in self._found:
             return None
         found, self._found = self._found, {}
@@ -235,16 +240,6 @@ def _number_in(match: re.Match[str], name: str) -> float:
             "take the whole number, or the expression match what follows it"
         )
     return value
-
-
-def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str]) -> None:
-    # the expression may also match another metric, such as val_accuracy
-    for match in expression.finditer(first.string, first.end()):
-        require(
-            match[1] == first[1],
-            f"report.{name} matches {_shown(first[0])} and {_shown(match[0])} in one line: its expression must "
-            "match only one of them",
-        )
 
 
 def _number(value: object, *, is_whole: bool) -> float | None:

@@ -1,1 +1,1 @@
-"""Tests of loops of the user's own."""
+"""Tests of users' loops."""

@@ -1,4 +1,4 @@
-"""Loops of the user's own on a clock of the test's, and a line that keeps what is said on it."""
+"""Users' loops on a fake clock, and a line that keeps its messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FORMS = ["batches", "body", "while"]
 
 @dataclass
 class FakeLine:
-    """Keeps what a loop says; ``stop`` is asked as the search is."""
+    """Keeps the messages of a loop; ``stop`` answers for the search."""
 
     stop: Callable[[], tuple[TrialState, str] | None] = lambda: None
     observations: list[Observation] = field(default_factory=list)
@@ -71,7 +71,7 @@ def clock_of(fake: FakeTime) -> HostClock:
 
 
 def asked(folder: Path | None = None, **changes: Any) -> TrialRequest:
-    """Return a request for twenty samples a batch, evaluated every second step, that reaches nothing by itself."""
+    """Return a request with batches of 20 samples, evaluated every second step, whose target is out of reach."""
     settings = {"target": 2.0, "train_seconds_limit": 1e9, "eval_every_steps": 2, **changes}
     return request(
         settings.pop("configuration", None), **settings, checkpoint=str(folder / "trial") if folder else None
@@ -92,7 +92,7 @@ class Started:
         seed_everything(self.trial.seed)
 
     def stop_at(self, step: int | None, state: TrialState = TrialState.PAUSED) -> Started:
-        """Have the search stop the trial from a step on, if there is one."""
+        """Let the search stop the trial at a step, if given."""
         self.line.stop = lambda: None if step is None or self.run._steps < step else (state, "as the test says")
         return self
 
@@ -192,7 +192,7 @@ def assign(
     metric: str = "accuracy",
     given: Mapping[str, ParameterValue] | None = None,
 ) -> Assign:
-    """Return what a worker asks of a program whose default is `at`."""
+    """Return the assignment of work to a program whose default is `at`."""
     program = Program(default=at or configuration(), metric=metric)
     return Assign(work=work, program=program, device="cpu", revision="abc", given=given or {})
 

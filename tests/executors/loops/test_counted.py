@@ -1,4 +1,4 @@
-"""Steps and samples of a loop of the user's own are counted: steps at its optimizer, samples in its batches."""
+"""Counts of a user's loop: steps at its optimizer, samples in its batches."""
 
 from collections import UserDict
 from collections.abc import Callable
@@ -150,7 +150,7 @@ def test_without_an_optimizer_a_step_is_assumed_after_each_whole_window_and_othe
 
 
 class Sam(torch.optim.Optimizer):
-    """Two passes a step, with an optimizer of its own for the second (Foret et al. 2021, arXiv 2010.01412)."""
+    """Two passes a step, the second with an inner optimizer (Foret et al. 2021, arXiv 2010.01412)."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, {})
@@ -360,7 +360,7 @@ def test_counts_go_on_where_a_trial_was_paused(stop: int, tmp_path: Path) -> Non
         started = Started(changed(request, resumes=part == 2)).stop_at(*end)
         windows(started, at_end=False, drop_last=False)
         parts.append(counted(started))
-    # The third step of a pass goes on in the next one, with 2 + 4 × 4 samples.
+    # The third step of a pass continues in the next pass, with 2 + 4 × 4 samples.
     assert parts[0][-1] == (stop, [0, 20, 40, 58, 78][stop])
     assert parts[1][-1] == (7, 136)
 

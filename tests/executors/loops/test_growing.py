@@ -1,4 +1,4 @@
-"""Loops of the user's own whose batch grows: their rows, rates, cadence and pauses, and what they are refused."""
+"""Users' loops whose batch grows: rows, rates, cadence, pauses and refusals."""
 
 import itertools
 from dataclasses import replace
@@ -42,14 +42,14 @@ def grows(*stages: tuple[int, ...], rule: LearningRateRule = LearningRateRule.SQ
 
 
 def grown(folder: Path | None = None, *stages: tuple[int, ...], **changes: Any) -> TrialRequest:
-    """Return a request whose batch grows, which ends after 220 samples, or where it is told."""
+    """Return a request whose batch grows."""
     return asked(folder, configuration=changes.pop("configuration", None) or grows(*stages), **changes)
 
 
 class Growing:
     """A small network with dropout, trained in one of the forms of a loop; keeps the rows of each step, and its rate.
 
-    ``follows`` are the fields that the loop reads anew for each step, the others it reads once.
+    ``follows``: fields that the loop reads again for each step; it reads other fields once.
     """
 
     def __init__(

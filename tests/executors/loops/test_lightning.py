@@ -91,7 +91,7 @@ def trainer_of(*callbacks: Any, **settings: Any) -> Any:
 
 
 def started(stop_at: int | None = None, **changes: Any) -> Started:
-    """Return a trial that ends after 9 steps, where it is not told otherwise."""
+    """Return a trial that ends after 9 steps by default."""
     found = Started(asked(**changes)).stop_at(9 if stop_at is None else stop_at, TrialState.PRUNED)
     found.trial.given = GIVEN
     return found

@@ -1,4 +1,4 @@
-"""A loop that is looked at: what it is, how long its steps take, whether a micro-batch fits, where it branches."""
+"""Descriptions and measurements of a loop, runs without a search, and branches."""
 
 import math
 from typing import Any
@@ -41,7 +41,7 @@ def looked(kind: str, fake: FakeTime, line: FakeLine) -> Looked:
 
 
 def answer(kind: str, form: str, **settings: Any) -> tuple[Any, Training]:
-    """Return what a loop answers, and its training."""
+    """Return the answer of a loop, and its training."""
     fake, line = FakeTime(), FakeLine()
     trial = Trial(looked(kind, fake, line), now=lambda: fake.seconds)
     training = Training(trial, fake, **settings)
@@ -80,7 +80,7 @@ def test_short_steps_are_timed_in_rows_each_step_once(form: str) -> None:
 
 
 def timed_on(core: CorePace, monkeypatch: pytest.MonkeyPatch) -> StepTime:
-    """Return what is told of steps of two seconds, of which each fourth takes nine."""
+    """Return the step time of steps that take 2 s, and every fourth 9 s."""
     monkeypatch.setattr(measuring, "CorePace", lambda: core)
     monkeypatch.setattr(measuring, "contention_meter", lambda device, threads, *_: ContentionMeter(device, threads))
     reply, _ = answer("step-time", "while", step_seconds=lambda step: 2.0 if (step - WARM_UP_STEPS) % 4 != 3 else 9.0)

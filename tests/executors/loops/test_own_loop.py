@@ -1,4 +1,4 @@
-"""What a loop of the user's own is told, which mistakes it is told of, and that it takes the steps of a workload."""
+"""A user's loop: its mistakes, warnings and sampler; its steps equal those of a workload."""
 
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -313,7 +313,7 @@ def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
 
 
 def load(folder: Path, workload: str, **given: Any) -> Load:
-    """Return what loads a workload on the CPU."""
+    """Return the command that loads a workload on the CPU."""
     return Load(settings=ExecutorSettings(workload=workload, folder=folder, device="cpu", **given), slot=0)
 
 

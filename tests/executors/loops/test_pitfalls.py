@@ -1,4 +1,4 @@
-"""What in a user's loop distorts a comparison of batch sizes becomes a warning, and the right loop gets none."""
+"""Warnings of a user's loop that distorts a comparison of batch sizes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_only_trained_modules_count_and_each_once() -> None:
 
 
 class Kept:
-    """An object with a state of its own."""
+    """An object with a state."""
 
     def __init__(self, values: Any, *, copies: bool = False) -> None:
         self.values, self._copies = values, copies

@@ -31,7 +31,7 @@ SPLIT = Configuration(batch_size=8, micro_batch_size=2, accumulation_steps=2, wo
 
 
 class Group:
-    """What the ranks share: the first one's last word, and a barrier that fails where one has left."""
+    """Shared by the ranks: the last word of rank 0, and a barrier that fails after a rank has left."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -103,7 +103,7 @@ def loader(trial: Trial) -> list[list[int]]:
 
 
 def loop(trial: Trial, rank: int) -> None:
-    """Train; what the second rank finds would be the end of the trial at once, if it counted."""
+    """Train; the metric of rank 1 would end the trial at once if it counted."""
     assert (trial.batch_size, trial.micro_batch_size, trial.accumulation_steps, trial.seed) == (8, 2, 2, 1)
     for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps if rank == 0 else 1e5}):
         time.sleep(0.0005)

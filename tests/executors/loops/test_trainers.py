@@ -1,4 +1,4 @@
-"""What the Trainers of Lightning and of Hugging Face do alike as a trial."""
+"""Common behaviour of the Trainers of Lightning and Hugging Face as trials."""
 
 from collections.abc import Callable
 from pathlib import Path

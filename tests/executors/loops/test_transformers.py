@@ -44,7 +44,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(stop_at: int = 50, **changes: Any) -> Started:
-    """Return a trial on a fake clock, that the search stops after a step where nothing has ended it before."""
+    """Return a trial on a fake clock that the search stops after a step."""
     return Started(asked(**changes)).stop_at(stop_at)
 
 

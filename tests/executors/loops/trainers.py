@@ -66,14 +66,14 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 @dataclass
 class Seen:
-    """What a Trainer has trained with: the rows of each micro-batch, and the step that it belongs to."""
+    """The rows of each micro-batch of a training, and the step of each micro-batch."""
 
     rows: list[list[int]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
 
 
 class Watched(Trainer):  # type: ignore[misc]
-    """A subclass of the user's own: it takes a column off each batch."""
+    """A user's subclass, which takes a column off each batch."""
 
     seen: Seen
     after: Callable[[], None] = staticmethod(lambda: None)
