@@ -83,6 +83,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "csv": "bssearch.exchange.exporters.exports:export_csv",
         "parquet": "bssearch.exchange.exporters.exports:export_parquet",
         "study": "bssearch.exchange.exporters.exports:export_study",
+        "spec": "bssearch.exchange.exporters.spec_around:export_spec",
     },
     "probes": {
         "memory": "bssearch.commands.probes:memory",

@@ -372,7 +372,9 @@ class Answer(Model):
     @property
     def settling(self) -> NextStep | None:
         """Command that would settle a provisional answer."""
-        return self.next[0] if self.next and self.would_settle is not None else None
+        first = next(iter(self.next), None)
+        has_missing_runs = self.imported and first is not None and "--to spec" in first.command
+        return first if self.would_settle is not None or has_missing_runs else None
 
 
 # Answers for another target or device propose no commands

@@ -46,6 +46,7 @@ from bssearch.analysis.growing import batch_schedule_answer
 from bssearch.analysis.headline import about_trade_offs, front
 from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fit_law, fit_step_time, predict_optimum
 from bssearch.analysis.measured import NoiseAnswer, measured, noise_of_batches
+from bssearch.analysis.missing_runs import MissingRun, missing_runs
 from bssearch.analysis.notices import about_generalisation, about_the_host, notices
 from bssearch.analysis.objectives import Objective, TimeToTarget, objective_of
 from bssearch.analysis.optimum import (
@@ -133,8 +134,11 @@ def build_answer(
     if drawn is not None:
         verdict = verdict.recommending(drawn.recommended, drawn.best)
     sure = None if drawn is None else drawn.certainty()
+    worse = verdict.worse if drawn is None else drawn.worse
     batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
+    best = verdict.optimal.configuration.batch_size
+    missing = missing_runs(trials, batches, best, worse) if spec.is_imported else []
     environment = study.environment
     # With an easier target, curves end at that target.
     final = generalisation(trials, verdict, study.target) if study.target == spec.record_target else None
@@ -155,7 +159,7 @@ def build_answer(
         optimal=_optimal(spec, verdict.optimal),
         flat_range=list(verdict.flat_range),
         tied=verdict.tied if drawn is None else drawn.tied,
-        worse=verdict.worse if drawn is None else drawn.worse,
+        worse=worse,
         largest_that_fits=largest,
         speedup=_speedup(spec, trials, verdict, largest, drawn),
         batches=batches,
@@ -168,7 +172,7 @@ def build_answer(
         configuration_within_5_percent=None if sure is None else sure.configuration_within_5_percent,
         would_settle=None if sure is None or spec.is_imported else sure.settles,
         runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
-        next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials)),
+        next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials), missing),
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
         by_devices=by_devices(verdict, law, on_devices, everything) if verdict.optimal.objective.trials_race else [],
@@ -407,16 +411,31 @@ MORE_TRIALS = 1.5  # proposed trials, as a multiple of the trials so far
 
 
 def next_steps(
-    spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
+    spec: StudySpec,
+    verdict: Verdict,
+    sure: Certainty | None,
+    largest: Largest,
+    trials: int,
+    missing: Sequence[MissingRun] = (),
 ) -> list[NextStep]:
-    """Most useful commands; ``trials`` counts the search trials."""
-    return list(islice(_proposed(spec, verdict, sure, largest, trials), MOST))
+    """Most useful commands; ``trials`` counts the search trials, ``missing`` runs are those of an imported study."""
+    return list(islice(_proposed(spec, verdict, sure, largest, trials, missing), MOST))
 
 
 def _proposed(
-    spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
+    spec: StudySpec,
+    verdict: Verdict,
+    sure: Certainty | None,
+    largest: Largest,
+    trials: int,
+    missing: Sequence[MissingRun],
 ) -> Iterator[NextStep]:
     name = shlex.quote(spec.name)
+    if missing and (sure is None or sure.is_provisional):
+        words = "; ".join(one.in_words for one in missing)
+        yield NextStep(
+            command=f"bssearch export {name} --to spec", why=f"writes a study around these runs. Missing: {words}"
+        )
     if not spec.is_imported:
         if not verdict.confirmed:
             yield NextStep(command=f"bssearch study confirm {name}", why="repeats the best with fresh seeds")

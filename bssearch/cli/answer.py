@@ -115,9 +115,10 @@ def _title(found: Answer) -> list[str]:
 def _certainty(found: Answer) -> list[str]:
     if found.predicted is not None:
         return [f"Critical batch size {found.predicted.b_crit.in_words}."]
-    if found.within_5_percent is None:
-        return _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
-    lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: {how_sure(found)}.")
+    if found.within_5_percent is not None:
+        lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: {how_sure(found)}.")
+    else:
+        lines = _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
     step = found.settling
     if found.provisional and step is not None:
         lines += [f"  next: {step.command}", *_wrapped(step.why, "        ")]

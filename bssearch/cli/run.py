@@ -141,6 +141,14 @@ def run(
     from_quick: Annotated[
         bool, typer.Option("--from-quick", help="Start from the quick answer; make one if necessary.")
     ] = False,
+    from_study: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STUDY",
+            help="Try the best and the missing runs of another study first, such as an import.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials and their longest time; run nothing.")
     ] = False,
@@ -148,7 +156,11 @@ def run(
 ) -> None:
     """Run or resume a study, and print the best batch size."""
     if quick:
-        others = {"--from-quick": from_quick, "--allow-changed-workload": launch.allow_changed_workload}
+        others = {
+            "--from-quick": from_quick,
+            "--from": from_study,
+            "--allow-changed-workload": launch.allow_changed_workload,
+        }
         exclude("--quick", {"--dry-run": dry_run, **others})
     else:
         only_with("--quick", {"--seconds": seconds})
@@ -169,7 +181,7 @@ def run(
     from bssearch.cli.answer import print_found
 
     with watched(launch) as shown:
-        answer = bssearch.run_study(study, shown, from_quick=from_quick)
+        answer = bssearch.run_study(study, shown, from_quick=from_quick, from_study=from_study)
     print_found(answer, form, db=launch.db)
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pydantic import ValidationError
 
 from bssearch.analysis.answer import OnDevices
+from bssearch.analysis.missing_runs import missing_runs
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.rules.audit import (
     FULL_LIMIT_PHASES,
@@ -24,8 +25,9 @@ from bssearch.analysis.rules.audit import (
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
+from bssearch.commands.trials import configuration_of, enqueue
 from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
-from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search import after_search, confirmation as confirm
 from bssearch.search.calibration import COMPARING_VISITS, default_at, untimed_on_devices
 from bssearch.search.confirmation import CompletedRuns, repeat
@@ -39,11 +41,14 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.training.course import probe_record
 
 
-def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = False) -> Answer:
+def run_study(
+    spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = False, from_study: str | None = None
+) -> Answer:
     """Run or resume a study and return the answer.
 
     Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
-    stored. Changed workload code and a busy GPU are refused unless ``launch`` allows them.
+    stored. ``from_study`` names a study, such as an imported one: its best configuration and missing runs come first,
+    its seconds do not count. Changed workload code and a busy GPU are refused unless ``launch`` allows them.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
@@ -60,6 +65,8 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
         hint="run the study without --from-quick",
     )
     with opened(spec, launch, reports=True) as study:
+        if from_study is not None:
+            begin_with(study, from_study)
         if from_quick and (stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)) is None:
             from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
 
@@ -70,6 +77,29 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
                 f"the search starts from the quick answer: batch {prior.optimal.batch_size}, {low} to {high} with 90 %"
             )
         return run_opened(study)
+
+
+def begin_with(study: OpenStudy, source: str) -> None:
+    """Queue the best configuration of the study ``source``, and its missing runs, as the first trials."""
+    store, spec = study.store, study.spec
+    trials, found = store.trials.of(source), answer(store, source)
+    if store.trials.of(spec.name):
+        study.listener.note(f"study {spec.name} has trials already; {source} changes nothing")
+        return
+    best = {name: value for name, value in found.optimal.parameters.items() if value is not None}
+    own = {name: value for name, value in best.items() if name in spec.searched and name != "optimizer"}
+    missing = missing_runs(trials, found.batches, found.optimal.batch_size, found.worse)
+    wanted = [{**own, "batch_size": found.optimal.batch_size}, *({**own, **one.values} for one in missing)]
+    queued: dict[str, Configuration] = {}
+    for values in wanted:
+        try:
+            configuration = configuration_of(spec, values)
+            if configuration.key not in queued:  # a repeat of the best
+                queued[configuration.key] = enqueue(store, spec.name, values)[1]
+        except UsageError as error:
+            study.listener.note(f"a run of study {source} is left out: {error.message}")
+    words = "; ".join(f"batch {one.batch_size}, learning rate {one.learning_rate:.3g}" for one in queued.values())
+    study.listener.note(f"the first trials are from study {source}, without its seconds: {words or 'none'}")
 
 
 def run_opened(study: OpenStudy) -> Answer:

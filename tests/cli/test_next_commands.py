@@ -123,7 +123,7 @@ def test_an_imported_study_proposes_no_training(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("\n".join(["batch_size,learning_rate,train_seconds,steps,reached", *rows]))
     ran(tmp_path, "import", "runs", "runs.csv", "--name", "mine", "--metric", "accuracy", "--target", "0.9")
     answer = json.loads(bssearch("best", "mine", "--format", "json", cwd=tmp_path).stdout)
-    assert {step["command"].split()[1] for step in answer["next"]} == {"best", "report"}
+    assert {step["command"].split()[1] for step in answer["next"]} == {"export", "best"}
 
 
 def test_a_command_from_another_folder_names_the_database_and_finds_the_code(tmp_path: Path) -> None:

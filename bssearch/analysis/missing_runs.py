@@ -1,0 +1,106 @@
+"""Runs that would settle the answer of an imported study."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from bssearch.analysis.answer import Batch
+from bssearch.records import Configuration, TrialRecord
+from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
+
+MOST = 3
+RATES_TRIED = 3  # fewer learning rates at a batch size leave it untuned
+ENOUGH_RUNS = 3  # of one configuration, to see the seed-to-seed spread
+NEXT_RATE, FARTHEST_RATE = 2.0, 4.0  # factors to the next learning rate: without a grid, and at most
+ALIKE = 1.1  # ratio of learning rates that count as one
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRun:
+    """A run to make; ``learning_rate`` is None if the imported runs do not tell theirs."""
+
+    batch_size: int
+    learning_rate: float | None
+    why: str
+
+    @property
+    def values(self) -> dict[str, int | float]:
+        """Parameters by name, as `bssearch trial add` takes them."""
+        rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
+        return {"batch_size": self.batch_size, **rate}
+
+    @property
+    def in_words(self) -> str:
+        """The run, and why."""
+        rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
+        return f"batch {self.batch_size}{rate} ({self.why})"
+
+
+def missing_runs(
+    trials: Sequence[TrialRecord], batches: Sequence[Batch], best: int, worse: Sequence[int]
+) -> list[MissingRun]:
+    """At most `MOST` runs, the most useful first; ``worse``: batch sizes shown to be slower than the ``best``."""
+    by_number = {one.number: one.configuration for one in trials}
+    reached = [row for row in batches if row.best is not None and row.objective_value is not None]
+    rows = sorted(reached, key=lambda row: (row.batch_size != best, row.objective_value and row.objective_value.median))
+    known = {row.batch_size: by_number[row.best.trial] for row in rows if row.best is not None}
+    rates = {size: _rates(trials, one) for size, one in known.items()}
+    few = [size for size, tried in rates.items() if 0 < len(tried) < RATES_TRIED]
+    rivals = [size for size in known if size not in worse or size in few]
+    found: dict[tuple[int, float | None], MissingRun] = {}
+    for one in _wanted(trials, {size: known[size] for size in rivals}, rates):
+        found.setdefault((one.batch_size, one.learning_rate), one)
+    return list(islice(found.values(), MOST))
+
+
+def _wanted(
+    trials: Sequence[TrialRecord], rivals: Mapping[int, Configuration], rates: Mapping[int, Sequence[float]]
+) -> Iterator[MissingRun]:
+    """Runs that would help, the most useful first; the best batch size is the first rival."""
+    best, own = next(iter(rivals.items()))
+    sizes = {one.configuration.batch_size for one in trials}
+    if len(sizes) > 1 and best in (min(sizes), max(sizes)):
+        size, end = (2 * best, "largest") if best == max(sizes) else (best // 2, "smallest")
+        if size:
+            yield MissingRun(size, _carried(own, size), f"{best} is the {end} batch size tried")
+    for size in (size for size in rivals if rates[size]):
+        tried, rate, carried = rates[size], rivals[size].learning_rate, _carried(own, size)
+        is_new = carried is not None and not any(1 / ALIKE < carried / one < ALIKE for one in tried)
+        if len(tried) < RATES_TRIED and is_new:
+            yield MissingRun(size, carried, f"the learning rate of {best}, carried; {len(tried)} tried there")
+        elif rate in (tried[0], tried[-1]):
+            at = "only one" if len(tried) == 1 else "highest" if rate == tried[-1] else "lowest"
+            yield MissingRun(size, _beyond(rate, tried), f"{rate:g} is the {at} tried")
+    for size, configuration in rivals.items():
+        count = sum(one.configuration == configuration for one in trials)
+        if count < ENOUGH_RUNS:
+            again = configuration.learning_rate if rates[size] else None
+            yield MissingRun(size, again, f"{count} run{'s' * (count > 1)} so far")
+
+
+def _rates(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
+    """Known learning rates at a batch size, in order."""
+    here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
+    alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and _is_known(one)}
+    return sorted(alike) if _is_known(like) else []
+
+
+def _is_known(configuration: Configuration) -> bool:
+    return "learning_rate" not in configuration.parameters
+
+
+def _carried(configuration: Configuration, size: int) -> float | None:
+    rule = rule_of_optimizer(configuration.optimizer.lower())
+    factor = learning_rate_factor(rule, size, configuration.batch_size)
+    return _short(configuration.learning_rate * factor) if _is_known(configuration) else None
+
+
+def _beyond(rate: float, rates: Sequence[float]) -> float:
+    if len(rates) == 1:
+        return _short(rate * NEXT_RATE)
+    factor = rates[-1] / rates[-2] if rate == rates[-1] else rates[0] / rates[1]
+    return _short(rate * min(max(factor, 1 / FARTHEST_RATE), FARTHEST_RATE))
+
+
+def _short(rate: float) -> float:
+    return float(f"{rate:.2g}")

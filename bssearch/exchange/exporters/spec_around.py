@@ -1,0 +1,91 @@
+"""``export --to spec``: a study to run, around the runs of an imported one."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import yaml
+
+from bssearch.analysis.missing_runs import missing_runs
+from bssearch.errors import UsageError, require
+from bssearch.exchange.exporters.exports import Exported
+from bssearch.records import Configuration
+from bssearch.records.scaling import rule_of_optimizer
+from bssearch.search.finding import answer
+from bssearch.spec.reader import spec_of
+from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.spec.space.optimizers import SCRATCH_RATES
+from bssearch.storage.repository import Store
+
+AROUND = 4  # factor around the best batch size and learning rate; see `BRACKET_OCTAVES` of the search
+TRIALS_PER_SIZE = 5  # as of `bssearch plan start`
+LIMIT = 3.0  # a trial's longest seconds over those of the imported optimum
+UNKNOWN_LIMIT_S = 600.0
+
+
+def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
+    """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``; the notes name missing runs."""
+    spec, trials, found = spec_of(store.studies.get(name)), store.trials.of(name), answer(store, name)
+    require(spec.is_imported, f"study {name!r} was not imported: it has a spec", hint="`bssearch run` takes its name")
+    best = next(one.configuration for one in trials if one.number in found.optimal.trial_numbers)
+    missing = missing_runs(trials, found.batches, best.batch_size, found.worse)
+    own = f"my-{name}"
+    rates = [best.learning_rate / AROUND, best.learning_rate * AROUND, *(one.learning_rate for one in missing)]
+    known = sorted(rate for rate in rates if rate is not None)
+    is_known = "learning_rate" not in best.parameters
+    sizes = {one.configuration.batch_size for one in trials}
+    near = {size for size in sizes if best.batch_size / AROUND <= size <= best.batch_size * AROUND}
+    optimizer = best.optimizer.lower() if best.optimizer.lower() in SCRATCH_RATES else "sgd"
+    seconds = found.optimal.time_to_target_s
+    document = {
+        "schema_version": 1,
+        "name": own,
+        "workload": "my_training.py:MyTraining",
+        "target": {"metric": spec.target.metric, "value": spec.target.value, "goal": spec.target.goal.value},
+        "space": {
+            "batch_size": sorted(near | {one.batch_size for one in missing}),
+            "learning_rate": {
+                "reference_batch": best.batch_size,
+                **_between(
+                    known if is_known else [SCRATCH_RATES[optimizer] / AROUND, SCRATCH_RATES[optimizer] * AROUND]
+                ),
+                "rule": rule_of_optimizer(optimizer).value,
+            },
+            "optimizer": {"name": optimizer},
+        },
+        "default": _default(best, best.learning_rate if is_known else SCRATCH_RATES[optimizer]),
+        "budget": {
+            "trials": TRIALS_PER_SIZE * len(near),
+            "trial_train_seconds": UNKNOWN_LIMIT_S if seconds is None else float(f"{LIMIT * seconds.median:.2g}"),
+        },
+        "confirm": {"top": 2, "runs": 3},
+    }
+    path = Path(file or f"{own}.yaml")
+    header = (
+        f"# Around the {len(trials)} imported runs of study {name}. YOURS: workload (`bssearch guide own-training`),\n"
+        "# and trial_train_seconds, the longest training on your device.\n"
+        f"# Next: bssearch run {shlex.quote(str(path))} --from {name}\n"
+    )
+    try:
+        with path.open("x", encoding="utf-8") as opened:
+            opened.write(header + yaml.safe_dump(document, sort_keys=False, default_flow_style=None))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    adds = [" ".join(f"{key}={value}" for key, value in one.values.items()) for one in missing]
+    return Exported(
+        [str(path)],
+        [
+            f"note: missing: {one.in_words}; bssearch trial add {own} {values}"
+            for one, values in zip(missing, adds, strict=True)
+        ],
+    )
+
+
+def _between(rates: list[float]) -> dict[str, float]:
+    return {"low": float(f"{min(rates):.3g}"), "high": float(f"{max(rates):.3g}")}
+
+
+def _default(best: Configuration, learning_rate: float) -> dict[str, float]:
+    known = {name: getattr(best, name) for name in TRAINING_PARAMETERS if name not in best.parameters}
+    return {"batch_size": best.batch_size, "learning_rate": learning_rate, **known}
