@@ -106,63 +106,47 @@ class BareLoop:
         self.generator = torch.Generator().manual_seed(SEED)
         self.order = torch.empty(0, dtype=torch.int64)
 
-    def segment(self, steps: int) -> None:
-        inputs, targets, size = self.data.train.inputs, self.data.train.targets, self.batch_size
-        for _ in range(steps):
-            if len(self.order) < size:
-                self.order = torch.randperm(len(inputs), generator=self.generator).to(self.device)
-            batch, self.order = self.order[:size], self.order[size:]
-            self.optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext():
-                loss = self.workload.loss(self.model, inputs[batch], targets[batch], label_smoothing=0.0)
-            assert isinstance(loss, torch.Tensor)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-class FastLoop:
-    """PyTorch's fastest SGD, on data on the device."""
-
-    def __init__(self, workload: Workload, data: Data, batch_size: int, computation: Computation) -> None:
-        torch.manual_seed(SEED)
-        self.device = computation.device
-        self.workload, self.batch_size = workload, batch_size
-        self.inputs, self.targets = data.train.inputs, data.train.targets
-        self.autocast_to = torch.bfloat16 if computation.precision == "bf16" else None
-        self.model = workload.build_model(dropout=0.0).to(self.device)
-        if computation.compile_mode != "none":
-            self.model.compile(dynamic=False)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=LEARNING_RATE, momentum=0.9, nesterov=True, fused=True
-        )
-        self.order = torch.empty(0, dtype=torch.int64, device=self.device)
-        self.rows = torch.arange(batch_size, device=self.device)
-
-    def step(self) -> None:
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        inputs, targets = self.inputs[self.rows], self.targets[self.rows]
-        dtype = self.autocast_to
-        with nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext():
             loss = self.workload.loss(self.model, inputs, targets, label_smoothing=0.0)
         assert isinstance(loss, torch.Tensor)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
+    def take(self, rows: torch.Tensor) -> None:
+        self.step(self.data.train.inputs[rows], self.data.train.targets[rows])
+
     def segment(self, steps: int) -> None:
-        size = self.batch_size
+        samples, size = len(self.data.train.inputs), self.batch_size
         for _ in range(steps):
             if len(self.order) < size:
-                self.order = torch.randperm(len(self.inputs), device=self.device)
-            self.rows.copy_(self.order[:size])
-            self.order = self.order[size:]
-            self.step()
+                self.order = torch.randperm(samples, generator=self.generator, device=self.generator.device)
+                self.order = self.order.to(self.device)
+            rows, self.order = self.order[:size], self.order[size:]
+            self.take(rows)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-REFERENCES: dict[str, type[BareLoop] | type[FastLoop]] = {"hand": BareLoop, "fast": FastLoop}
+class FastLoop(BareLoop):
+    """PyTorch's fastest SGD, on data on the device."""
+
+    def __init__(self, workload: Workload, data: Data, batch_size: int, computation: Computation) -> None:
+        super().__init__(workload, data, batch_size, computation)
+        if computation.compile_mode != "none":
+            self.model.compile(dynamic=False)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=LEARNING_RATE, momentum=0.9, nesterov=True, fused=True
+        )
+        self.generator = torch.Generator(self.device)
+        self.rows = torch.arange(batch_size, device=self.device)
+
+    def take(self, rows: torch.Tensor) -> None:
+        super().take(self.rows.copy_(rows))  # the same memory in every step
+
+
+REFERENCES: dict[str, type[BareLoop]] = {"hand": BareLoop, "fast": FastLoop}
 
 
 def product(

@@ -8,7 +8,6 @@ Run: python tests/benchmarks/recording.py studies/digits.yaml --out bssearch/gui
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import codecs
 import fcntl
 import importlib
@@ -22,6 +21,11 @@ import time
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tests.benchmarks.harness import script
 
 COLUMNS, ROWS = 100, 32
 FRAMES = 40
@@ -106,27 +110,24 @@ def svg(shown: list[tuple[float, tuple[str, ...]]], title: str, seconds: float) 
     )
 
 
-def main() -> int:
-    """Record the run and write the picture; return 1 if the run fails or the picture is too large."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("run.svg"))
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long the animation takes")
-    options = parser.parse_args()
+def main(
+    spec: Path,
+    out: Path = Path("run.svg"),
+    seconds: Annotated[float, typer.Option(help="how long the animation takes")] = 20.0,
+) -> bool:
+    """Record the run and write the picture; return False if it is too large."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bssearch", "run", str(options.spec.resolve())]
+        command = [sys.executable, "-m", "bssearch", "run", str(spec.resolve())]
         chunks, code = record(command, folder)
     if code:
         sys.exit(f"the run ended with {code}: {''.join(text for _, text in chunks)[-2000:]}")
     shown = frames(chunks)
-    picture = svg(shown, f"bssearch run {options.spec}, {time.strftime('%Y-%m-%d')}", options.seconds)
-    options.out.write_text(picture, encoding="utf-8")
+    picture = svg(shown, f"bssearch run {spec}, {time.strftime('%Y-%m-%d')}", seconds)
+    out.write_text(picture, encoding="utf-8")
     size = len(picture.encode())
-    print(
-        f"{options.out}: {size / 1000:.0f} kB (bar {SIZE_BAR / 1000:.0f}), {len(shown)} frames, {chunks[-1][0]:.0f} s"
-    )
-    return int(size > SIZE_BAR)
+    print(f"{out}: {size / 1000:.0f} kB (bar {SIZE_BAR / 1000:.0f}), {len(shown)} frames, {chunks[-1][0]:.0f} s")
+    return size <= SIZE_BAR
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

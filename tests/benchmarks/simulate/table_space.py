@@ -139,7 +139,9 @@ def table_space(table: RecordedTable) -> TableSpace:
     Raises `UsageError` for a table without batch sizes, with missing or wrong parameters, with a single cell, or
     without a cell that always reaches the target.
     """
-    names = _names(table)
+    names = tuple(dict.fromkeys(name for trial in table.trials for name in trial.parameters))
+    if BATCH_SIZE not in names:
+        raise UsageError(f"table {table.name!r} has no column 'param.batch_size': a sampler has nothing to search")
     found: dict[Cell, list[Replay]] = defaultdict(list)
     for trial, replay in zip(table.trials, replays(table), strict=True):
         place = f"trial {trial.number} of table {table.name!r}"
@@ -167,13 +169,6 @@ def table_space(table: RecordedTable) -> TableSpace:
 def is_ordinal(values: Collection[ParameterValue]) -> bool:
     """Return whether a parameter's values are all numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def _names(table: RecordedTable) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name for trial in table.trials for name in trial.parameters))
-    if BATCH_SIZE not in names:
-        raise UsageError(f"table {table.name!r} has no column 'param.batch_size': a sampler has nothing to search")
-    return names
 
 
 def _value(origin: str, name: str, value: ParameterValue) -> ParameterValue:
