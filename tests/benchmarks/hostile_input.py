@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -35,22 +34,6 @@ from tests.search.law import LawExecutor
 
 LONGEST_S = 2.0
 MOST_MB = 300
-
-
-@dataclass(frozen=True)
-class Result:
-    """The cases of a kind with one seed."""
-
-    kind: str
-    seed: int
-    cases: int
-    failed: list[str]
-    longest_s: float
-    grown_mb: float
-
-    @property
-    def is_good(self) -> bool:
-        return not self.failed and self.longest_s <= LONGEST_S and self.grown_mb <= MOST_MB
 
 
 def stored_rows(folder: Path) -> Kind:
@@ -94,8 +77,8 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def tried(name: str, seed: int, cases: int) -> Result:
-    """Try the cases of a kind; the tests use other seeds."""
+def tried(name: str, seed: int, cases: int) -> tuple[list[str], float, float]:
+    """Try the cases of a kind; return failures, the longest seconds and the MB grown. The tests use other seeds."""
     with tempfile.TemporaryDirectory() as made, made_kind(name, Path(made)) as kind:
         inside = Path(made) / "case"
         inside.mkdir()
@@ -110,7 +93,7 @@ def tried(name: str, seed: int, cases: int) -> Result:
                 kind.seconds.clear()
             if error is not None:
                 failed.append(f"case {number}: {type(error).__name__}: {error}"[:200])
-        return Result(name, seed, cases, failed, longest, peak_mb() - before)
+        return failed, longest, peak_mb() - before
 
 
 NAMES = [*(kind.name for kind in KINDS), "stored rows", "server rows", "optuna databases", "study transfers"]
@@ -125,16 +108,12 @@ def main(
     print(f"{'kind':<18} {'seed':>4} {'cases':>7} {'failed':>7} {'longest, s':>11} {'grown, MB':>10}")
     is_good = True
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
-        asked = [pool.submit(tried, name, seed, cases) for seed in range(seeds) for name in kind or NAMES]
-        for result in (one.result() for one in asked):
-            print(
-                f"{result.kind:<18} {result.seed:>4} {result.cases:>7,} {len(result.failed):>7} "
-                f"{result.longest_s:>11.2f} {result.grown_mb:>10.0f}",
-                flush=True,
-            )
-            for line in result.failed[:5]:
-                print(f"  {line}")
-            is_good = is_good and result.is_good
+        asked = {(name, seed): pool.submit(tried, name, seed, cases) for seed in range(seeds) for name in kind or NAMES}
+        for (name, seed), result in asked.items():
+            failed, longest, grown = result.result()
+            print(f"{name:<18} {seed:>4} {cases:>7,} {len(failed):>7} {longest:>11.2f} {grown:>10.0f}", flush=True)
+            print(*failed[:5], sep="\n", end="\n" if failed else "")
+            is_good &= not failed and longest <= LONGEST_S and grown <= MOST_MB
     return verdict(is_good)
 
 

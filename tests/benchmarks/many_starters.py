@@ -43,20 +43,7 @@ FIRST = 5
 LONGEST_TRIAL_S, LONGEST_WAIT_BAR_S, RATIO_BAR = 100.0, 5.0, 2.0
 
 
-@dataclass(frozen=True)
-class Case:
-    """A kind of database, the number of drivers, and the trials of all drivers."""
-
-    kind: str
-    drivers: int
-    trials: int
-
-
-CASES = {
-    "postgresql-8": Case("postgresql", 8, 320),
-    "postgresql-64": Case("postgresql", 64, 512),
-    "sqlite-8": Case("sqlite", 8, 320),
-}
+CASES = {"postgresql-8": (8, 320), "postgresql-64": (64, 512)}  # drivers, and the trials of all drivers
 
 OPTUNA = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
 SPACE: dict[str, BaseDistribution] = {
@@ -224,15 +211,12 @@ def show(what: str, rate: Rate) -> None:
     )
 
 
-def measured(case: Case, sampler: str) -> tuple[float, float]:
+def measured(drivers: int, trials: int, sampler: str) -> tuple[float, float]:
     """Return the ratio of the rates of bssearch and Optuna, in turn on one server, and our longest wait."""
-    with running_postgres(CONNECTIONS) as server, tempfile.TemporaryDirectory() as folder:
-        urls = [f"sqlite:///{folder}/ours.db", f"sqlite:///{folder}/optuna.db"]
-        if case.kind == "postgresql":
-            urls = [server.create_database(), server.create_database(schema=False)]
-        own = ours(urls[0], sampler, case.drivers, case.trials)
+    with running_postgres(CONNECTIONS) as server:
+        own = ours(server.create_database(), sampler, drivers, trials)
         show("bssearch", own)
-        other = optunas(urls[1], sampler, case.drivers, case.trials)
+        other = optunas(server.create_database(schema=False), sampler, drivers, trials)
         show("Optuna", other)
     ratio = own.trials_per_second / other.trials_per_second
     print(f"  ratio {ratio:.2f}", flush=True)
@@ -248,8 +232,8 @@ def main(
     import_all()
     is_met = True
     for name, kind in itertools.product(case or CASES, sampler or OPTUNA):
-        print(f"{name}, {CASES[name].trials} trials, {kind}", flush=True)
-        ratios, waits = zip(*(measured(CASES[name], kind) for _ in range(pairs)), strict=True)
+        print(f"{name}, {CASES[name][1]} trials, {kind}", flush=True)
+        ratios, waits = zip(*(measured(*CASES[name], kind) for _ in range(pairs)), strict=True)
         ratio, wait = statistics.median(ratios), max(waits)
         print(f"  median ratio {ratio:.2f} (bar {RATIO_BAR:g}), longest wait {wait:.2f} s (bar 5)", flush=True)
         is_met &= ratio >= RATIO_BAR and wait <= LONGEST_WAIT_BAR_S

@@ -72,7 +72,7 @@ def show(found: MemoryProbe) -> None:
         print(f"largest that fits: {found.largest_that_fits}; smallest that does not: {found.smallest_that_does_not}")
 
 
-def main(spec: str, limit_gib: float | None = None, probe_only: bool = False) -> None:
+def main(spec: str, limit_gib: float | None = None) -> None:
     """Probe, print, and check the answer by two trials."""
     path = find_spec(spec)
     asked = load_spec(path, [] if limit_gib is None else [f"executor.memory_limit_gib={limit_gib}"])
@@ -81,8 +81,6 @@ def main(spec: str, limit_gib: float | None = None, probe_only: bool = False) ->
         with opened(asked, launch) as study:
             found = probe_memory(study)
             show(found)
-            if probe_only:
-                return
             fits = run(asked, study.executor, found.largest_that_fits)
             print(f"{found.largest_that_fits}: {fits.steps} steps, {fits.state} ({fits.reason})")
             if found.smallest_that_does_not is not None:

@@ -1,6 +1,6 @@
 """The number of seeded mutations of the package, of a hundred, that the default tests catch.
 
-Run as ``python tests/benchmarks/mutations.py TREE [--seed 0] [--count 100] [--jobs 1] [--only FILE]``, with
+Run as ``python tests/benchmarks/mutations.py TREE [--seed 0] [--count 100] [--only FILE]``, with
 ``pytest-cov`` and the tests' packages installed. TREE is any checkout; a copy is mutated. First its default tests run
 once under coverage, with subprocesses. This shows the tests of each line and their seconds (kept in ``--work`` for the
 same tree). Then each mutant runs the tests of the mutated line, quickest first, until a test fails. A line that runs at
@@ -20,17 +20,18 @@ import hashlib
 import importlib
 import io
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import sys
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -224,49 +225,46 @@ class Results:
             self.failed.append(f"{report.nodeid} (import)")
 
 
-def measure_coverage(tree: Path, work: Path, jobs: int) -> Coverage:
-    """Run the default tests of a tree under coverage, in as many processes as there are jobs."""
+def measure_coverage(tree: Path, work: Path) -> Coverage:
+    """Run the default tests of a tree under coverage."""
     began = time.monotonic()
-    files = sorted(file.relative_to(tree).as_posix() for file in (tree / "tests").rglob("test_*.py"))
-    forked = []
-    for job in range(jobs):
-        data = work / f"data{job}"
-        shutil.rmtree(data, ignore_errors=True)
-        data.mkdir(parents=True)
-        copy = copy_of(tree, work / f"tree{job}")
-        forked.append(fork(copy, work / f"coverage{job}.log", partial(_measure, copy, data, files[job::jobs])))
-    for process in forked:
-        ended(process, None)
-    result = Coverage(wall_seconds=time.monotonic() - began)
-    for job in range(jobs):
-        told = json.loads((work / f"data{job}" / "tests.json").read_text())
-        result.seconds.update(told["seconds"])
-        result.failed += told["failed"]
-        _read_lines(result, work / f"data{job}" / "coverage")
-    return result
+    data = work / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    copy = copy_of(tree, work / "tree")
+    ended(fork(copy, work / "coverage.log", partial(_measure, copy, data)), None)
+    told = json.loads((data / "tests.json").read_text())
+    return Coverage(told["seconds"], told["failed"], _lines(data / "coverage"), time.monotonic() - began)
 
 
-def _measure(copy: Path, data: Path, files: Sequence[str]) -> None:
+def _measure(copy: Path, data: Path) -> None:
     settings = data / "settings"
     settings.write_text(MEASURED.format(copy=copy, data=data))
     os.environ["COVERAGE_PROCESS_START"] = str(settings)
     results = Results()
     measuring = ["--cov", "--cov-context=test", f"--cov-config={settings}", "--cov-report="]
-    pytest.main([*files, *OPTIONS, *measuring], plugins=[results])
+    pytest.main([*OPTIONS, *measuring], plugins=[results])
     told = {"seconds": results.seconds, "failed": sorted({*results.failed, *results.skipped})}
     (data / "tests.json").write_text(json.dumps(told))
 
 
-def _read_lines(result: Coverage, data: Path) -> None:
-    """Record the tests of each line; for fixtures and subprocesses, all tests of the file."""
+def _lines(data: Path) -> dict[str, dict[str, list[str]]]:
+    """Return the tests of each line; for fixtures and subprocesses, all tests of the file."""
     kept = importlib.import_module("coverage").CoverageData(str(data))
     kept.read()
+    found: dict[str, dict[str, list[str]]] = {}
     for path in kept.measured_files():
-        by_line = result.lines.setdefault("bssearch/" + path.rpartition("/bssearch/")[2], {})
-        for line, contexts in kept.contexts_by_lineno(path).items():
-            own = {context.removesuffix("|run") for context in contexts if context.endswith("|run")}
-            others = {context.partition("::")[0] for context in contexts if not context.endswith("|run")}
-            by_line[str(line)] = sorted({*by_line.get(str(line), []), *own, *others} - {""})
+        found["bssearch/" + path.rpartition("/bssearch/")[2]] = {
+            str(line): sorted(
+                {
+                    context.removesuffix("|run") if context.endswith("|run") else context.partition("::")[0]
+                    for context in contexts
+                }
+                - {""}
+            )
+            for line, contexts in kept.contexts_by_lineno(path).items()
+        }
+    return found
 
 
 def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
@@ -365,49 +363,41 @@ def outcome(mutation: Mutation, copy: Path, work: Path, coverage: Coverage, inde
         os.utime(file, (stamp, stamp))
 
 
-def fork(folder: Path, log: Path, work: Callable[[], None]) -> tuple[int, str]:
-    """Run a function in a new process, in a folder whose package is imported; return its id and mark."""
+def fork(folder: Path, log: Path, work: Callable[[], None]) -> tuple[BaseProcess, str]:
+    """Run a function in a new process, in a folder whose package is imported; return the process and its mark."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    pid = os.fork()
-    if pid:
-        return pid, mark
-    try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.chdir(folder)
-        os.environ[MARK] = mark
-        os.environ["PYTHONPATH"] = str(folder)
-        sys.path.insert(0, str(folder))
-        for name in [*sys.modules]:
-            if name.partition(".")[0] in {"bssearch", "tests"}:
-                del sys.modules[name]  # those of this checkout: the folder's own are imported
-        work()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    process = multiprocessing.get_context("fork").Process(target=_inside, args=(folder, log, work, mark))
+    process.start()
+    return process, mark
 
 
-def ended(process: tuple[int, str], limit: float | None) -> bool:
+def _inside(folder: Path, log: Path, work: Callable[[], None], mark: str) -> None:
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder)
+    os.environ |= {MARK: mark, "PYTHONPATH": str(folder)}
+    sys.path.insert(0, str(folder))
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"bssearch", "tests"}]:
+        del sys.modules[name]  # this checkout's: the folder's are imported
+    work()
+
+
+def ended(forked: tuple[BaseProcess, str], limit: float | None) -> bool:
     """Wait for a forked process; return whether it ended in time. Afterwards kill all processes that it started."""
-    pid, mark = process
-    child = psutil.Process(pid)
-    in_time = True
-    for seconds, force in ((limit, signal.SIGINT), (20.0, signal.SIGKILL), (None, signal.SIGKILL)):
-        try:
-            child.wait(seconds)
-            break
-        except psutil.TimeoutExpired:
-            in_time = False
-            child.send_signal(force)  # the first lets the fixtures clear up
+    process, mark = forked
+    process.join(limit)
+    in_time = process.exitcode is not None
+    if not in_time:
+        os.kill(process.pid or 0, signal.SIGINT)  # the fixtures clear up
+        process.join(20.0)
+        process.kill()
+        process.join()
     for left in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if f"{MARK}={mark}" in [f"{name}={value}" for name, value in left.environ().items()]:
+            if left.environ().get(MARK) == mark:
                 left.kill()
     return in_time
 
@@ -431,11 +421,11 @@ def fingerprint(tree: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def coverage_of(tree: Path, work: Path, jobs: int) -> Coverage:
+def coverage_of(tree: Path, work: Path) -> Coverage:
     """Return the coverage of the default tests; measure it unless known."""
     kept = work / f"coverage-{fingerprint(tree)}.json"
     if not kept.exists():
-        kept.write_text(json.dumps(asdict(measure_coverage(tree, work, jobs))))
+        kept.write_text(json.dumps(asdict(measure_coverage(tree, work))))
     return Coverage(**json.loads(kept.read_text()))
 
 
@@ -443,19 +433,6 @@ def outcomes_in(file: Path) -> dict[int, dict[str, Any]]:
     """Return the finished mutants by their places among all."""
     told = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return {one["index"]: one for one in told}
-
-
-def share(mutants: Sequence[tuple[int, Mutation]], own: Path, tree: Path, coverage: Coverage, outcomes: Path) -> None:
-    """Run mutants, each with its place among all, and append a line for each."""
-    own.mkdir(exist_ok=True)
-    copy = copy_of(tree, own / "tree")
-    with outcomes.open("a") as lines:
-        for index, mutation in mutants:
-            began = time.monotonic()
-            killed = outcome(mutation, copy, own, coverage, index)
-            told = {"index": index, "killed_by": killed, "seconds": round(time.monotonic() - began, 1)}
-            lines.write(json.dumps(told) + "\n")
-            lines.flush()
 
 
 def table(mutations: Sequence[Mutation], outcomes: dict[int, dict[str, Any]]) -> str:
@@ -476,7 +453,6 @@ def main(
     tree: Path,
     seed: int = 0,
     count: int = 100,
-    jobs: int = 1,
     only: Annotated[list[str] | None, typer.Option(help="a file to mutate, as bssearch/records/noise_scale.py")] = None,
     work: Path = TEMPORARY / "bssearch-mutations",
 ) -> None:
@@ -489,17 +465,19 @@ def main(
             importlib.import_module(module)
     places = all_mutations(tree, only or [])
     mutations = random.Random(seed).sample(places, min(count, len(places)))
-    coverage = coverage_of(tree, work, jobs)
+    coverage = coverage_of(tree, work)
     total = sum(coverage.seconds.values())
     print(f"{len(places)} places; {len(coverage.seconds)} tests, {total:.0f} s under coverage", file=sys.stderr)
     print(f"left out, for they fail: {coverage.failed}", file=sys.stderr, flush=True)
     drawn = hashlib.sha256(repr(mutations).encode()).hexdigest()[:16]
     outcomes = work / f"outcomes-{fingerprint(tree)}-{drawn}.jsonl"
-    known = outcomes_in(outcomes)
-    left = [(index, mutation) for index, mutation in enumerate(mutations) if index not in known]
-    shares = [partial(share, left[job::jobs], work / f"job{job}", tree, coverage, outcomes) for job in range(jobs)]
-    for process in [fork(work, work / f"job{job}.log", working) for job, working in enumerate(shares)]:
-        ended(process, None)
+    copy = copy_of(tree, work / "tree")
+    for index in range(len(outcomes_in(outcomes)), len(mutations)):
+        began = time.monotonic()
+        killed = outcome(mutations[index], copy, work, coverage, index)
+        told = {"index": index, "killed_by": killed, "seconds": round(time.monotonic() - began, 1)}
+        with outcomes.open("a") as lines:
+            lines.write(json.dumps(told) + "\n")
     print(table(mutations, outcomes_in(outcomes)), end="")
 
 

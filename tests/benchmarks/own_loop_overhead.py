@@ -16,7 +16,6 @@ compares two kinds of plain segments: it shows the noise.
 if not __package__:
     __import__("from_clone")
 
-import json
 import math
 import socket
 import statistics
@@ -303,13 +302,10 @@ def measure(loop: str, batch_size: int, steps: int, rounds: int) -> dict[str, An
     }
 
 
-def misses_bar(found: dict[str, Any], as_json: bool) -> bool:
+def misses_bar(found: dict[str, Any]) -> bool:
     """Print the measurement of a loop; return whether the bar is missed, if steps are long enough."""
-    if as_json:
-        print(json.dumps(found))
-    else:
-        print(f"batch size {found['batch_size']}, {found['step_seconds'] * 1e3:.2f} ms a step, {found['pairs']} pairs")
-        print_rows(found["again"], found["loop"], found["bssearch"])
+    print(f"batch size {found['batch_size']}, {found['step_seconds'] * 1e3:.2f} ms a step, {found['pairs']} pairs")
+    print_rows(found["again"], found["loop"], found["bssearch"])
     if found["step_seconds"] < SHORTEST_STEP:
         print(f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply", file=sys.stderr)
         return False
@@ -321,12 +317,11 @@ def main(
     batch_size: int = 256,
     steps: Annotated[int, typer.Option(help="per segment")] = 4,
     pairs: int = 200,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object a loop")] = False,
 ) -> bool:
     """Measure, print and judge."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    return not any([misses_bar(measure(one, batch_size, steps, pairs), as_json) for one in loop or LOOPS])
+    return not any([misses_bar(measure(one, batch_size, steps, pairs)) for one in loop or LOOPS])
 
 
 if __name__ == "__main__":

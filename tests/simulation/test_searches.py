@@ -158,16 +158,3 @@ def test_the_step_times_of_all_batch_sizes_are_charged_to_ours_and_to_nobody_els
 def test_a_plan_out_of_bounds_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         plan(**options)
-
-
-@pytest.mark.parametrize(
-    ("pair", "repeats", "said"),
-    [
-        (("best", "none"), 1, "sampler = 'best'"),
-        (("random", "best"), 1, "pruner = 'best'"),
-        (("random", "none"), 0, "repeats = 0 must be >= 1"),
-    ],
-)
-def test_what_is_wrong_is_named(pair: tuple[str, str], repeats: int, said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
-        simulate_searches(plan(), [pair], repeats=repeats, processes=0)

@@ -54,11 +54,6 @@ def test_a_batch_size_that_is_clearly_best_is_recommended(clear: StudiesSummary)
     assert clear.runs > 10
 
 
-@pytest.mark.slow
-def test_the_number_of_processes_changes_nothing(clear: StudiesSummary) -> None:
-    assert studies(plan(), processes=2) == clear
-
-
 def test_the_same_seed_gives_the_same_study() -> None:
     shared = [StudyPlan(one, Truth(one.space)) for one in (plan(), plan(seed=1))]
     first, again, other = (simulate_study(one, *PAIR, 0) for one in (shared[0], shared[0], shared[1]))

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from bssearch.errors import UsageError
 from bssearch.settings import environment_with
 
 PROCESSES = 2  # more take memory, and most machines have two spare cores
@@ -54,12 +53,7 @@ def run_pairs(
     processes: int,
     done: Callable[[str, str], None],
 ) -> dict[tuple[str, str], Summary]:
-    """Return the summary of every pair of a sampler and a pruner over its repeats; ``done`` is called after each.
-
-    Raises `UsageError` for fewer than 1 repeat.
-    """
-    if repeats < 1:
-        raise UsageError(f"repeats = {repeats} must be >= 1")
+    """Return the summary of every pair of a sampler and a pruner over its repeats; ``done`` is called after each."""
     found = {}
     with repeating(one, shared, processes) as mapped:
         for sampler, pruner in dict.fromkeys(pairs):

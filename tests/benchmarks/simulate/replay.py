@@ -205,7 +205,7 @@ class VirtualClock:
         """Of each running trial, the time of its start or resumption, and its earlier train seconds."""
         self._due: list[tuple[float, int]] = []
         self._is_waiting = False
-        self._is_done = False
+        self.is_done = False
         self._changed: deque[TrialRecord] = deque()
 
     @property
@@ -213,19 +213,14 @@ class VirtualClock:
         """Train seconds of all trials until now, running trials and charges included."""
         return self._cost_at(self.now)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the engine has finished."""
-        return self._is_done
-
     def run(self) -> Iterator[TrialRecord]:
         """Run until the engine has finished or the budget is spent; yield each trial that starts, stops or ends."""
         self._do(self.engine.changed())
-        while not self._is_done:
-            while not self._is_done and not self._is_waiting and len(self._begun) < self._workers:
+        while not self.is_done:
+            while not self.is_done and not self._is_waiting and len(self._begun) < self._workers:
                 self._do(self.engine.slot_free((BEGIN + timedelta(seconds=self.now)).timestamp()))
                 yield from self._news()
-            if self._is_done or not self._due or self._cost_at(self._due[0][0]) > self._budget:
+            if self.is_done or not self._due or self._cost_at(self._due[0][0]) > self._budget:
                 return
             moment, number = heapq.heappop(self._due)
             self.now = moment
@@ -260,35 +255,29 @@ class VirtualClock:
 
     def _do(self, found: Sequence[actions.Action]) -> None:
         for action in found:
-            self._carry_out(action)
-
-    def _carry_out(self, action: actions.Action) -> None:
-        match action:
-            case TrialPlan():
-                self._start(action)
-            case TrialStop(number, state, reason):
-                self._end(number, self._playing[number].outcome(state, reason))
-            case actions.TimeSteps():
-                self._do(self.engine.timed(self._probes))
-            case actions.ClaimConfirmation():
-                if self._searches_only:
-                    self._is_done = True
-                else:
+            match action:
+                case TrialPlan():
+                    self._start(action)
+                case TrialStop(number, state, reason):
+                    self._end(number, self._playing[number].outcome(state, reason))
+                case actions.TimeSteps():
+                    self._do(self.engine.timed(self._probes))
+                case actions.ClaimConfirmation() if not self._searches_only:
                     self._do(self.engine.claimed(True))
-            case actions.SettlePaused(numbers, state, _):
-                self._settle(numbers, state)
-            case actions.Wait():
-                self._is_waiting = True
-            case actions.Finished():
-                self._is_done = True
-            case BSSearchError():
-                raise action
-            case actions.Release() | actions.SearchEnded() | actions.Tell():
-                pass
+                case actions.SettlePaused(numbers, state, _):
+                    self._settle(numbers, state)
+                case actions.Wait():
+                    self._is_waiting = True
+                case actions.Finished() | actions.ClaimConfirmation():
+                    self.is_done = True
+                case BSSearchError():
+                    raise action
+                case actions.Release() | actions.SearchEnded() | actions.Tell():
+                    pass
 
     def _start(self, plan: TrialPlan) -> None:
         number = plan.resumed if plan.resumed is not None else len(self.trials) + 1
-        request = TrialRequest(number=number, plan=plan, target=self._target)
+        request = TrialRequest(number=number, plan=plan, target=self.engine.spec.record_target)
         if plan.resumed is None:
             self._playing[number] = Playing(self._rows(plan), request)
             trial = TrialRecord.planned(plan, number=number, lease=LEASE, created_at=self._moment)
@@ -348,7 +337,3 @@ class VirtualClock:
     @property
     def _moment(self) -> datetime:
         return BEGIN + timedelta(seconds=self.now)
-
-    @property
-    def _target(self) -> Target:
-        return self.engine.spec.record_target

@@ -115,10 +115,9 @@ def search(plan: Plan, sampler: str, pruner: str, repeat: int) -> Search:
     """Run one search until its budget is spent; the plan's seed and the repeat determine all choices.
 
     A sampler searches as a study, with a study's policy and the pruner. Samplers of `OPTUNA` are plain Optuna studies:
-    one of Optuna's pruners joins the study; other pruners have a slack of 1. Raises `UsageError` for an unknown sampler
-    or pruner, and for a study's search on a table without step times.
+    one of Optuna's pruners joins the study; other pruners have a slack of 1. Raises `UsageError` for a
+    study's search on a table without step times.
     """
-    check_pair(sampler, pruner)
     rng = np.random.default_rng((plan.seed, repeat))
     seed = int(rng.integers(2**31))
     if sampler in OPTUNA:
@@ -269,8 +268,8 @@ def simulate_searches(
 ) -> dict[tuple[str, str], SearchSummary]:
     """Run every pair of a sampler and a pruner ``repeats`` times; ``done`` is called after each pair.
 
-    The number of processes does not change results; 0 uses this process. Raises `UsageError` as `search` does, and for
-    fewer than 1 repeat.
+    The number of processes does not change results; 0 uses this process. Raises `UsageError` as
+    `search` does, and for an unknown sampler or pruner.
     """
     for sampler, pruner in pairs:
         check_pair(sampler, pruner)

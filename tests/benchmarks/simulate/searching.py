@@ -21,7 +21,7 @@ from bssearch.cli.output import Format, FormatOption, print_json, print_rows, pr
 from bssearch.errors import UsageError
 from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read
-from tests.benchmarks.simulate.searches import Plan, check_pair, simulate_searches
+from tests.benchmarks.simulate.searches import Plan, simulate_searches
 from tests.benchmarks.simulate.studies import simulate_studies
 from tests.benchmarks.simulate.table_space import table_space
 
@@ -85,8 +85,6 @@ def simulate(
     come from a smooth model of the table and the residuals of its other runs.
     """
     pairs = [(one, other) for one in sampler or ["auto"] for other in pruner or ["balanced"]]
-    for one, other in () if study else pairs:
-        check_pair(one, other)
     table = read(path, target)
     if budget is None and study:
         budget = STUDY_TRIALS * (table.max_train_seconds or max(one.train_seconds[-1] for one in table.trials))

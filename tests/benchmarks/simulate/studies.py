@@ -102,7 +102,7 @@ def simulate_studies(
 ) -> dict[tuple[str, str], StudiesSummary]:
     """Run the study of every pair of a sampler and a pruner ``repeats`` times; ``done`` is called after each pair.
 
-    Raises `UsageError` for unknown names, fewer than 1 repeat, and a table without step times.
+    Raises `UsageError` for unknown names and a table without step times.
     """
     for sampler, pruner in pairs:
         check_pair(sampler, pruner)
