@@ -229,8 +229,14 @@ class RankProcesses:
             folder = Path(tempfile.mkdtemp(prefix=report_folder_prefix(os.getpid())))
             for process in self._processes[: size - 1]:
                 process.tell(("join", (size, folder)))
-            seconds = self._load.settings.hang_seconds
-            self._ranks = Ranks(0, size, self._computation.device, folder=folder, seconds=seconds, link=self)
+            self._ranks = Ranks(
+                0,
+                size,
+                self._computation.device,
+                folder=folder,
+                seconds=self._load.settings.hang_seconds,
+                link=self,
+            )
             shutil.rmtree(folder, ignore_errors=True)
         return self._ranks
 

@@ -163,8 +163,9 @@ def test_a_gpu_draws_its_kernels_anew_for_each_visit_to_a_batch_size(
         for _ in range(3):
             for size in (8, 16, 32):
                 executor.measure_step_time(times_of(size))
-    timed = [(worker, asked.configuration.batch_size) for worker, asked in node.told(StepTimeRequest)]
-    assert timed == [(worker, size) for worker in workers for size in (8, 16, 32)]
+    assert [(worker, asked.configuration.batch_size) for worker, asked in node.told(StepTimeRequest)] == [
+        (worker, size) for worker in workers for size in (8, 16, 32)
+    ]
 
 
 def test_a_slot_stays_on_its_device_whichever_devices_come_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -439,11 +439,11 @@ def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_obeys(trial: Trial, own: Collection[str]) -> None:
-    optimizer, schedule = trial.parameters.get("optimizer"), trial.parameters.get("schedule")
-    for name, value, known, argument in (
-        ("optimizer", optimizer, ("adamw", "sgd"), "optim"),
-        ("schedule", schedule, ("constant",), "lr_scheduler_type"),
+    for name, known, argument in (
+        ("optimizer", ("adamw", "sgd"), "optim"),
+        ("schedule", ("constant",), "lr_scheduler_type"),
     ):
+        value = trial.parameters.get(name)
         require(
             value is None or value in known or argument in own,
             f"space.{name}: {value} cannot be passed to a Trainer; it takes {', '.join(known)}",

@@ -78,7 +78,7 @@ def contention_meter(
 ) -> ContentionMeter:
     """Contention meter that ignores the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
-    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above), others=others)
+    return ContentionMeter(device, threads, core, partial(cpu_use, parents=above), others=others)
 
 
 def other_devices(assign: Assign) -> list[torch.device]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bssearch
 from bssearch.errors import UsageError
-from bssearch.executors.loops.assignment import Alone, LoopStages
+from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import DescribedLoop, TimedLoop
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.ranks import Follower, RankTrial
@@ -437,8 +437,7 @@ def test_what_cannot_grow_is_told_as_the_loop_is_described_and_steps_are_timed_a
 
 def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
     started = Started(grown(eval_every_steps=100))
-    stages = LoopStages(started.request.plan.configuration)
-    assert [stages.at(steps).micro_batch_size for steps in (0, 4, 5)] == [10, 10, 20]
+    assert [started.run.stages.at(steps).micro_batch_size for steps in (0, 4, 5)] == [10, 10, 20]
     trial = started.trial
     for _ in range(5):
         assert trial.micro_batch_size and trial.accumulation_steps

@@ -292,8 +292,7 @@ def test_the_shares_of_the_ranks_are_the_micro_batches_of_one_process() -> None:
     assert [len(one) for one in shares] == [16] * 3
     for _ in range(2):
         rows, parts = list(whole), [list(one) for one in shares]
-        together = [row for start in range(0, 16, 2) for part in parts for row in part[start : start + 2]]
-        assert together == rows
+        assert rows == [row for start in range(0, 16, 2) for part in parts for row in part[start : start + 2]]
 
 
 def test_ranks_need_torch_distributed_and_numbers() -> None:
