@@ -94,7 +94,7 @@ def page_style() -> str:
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Template environment of the page's templates, then those of further loaders.
+    """Environment of the page's templates, then of more loaders.
 
     The environment escapes every value and raises if a value is undefined. ``chart
     svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small one.

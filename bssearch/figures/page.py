@@ -404,13 +404,13 @@ def _about_front(answer: Answer) -> list[str]:
     point = next((one for one in answer.front if one.batch_size == answer.optimal.batch_size), None)
     if point is None or point.on_front:
         return []
-    least = answer.recommendation.least_batch_size
+    size, least = answer.optimal.batch_size, answer.recommendation.least_batch_size
     why = {
         "least": f"it is recommended for its {objective_in(answer).noun}",
-        "law": f"its median is not separated from that of batch {least}, and steps and step times favour it",
+        "law": f"its median is not separated from batch {least}, and steps and step times favour batch {size}",
         "smallest_shown_within_5_percent": f"it is the smallest batch size shown to be within 5 % of batch {least}",
     }[answer.recommendation.rule]
-    return [f"Batch {answer.optimal.batch_size} is not on the line: {why}."]
+    return [f"Batch {size} is not on the line: {why}."]
 
 
 def _known_default(picture: StudyPicture) -> Configuration | None:

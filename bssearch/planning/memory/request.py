@@ -402,7 +402,7 @@ def smallest_with(memory_bytes: int, *, bf16: bool = False) -> MemoryDevice | No
 # traced models and 25 % for numbers.
 HEADROOM = 0.2
 
-ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # a transformer needs all or none of them
+ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # needed together
 
 BESIDE_ARCHITECTURE = ("vocabulary", "kv_heads", "intermediate", "mlp", "fused_attention", "dropout")
 

@@ -323,7 +323,7 @@ def _is_cuda(asked: MemoryPlanRequest) -> bool:
 
 
 def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
-    # name an allocation's term; those as large as the model's output are logits
+    # name an allocation's term; allocations as large as the model's output are logits
     is_output = logits is not None and one.width == logits[0] and 2 * one.elements > logits[1]
     is_logits = is_output and one.phase in ("forward", "backward")
     one.term = one.term or ("logits" if is_logits else TERM_OF_PHASE[one.phase])

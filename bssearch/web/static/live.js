@@ -82,8 +82,8 @@
         seen = new Date();
         say("");
       } else {
-        const told = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("h1");
-        say(`As of ${seen.toLocaleTimeString()}. ${told ? told.textContent : answer.status}`);
+        const shown = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("h1");
+        say(`As of ${seen.toLocaleTimeString()}. ${shown ? shown.textContent : answer.status}`);
       }
     } catch {
       say(`The server does not answer; last update ${seen.toLocaleTimeString()}.`);
