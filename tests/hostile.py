@@ -77,29 +77,16 @@ TOKENS = (
 )
 """Tokens that mutations put into a text."""
 
-VALUES: tuple[str, ...] = (
-    "'text'",
-    "''",
-    "X'00ff'",
-    "NULL",
-    "9e999",
-    "-9e999",
-    "1e308",
-    "-1e308",
-    "-1",
-    "0",
-    "1",
-    "2.5",
-)
 MANY = "WITH RECURSIVE many(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < 100000) SELECT"
-VALUES += (
+VALUES: tuple[str, ...] = (
+    *("'text'", "''", "X'00ff'", "NULL", "9e999", "-9e999", "1e308", "-1e308", "-1", "0", "1", "2.5"),
     *("printf('%.*c', 10000000, 'x')", "replace(printf('%.*c', 5000000, 'w'), 'ww', 'w ')"),
     "replace(printf('%.*c', 2000000, 'x'), 'x', char(27))",
     f"({MANY} json_group_object('p' || n, n) FROM many)",
     f"({MANY} json_group_array(n) FROM many)",
     *("json_object('p', printf('%.*c', 1000000, 'x'))", "printf('%.*c', 100000, '[')"),
+    *("9223372036854775807", "'[1]'", "'{}'", "'null'", '\'{"a": [1, {"b": null}]}\'', "'2026-99-99'", "1e-320"),
 )
-VALUES += ("9223372036854775807", "'[1]'", "'{}'", "'null'", '\'{"a": [1, {"b": null}]}\'', "'2026-99-99'", "1e-320")
 """SQL values that mutations put into a row."""
 
 SERVER_VALUES: tuple[str, ...] = (

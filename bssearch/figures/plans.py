@@ -10,11 +10,10 @@ from bssearch.analysis.shape import BeyondPlan
 from bssearch.figures.html import Row, Table, Tile
 from bssearch.planning.learning_rate import LearningRatePlan
 from bssearch.planning.memory import MemoryPlan
-from bssearch.planning.memory.request import GIB
+from bssearch.planning.memory.request import GIB, MIB
 from bssearch.planning.scale import AccumulationPlan, ScalePlan
 from bssearch.records.text import in_words, span
 
-MIB = 2**20
 # The units in which sizes in bytes are shown.
 UNITS = {
     "fixed_bytes": ("GiB", GIB),

@@ -35,10 +35,6 @@ class Attention(nn.Module):
         return result
 
 
-def attention(dropout: float = 0.0) -> nn.Module:
-    return Attention(dropout)
-
-
 def perceptron(width: int = 256, depth: int = 4) -> nn.Module:
     blocks = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(depth)]
     return nn.Sequential(nn.Sequential(*blocks), nn.Linear(width, 10))
@@ -67,10 +63,6 @@ class LooksAtValues(nn.Module):
         return result
 
 
-def routed() -> nn.Module:
-    return LooksAtValues()
-
-
 def not_a_module() -> int:
     return 3
 
@@ -95,8 +87,10 @@ def leaves() -> nn.Module:
 
 
 def plan(name: str, **asked: Any) -> MemoryPlan:
-    shape = {"attention": (128,), "convolutions": (3, 32, 32), "routed": (8,), "with_loss": None}.get(name, (256,))
-    inputs = {"input_shape": shape, "vocabulary": 50 if name == "attention" else None}
+    shape = {"Attention": (128,), "convolutions": (3, 32, 32), "LooksAtValues": (8,), "with_loss": None}.get(
+        name, (256,)
+    )
+    inputs = {"input_shape": shape, "vocabulary": 50 if name == "Attention" else None}
     return bssearch.plan_memory(model=f"{HERE}:{name}", **{**inputs, **asked})
 
 
@@ -109,19 +103,19 @@ def term(found: MemoryPlan, name: str, size: int | None = None) -> int:
 
 @pytest.mark.parametrize(
     ("name", "size", "checkpointing"),
-    [("perceptron", 512, False), ("perceptron", 512, True), ("convolutions", 64, False), ("attention", 64, False)],
+    [("perceptron", 512, False), ("perceptron", 512, True), ("convolutions", 64, False), ("Attention", 64, False)],
 )
 def test_the_predicted_peak_equals_a_real_steps_allocations(name: str, size: int, checkpointing: bool) -> None:
     """The benchmark `memory_plan.py` checks real models; this test checks sizes beyond the traced sizes."""
     found = plan(name, device="cpu", micro_batch=size, checkpointing=checkpointing)
-    request = {"attention": ((128,), 50), "convolutions": ((3, 32, 32), None)}.get(name, ((256,), None))
+    request = {"Attention": ((128,), 50), "convolutions": ((3, 32, 32), None)}.get(name, ((256,), None))
     case = memory_plan.Case(f"{HERE}:{name}", (size, size), shape=request[0], vocabulary=request[1])
     real = memory_plan.measured(case, size, checkpointing)
     assert found.peak_bytes == pytest.approx(real, rel=0.05)
     assert real > 2 * found.fixed_bytes or name == "perceptron"
 
 
-@pytest.mark.parametrize("name", ["perceptron", "attention"])
+@pytest.mark.parametrize("name", ["perceptron", "Attention"])
 def test_the_terms_add_up_to_the_peak_with_the_gradients_of_earlier_micro_batches(name: str) -> None:
     found = plan(name, device="cpu", micro_batch=300)
     beside = sum(term(found, one.term, 300) for one in found.terms if one.when != "update")
@@ -152,8 +146,8 @@ def test_a_gpu_updates_all_tensors_at_once_and_rounds_blocks() -> None:
 
 def test_autocast_copies_the_weights_and_pure_bf16_halves_all_terms() -> None:
     asked = {"device": "a100", "micro_batch": 64}
-    full, mixed = plan("attention", **asked), plan("attention", precision="bf16", **asked)
-    pure = plan("attention", precision="bf16", mixed="pure", **asked)
+    full, mixed = plan("Attention", **asked), plan("Attention", precision="bf16", **asked)
+    pure = plan("Attention", precision="bf16", mixed="pure", **asked)
     assert term(full, "autocast_copies") == 0 < term(mixed, "autocast_copies")
     assert mixed.fixed_bytes == full.fixed_bytes == pytest.approx(2 * pure.fixed_bytes, rel=0.05)
     assert term(mixed, "activations") < term(full, "activations")
@@ -172,8 +166,8 @@ def test_attention_uses_the_devices_kernels(device: str, precision: str) -> None
     """A CPU keeps the scores of attention with dropout; flash and memory-efficient attention do not."""
     asked: dict[str, Any] = {"model_settings": {"dropout": 0.1}, "input_shape": (1024,), "micro_batch": 8}
     scores = 4 * 1024**2 * 4
-    on_cpu = plan("attention", device="cpu", **asked).activation_bytes_per_sample or 0
-    found = plan("attention", device=device, precision=precision, **asked)
+    on_cpu = plan("Attention", device="cpu", **asked).activation_bytes_per_sample or 0
+    found = plan("Attention", device=device, precision=precision, **asked)
     assert (found.activation_bytes_per_sample or 0) < scores / 4 < scores < on_cpu
 
 
@@ -242,7 +236,7 @@ def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None
     [
         ("downloads", {}, "needs the network (weights.example)"),
         ("from_the_hub", {}, "needs the network"),
-        ("routed", {}, "looks at values as it computes"),
+        ("LooksAtValues", {}, "looks at values as it computes"),
         ("not_a_module", {}, "returned int: it must be a torch.nn.Module"),
         ("raises", {}, "does not build: ValueError: width must be even"),
         ("leaves", {}, "does not build: SystemExit: 3"),
@@ -280,8 +274,8 @@ def test_a_hubs_name_is_no_model(name: str) -> None:
 
 
 def test_tied_weights_count_once() -> None:
-    made = real_model(MemoryPlanRequest(model=f"{HERE}:attention", input_shape=(8,), vocabulary=50))
-    assert sum(one.numel() for one in made.module.parameters()) == plan("attention", device="cpu").parameters
+    made = real_model(MemoryPlanRequest(model=f"{HERE}:Attention", input_shape=(8,), vocabulary=50))
+    assert sum(one.numel() for one in made.module.parameters()) == plan("Attention", device="cpu").parameters
 
 
 def test_the_peak_is_the_highest_line_of_all_events() -> None:

@@ -97,11 +97,11 @@ def random_query(rng: random.Random) -> dict[str, str]:
 
 
 class Elements(HTMLParser):
-    """Numbers of a page by part and key, its text, and its tags' attributes."""
+    """Numbers of a page by part and key, and its tags' attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.part, self.text = "", ""
+        self.part = ""
         self.numbers: dict[str, dict[str, Any]] = {}
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.feed(text)
@@ -112,9 +112,6 @@ class Elements(HTMLParser):
         self.part = given.get("data-part") or self.part
         if "data-key" in given:
             self.numbers.setdefault(self.part, {})[given["data-key"] or ""] = json.loads(given["data-value"] or "")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
     def named(self, name: str) -> dict[str, str | None]:
         """Attributes of a field's input."""
