@@ -39,7 +39,7 @@ def one_of(names: Sequence[str] | Mapping[str, object], about: str = "") -> Any:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise typer.BadParameter(f"{text!r} is none of {', '.join(names)}")
+            raise typer.BadParameter(f"unknown {text!r}; choose from {', '.join(names)}")
         return text
 
     return typer.Option(parser=parse, metavar="|".join(names), help=about)

@@ -332,7 +332,7 @@ def killer(copy: Path, work: Path, tests: Sequence[str], coverage: Coverage) -> 
         chosen = Chosen(tests, coverage.seconds)
         files = dict.fromkeys(test.partition("::")[0] for test in tests)
         code = pytest.main([*files, *OPTIONS, "-x"], plugins=[chosen])
-        # Where already a conftest cannot be imported no test is reported on: the exit code alone tells.
+        # If a conftest cannot be imported, no test is reported, but the exit code shows the failure.
         has_ended = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         trouble = [*chosen.failed, *([] if has_ended else [f"exit code {int(code)}"]), None]
         told.write_text(json.dumps(trouble[0]))

@@ -1,11 +1,11 @@
-"""Other tools are asked bssearch's question: which configuration reaches the target soonest?
+"""Other tools answer bssearch's question: which configuration reaches the target soonest?
 
-Run as ``python tests/benchmarks/other_tools.py [STUDY]``. First bssearch's own study runs, with its confirmation;
-``--trials`` and ``--confirm-top`` (with three runs of each finalist) make it shorter. Optuna (TPE, a median pruner) and
-Ray Tune (ASHA) then get as many train seconds, without waits for a CPU, as all trials of that study took, the same
-space, target, cadence of evaluation and limit of a trial, and the default as their first trial; both end a trial that
-is slower than their fastest. The answer of each, bssearch's recommendation or the fastest trial of the tool, is trained
-with ``--seeds`` fresh seeds, in turns. W&B sweeps need a server with an account, so they are not run.
+Run as ``python tests/benchmarks/other_tools.py [STUDY]`` (default: fashion_mnist_cpu), with Ray installed. bssearch
+runs the study with its confirmation; ``--trials`` and ``--confirm-top`` (with three runs of each finalist) shorten it.
+Then Optuna (TPE, a median pruner) and Ray Tune (ASHA) get the train seconds, without waits for a CPU, of all trials of
+this study. Space, target, cadence of evaluation, limit of a trial and first trial (the default) are the same; both
+tools end a trial that is slower than their fastest. Each answer, bssearch's recommendation or a tool's fastest trial,
+is trained with ``--seeds`` fresh seeds, in turns. W&B sweeps are not run, because they need a server with an account.
 """
 
 if not __package__:

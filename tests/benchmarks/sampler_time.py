@@ -156,7 +156,7 @@ def space_seconds(count: int) -> tuple[float, float]:
 
 
 def adapter_seconds(name: str) -> tuple[float, float, float]:
-    """Return the adapter's CPU seconds of a choice and of a choice over all trials, and Optuna's of the latter."""
+    """Return the adapter's CPU seconds of a choice, of a choice over all trials, and Optuna's own of the second."""
     study = Study(ADAPTER_COUNT, name)
     sampler, history, inside = study.sampler, study.history, 0.0
     assert isinstance(sampler, OptunaSampler)

@@ -125,7 +125,7 @@ class Playing:
             is_over = self.place == len(self.replay.train_seconds)
             return self.outcome(TrialState.EXHAUSTED if is_over else self.request.plan.limit_state, "as recorded")
         gain = self.replay.gains[self.place]
-        # A table need not tell steps; whatever took time took one, so that nothing counts as met before the first.
+        # Without steps in the table, any train seconds count as a step, so that no target is met before the first.
         step = max(self.replay.steps[self.place] if self.replay.steps else self.place, int(self.trained > 0))
         self.place += 1
         self.best = max(self.best, gain) if not math.isnan(gain) else self.best
