@@ -83,7 +83,7 @@ WELCOME = """\
 bssearch finds the batch size that reaches your target soonest.
 
   bssearch run digits       search a study that comes with bssearch: minutes on a CPU
-  bssearch init my-task     write a study of your own to start from
+  bssearch init my-task     write your own study to start from
   bssearch best             print the best batch size found
 
 All commands: bssearch --help. How it works: bssearch guide."""

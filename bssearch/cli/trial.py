@@ -196,7 +196,7 @@ def add(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Queue a configuration of your own as the next trial."""
+    """Queue your own configuration as the next trial."""
     from bssearch.analysis.shape import parameters_of
 
     values = words or []
