@@ -431,7 +431,7 @@ def _proposed(
     missing: Sequence[MissingRun],
 ) -> Iterator[NextStep]:
     name = shlex.quote(spec.name)
-    if missing and (sure is None or sure.is_provisional):
+    if missing:
         words = "; ".join(one.in_words for one in missing)
         yield NextStep(
             command=f"bssearch export {name} --to spec", why=f"writes a study around these runs. Missing: {words}"

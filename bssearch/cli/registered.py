@@ -162,11 +162,12 @@ def _broken(message: str) -> Callable[..., None]:
 def _store(made: Studies, db: str | None, form: Format) -> None:
     told: list[str] = []
     if not made.dry_run:
-        from bssearch.exchange.importers.imported_studies import with_stored
+        from bssearch.exchange.importers.imported_studies import answer_in_words, with_stored
 
         with bssearch.open_store(db, notify=note) as store:
             studies, replaced, told = with_stored(store, made.studies)
             store.transfer.import_finished(studies, replaced)
+            told += [text for one in made.studies for text in answer_in_words(store, one.study.name)]
     for text in (*made.notes, *told):
         note(text)
     if made.dry_run:

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bssearch.analysis.headline import headline
 from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
-from bssearch.errors import UsageError, require
+from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.exchange.importers.imported_run import LARGEST, TYPED, ImportedRun, Studies
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialRecord, TrialState, grouped
 from bssearch.records.curves import with_crossing
+from bssearch.search.finding import answer
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
@@ -124,6 +126,18 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
         replaced.append(name)
         notes.append(f"study {name}: {len(trials) - len(before)} of {len(trials)} runs are new")
     return wanted, replaced, notes
+
+
+def answer_in_words(store: Store, name: str) -> Iterator[str]:
+    """A study's answer, and the command that would settle it."""
+    try:
+        found = answer(store, name)
+    except TargetNotReachedError as error:
+        yield f"study {name}: {error.message}"
+        return
+    yield f"study {name}: {headline(found)}"
+    if (step := found.settling) is not None and found.within_5_percent is None:
+        yield f"study {name}: {step.command} {step.why}"
 
 
 def _identity(trial: TrialRecord | FinishedTrial) -> tuple[str, str]:

@@ -198,13 +198,17 @@ def _mlflow_database(address: str) -> Iterator[Log]:
     address, _, experiment = address.partition("#")
     engine = create_engine_for(address, write=False)
     place = shown(engine.url)
-    with reading(engine) as connection:
-        of_experiments = grouped((name, run) for run, name in connection.exec_driver_sql(_MLFLOW_RUNS))
-        params = connection.exec_driver_sql("SELECT run_uuid, key, value FROM params").all()
-        metrics = connection.exec_driver_sql(
-            "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
-        ).all()
-    engine.dispose()
+    try:
+        with reading(engine) as connection:
+            of_experiments = grouped((name, run) for run, name in connection.exec_driver_sql(_MLFLOW_RUNS))
+            params = connection.exec_driver_sql("SELECT run_uuid, key, value FROM params").all()
+            metrics = connection.exec_driver_sql(
+                "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
+            ).all()
+    except UnicodeDecodeError:
+        raise UsageError(f"{place} is damaged: it has text that is not UTF-8") from None
+    finally:
+        engine.dispose()
     names = [experiment] if experiment else list(of_experiments)
     if len(names) > 1 or experiment not in ("", *of_experiments):
         raise UsageError(

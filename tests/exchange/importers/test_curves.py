@@ -219,6 +219,15 @@ def test_an_easier_target_is_answered_from_the_stored_curves(tmp_path: Path) -> 
     assert easier["optimal"]["time_to_target_s"]["median"] == pytest.approx(0.2 * 16)
 
 
+def test_an_import_answers_and_names_missing_runs(tmp_path: Path) -> None:
+    wandb(tmp_path)
+    told = ran(tmp_path, "import", "curves", "history.csv", "--target", "0.4").stderr
+    assert "batch 16 reaches val/acc ≥ 0.4" in told
+    assert "--to spec" in told and "batch 8, learning rate" in told
+    (tmp_path / "more.csv").write_text("step,val_acc,batch_size\n10,0.1,8\n")
+    assert "study more: " in ran(tmp_path, "import", "curves", "more.csv", "--target", "0.4").stderr, "none reached it"
+
+
 def test_curves_that_bssearch_wrote_come_back_with_their_name_metric_and_target(tmp_path: Path) -> None:
     wandb(tmp_path)
     printed(tmp_path, "import", "curves", "history.csv", "--target", "0.4")
