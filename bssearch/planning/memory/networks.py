@@ -1,0 +1,232 @@
+"""Convolutional networks by numbers: parameters, and elements that the backward pass keeps for a sample.
+
+A layer keeps its input if its weights or its derivative need it; an in-place activation shares its output with the next
+layer's input. Architectures: He et al. 2015 (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022
+(arXiv 2201.03545), Ronneberger et al. 2015 (arXiv 1505.04597, with padding and batch normalisation).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from bssearch.errors import require
+
+INDEX_BYTES = 8  # of a maximum that pooling keeps
+
+
+@dataclass(slots=True)
+class Network:
+    """A network on its way from input to output; sizes are those of the present tensor."""
+
+    channels: int
+    height: int
+    width: int
+    parameters: int = 0
+    pooled: int = 0  # elements behind max pooling
+    blocks: list[list[int]] = field(default_factory=lambda: [[0, 0]])  # of each block: elements of its input, kept
+    is_kept: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements of the present tensor."""
+        return self.channels * self.height * self.width
+
+    def sample_bytes(self, width: int, *, checkpointing: bool) -> int:
+        """Bytes kept for a sample with elements of ``width`` bytes; checkpointing keeps inputs and one block."""
+        indices = INDEX_BYTES * self.pooled
+        if checkpointing:
+            return width * (sum(given for given, _ in self.blocks) + max(kept for _, kept in self.blocks)) + indices
+        return width * sum(kept for _, kept in self.blocks) + indices
+
+    def begin_block(self) -> None:
+        """Begin a block that checkpointing would compute twice."""
+        self.blocks.append([self.elements, 0])
+
+    def keep(self, elements: int | None = None) -> None:
+        """Keep the present tensor once, or another one of some elements."""
+        if elements is not None:
+            self.blocks[-1][1] += elements
+        elif not self.is_kept:
+            self.blocks[-1][1] += self.elements
+            self.is_kept = True
+
+    def convolve(self, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, bias: bool = False) -> None:
+        """Convolve with padding (``kernel`` > ``stride``); a linear layer over channels is a kernel of 1."""
+        self.keep()
+        self.parameters += self.channels // groups * out * kernel**2 + out * bias
+        self.channels, self.height, self.width = out, -(-self.height // stride), -(-self.width // stride)
+        self.is_kept = False
+
+    def normalize(self) -> None:
+        """Normalise with scale and shift."""
+        self.keep()
+        self.parameters += 2 * self.channels
+        self.is_kept = False
+
+    def activate(self, *, in_place: bool) -> None:
+        """Activate: ReLU keeps its output, in place of its input; others keep their input."""
+        self.keep()
+        self.is_kept = in_place
+
+    def pool(self) -> None:
+        """Halve the sides by the maximum."""
+        self.keep()
+        self.height, self.width = -(-self.height // 2), -(-self.width // 2)
+        self.pooled += self.elements
+        self.is_kept = False
+
+    def classify(self, classes: int) -> None:
+        """Average over positions, then a linear layer."""
+        self.parameters += (self.channels + 1) * classes
+        self.keep(self.channels)
+
+
+def _resnet(net: Network, stages: Sequence[int], channels: Sequence[int], *, expansion: int) -> None:
+    net.convolve(channels[0], 7, 2)
+    net.normalize()
+    net.activate(in_place=True)
+    net.pool()
+    for stage, (blocks, width) in enumerate(zip(stages, channels, strict=True)):
+        for block in range(blocks):
+            _residual(net, width, 2 if stage and not block else 1, expansion)
+
+
+def _residual(net: Network, width: int, stride: int, expansion: int) -> None:
+    net.begin_block()
+    inputs, out = net.channels, width * expansion
+    layers = [(width, 1, 1), (width, 3, stride), (out, 1, 1)] if expansion > 1 else [(width, 3, stride), (out, 3, 1)]
+    for index, (size, kernel, step) in enumerate(layers):
+        net.convolve(size, kernel, step)
+        net.normalize()
+        if index < len(layers) - 1:
+            net.activate(in_place=True)
+    if stride > 1 or inputs != out:
+        net.parameters += (inputs + 2) * out
+        net.keep(net.elements)  # input of the shortcut's normalisation
+    net.activate(in_place=True)
+
+
+# stages of EfficientNet-B0: expansion, stride, kernel
+_EFFICIENT = ((1, 1, 3), (6, 2, 3), (6, 2, 5), (6, 2, 3), (6, 1, 5), (6, 2, 5), (6, 1, 3))
+
+
+def _efficientnet(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
+    _with_silu(net, 32, 3, 2)
+    for blocks, out, (expansion, stride, kernel) in zip(stages, channels, _EFFICIENT, strict=True):
+        for block in range(blocks):
+            net.begin_block()
+            inputs = net.channels
+            if expansion > 1:
+                _with_silu(net, inputs * expansion)
+            _with_silu(net, net.channels, kernel, 1 if block else stride, net.channels)
+            squeezed = inputs // 4
+            net.parameters += 2 * net.channels * squeezed + squeezed + net.channels
+            net.keep()  # the product with the excitation
+            net.is_kept = False
+            net.convolve(out)
+            net.normalize()
+    _with_silu(net, 1280)
+
+
+def _with_silu(net: Network, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
+    net.convolve(out, kernel, stride, groups)
+    net.normalize()
+    net.activate(in_place=False)
+
+
+def _convnext(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
+    for stage, (blocks, width) in enumerate(zip(stages, channels, strict=True)):
+        if stage:
+            net.normalize()
+            net.convolve(width, 2, 2, bias=True)
+        else:
+            net.convolve(width, 4, 4, bias=True)
+            net.normalize()
+        for _ in range(blocks):
+            net.begin_block()
+            net.convolve(width, 7, 1, width, bias=True)
+            net.normalize()
+            net.convolve(4 * width, bias=True)
+            net.activate(in_place=False)
+            net.convolve(width, bias=True)
+            net.keep()  # the product with the layer's scale
+            net.parameters += width
+            net.is_kept = False
+    net.parameters += 2 * net.channels  # the head's norm
+
+
+def _unet(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
+    *levels, middle = channels
+    side = 2 ** len(levels)
+    fits = net.height % side == net.width % side == 0
+    require(fits, f"input = {net.height}x{net.width} must have sides that {side} divides: {len(levels)} levels halve them")
+    for blocks, width in zip(stages, levels, strict=False):
+        _convolutions(net, width, blocks)
+        net.pool()
+    _convolutions(net, middle, stages[-1])
+    for blocks, width in zip(stages[-2::-1], levels[::-1], strict=True):
+        net.keep()
+        net.parameters += 4 * net.channels * width + width
+        net.channels, net.height, net.width, net.is_kept = 2 * width, 2 * net.height, 2 * net.width, False
+        _convolutions(net, width, blocks)
+
+
+def _convolutions(net: Network, width: int, count: int) -> None:
+    net.begin_block()
+    for _ in range(count):
+        net.convolve(width, 3)
+        net.normalize()
+        net.activate(in_place=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A kind of network, with its usual blocks and channels for each stage."""
+
+    build: Callable[[Network, Sequence[int], Sequence[int]], None]
+    stages: tuple[int, ...]
+    channels: tuple[int, ...]
+    classes: int = 1000
+
+
+def _basic(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
+    _resnet(net, stages, channels, expansion=1)
+
+
+def _bottleneck(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
+    _resnet(net, stages, channels, expansion=4)
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "resnet18": Architecture(_basic, (2, 2, 2, 2), (64, 128, 256, 512)),
+        "resnet50": Architecture(_bottleneck, (3, 4, 6, 3), (64, 128, 256, 512)),
+        "efficientnet_b0": Architecture(_efficientnet, (1, 2, 2, 3, 3, 4, 1), (16, 24, 40, 80, 112, 192, 320)),
+        "convnext_tiny": Architecture(_convnext, (3, 3, 9, 3), (96, 192, 384, 768)),
+        "unet": Architecture(_unet, (2, 2, 2, 2, 2), (64, 128, 256, 512, 1024), classes=2),
+    }
+)
+
+
+def network(
+    name: str, shape: Sequence[int], stages: Sequence[int] | None = None, channels: Sequence[int] | None = None
+) -> Network:
+    """Network of a kind on an input of ``shape``: channels, height, width.
+
+    Raises:
+        UsageError: The shape or the stages do not go with the kind.
+    """
+    kind = ARCHITECTURES[name]
+    blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
+    require(len(shape) == 3, f"input = {'x'.join(map(str, shape))} must be channels x height x width, as 3x224x224")
+    given = f"stages = {','.join(map(str, blocks))} and channels = {','.join(map(str, widths))}"
+    require(len(blocks) == len(widths), f"{given} must be as many")
+    if name == "efficientnet_b0":
+        require(len(blocks) == len(_EFFICIENT), f"{given} must be {len(_EFFICIENT)} each for {name}")
+    net = Network(*shape)
+    kind.build(net, blocks, widths)
+    if name == "unet":
+        net.convolve(kind.classes, bias=True)
+    else:
+        net.classify(kind.classes)
+    return net
