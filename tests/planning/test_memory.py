@@ -125,6 +125,84 @@ def test_logits_are_a_separate_term_in_fp32() -> None:
     assert plan.activation_bytes_per_sample == sum(one.bytes_per_sample for one in plan.terms)
 
 
+NETWORKS = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "efficientnet_b0": 5_288_548,
+    "convnext_tiny": 28_589_128,
+    "unet": 31_037_698,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), NETWORKS.items())
+def test_a_networks_parameters_are_those_of_timm_and_its_activations_follow_the_image(
+    name: str, parameters: int
+) -> None:
+    small, large = (
+        bssearch.plan_memory(network=name, input_shape=(3, side, side), memory_gib=24) for side in (224, 448)
+    )
+    assert small.parameters == parameters
+    assert (large.activation_bytes_per_sample or 0) / (small.activation_bytes_per_sample or 1) == pytest.approx(4, 0.01)
+
+
+def test_a_network_of_ones_own_has_the_given_stages_and_checkpointing_keeps_less() -> None:
+    asked: dict[str, Any] = {"network": "resnet18", "input_shape": (3, 32, 32), "micro_batch": 512}
+    whole, short, again = (
+        bssearch.plan_memory(**asked, **changes)
+        for changes in ({}, {"stages": (1, 1), "channels": (16, 32)}, {"checkpointing": True})
+    )
+    stem, first, second = 3 * 16 * 49 + 2 * 16, 2 * 16 * 16 * 9 + 4 * 16, 16 * 32 * 9 + 32 * 32 * 9 + 4 * 32
+    assert short.parameters == stem + first + second + (16 * 32 + 2 * 32) + 33 * 1000
+    assert (again.peak_bytes or 0) < (whole.peak_bytes or 0)
+
+
+def test_adapters_train_alone_on_a_quantised_model() -> None:
+    model = {"parameters": "110M", "precision": "bf16", "optimizer": "adam", **BASE}
+    whole, adapted, quantised = (
+        bssearch.plan_memory(**model, **changes)
+        for changes in ({}, {"lora_rank": 8}, {"lora_rank": 8, "base_precision": "int4"})
+    )
+    hidden, layers = 768, 12
+    trained = layers * 8 * (4 * 2 * hidden + 2 * 5 * hidden)
+    assert adapted.trainable_parameters == trained and whole.trainable_parameters == 110_000_000
+    assert adapted.fixed_bytes == 2 * 110_000_000 + 16 * trained
+    assert (adapted.activation_bytes_per_sample or 0) - (whole.activation_bytes_per_sample or 0) == (
+        2 * 512 * 8 * 6 * layers
+    )
+    blocks = layers * (12 * hidden**2 + 4 * hidden)
+    assert adapted.weights_bytes - quantised.weights_bytes == pytest.approx(blocks * (2 - 0.5625))
+
+
+def test_frozen_and_offloaded_numbers_take_no_memory_of_the_device() -> None:
+    frozen, offloaded = (
+        of_parameters(10**6, "bf16", **changes)
+        for changes in ({"trainable_parameters": 10**5}, {"offload_optimizer": True})
+    )
+    assert (frozen.weights, frozen.gradients, frozen.optimizer_state, frozen.master_weights) == (
+        2 * 10**6,
+        2 * 10**5,
+        8 * 10**5,
+        4 * 10**5,
+    )
+    assert (offloaded.gradients, offloaded.optimizer_state, offloaded.master_weights, offloaded.foreach) == (
+        2 * 10**6,
+        0,
+        0,
+        0,
+    )
+
+
+def test_seven_billion_parameters_are_fine_tuned_on_24_gib() -> None:
+    """Micro-batch 1 to 2 of 2,048 tokens, accumulated: with adapters; all of the parameters do not fit."""
+    model = {"parameters": "7B", "precision": "bf16", "layers": 32, "hidden": 4096, "heads": 32, "sequence": 2048}
+    llama = {"vocabulary": 32000, "intermediate": 11008, "mlp": "swiglu", "fused_attention": True, "dropout": False}
+    plan = bssearch.plan_memory(**model, **llama, lora_rank=16, base_precision="int4", memory_gib=24)
+    assert plan.safe_micro_batch in (1, 2)
+    with pytest.raises(LaunchError) as refused:
+        bssearch.plan_memory(**model, **llama, memory_gib=24)
+    assert "--lora-rank 16" in (refused.value.hint or "")
+
+
 def test_the_largest_micro_batch_is_the_free_memory_over_a_sample() -> None:
     plan = bssearch.plan_memory(parameters=110_000_000, precision="bf16", optimizer="adam", memory_gib=24, **BASE)
     assert plan.fixed_bytes == 16 * 110_000_000
@@ -381,6 +459,17 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(
         (api.plan_memory, {**MEMORY, "model": "a:b"}, ["parameters", "model = a:b"]),
         (api.plan_memory, {"model": "a:b", "hidden": 5}, ["hidden", "model = a:b"]),
         (api.plan_memory, {"model": "a:b", "precision": "fp8"}, ["fp8"]),
+        (api.plan_memory, {"model": "a:b", "lora_rank": 8}, ["lora_rank", "model = a:b"]),
+        (api.plan_memory, {"model": "a:b", "offload_optimizer": True}, ["offload_optimizer"]),
+        (api.plan_memory, {"network": "resnet18"}, ["resnet18", "input_shape"]),
+        (api.plan_memory, {"network": "unet", "input_shape": (3, 250, 224)}, ["250x224", "16"]),
+        (api.plan_memory, {"network": "resnet18", "input_shape": (32, 32)}, ["input_shape = 32x32", "3x224x224"]),
+        (api.plan_memory, {"network": "resnet18", "input_shape": (3, 32, 32), "stages": (1,)}, ["stages = 1"]),
+        (api.plan_memory, {"network": "resnet18", "input_shape": (3, 32, 32), "hidden": 8}, ["hidden = 8", "resnet18"]),
+        (api.plan_memory, {**MEMORY, "stages": (2, 2)}, ["stages", "network"]),
+        (api.plan_memory, {**MEMORY, "lora_rank": 8}, ["lora_rank = 8", "layers"]),
+        (api.plan_memory, {**MEMORY, "base_precision": "int4"}, ["base_precision = int4", "lora_rank"]),
+        (api.plan_memory, {**MEMORY, "trainable_parameters": 10**12}, ["trainable_parameters", "at most"]),
     ],
 )
 def test_values_that_contradict_each_other_are_named(

@@ -15,6 +15,20 @@ INDEX_BYTES = 8  # of a maximum that pooling keeps
 
 
 @dataclass(slots=True)
+class Block:
+    """Layers that checkpointing computes twice, in elements for a sample."""
+
+    given: int  # its input
+    kept: int = 0
+    widest: int = 0  # its largest tensor
+
+    @property
+    def backward(self) -> int:
+        """Elements in its backward pass: kept tensors, and a gradient of a layer's output and of its input."""
+        return self.kept + 2 * self.widest
+
+
+@dataclass(slots=True)
 class Network:
     """A network on its way from input to output; sizes are those of the present tensor."""
 
@@ -23,7 +37,7 @@ class Network:
     width: int
     parameters: int = 0
     pooled: int = 0  # elements behind max pooling
-    blocks: list[list[int]] = field(default_factory=lambda: [[0, 0]])  # of each block: elements of its input, kept
+    blocks: list[Block] = field(default_factory=lambda: [Block(0)])  # the first one is never computed twice
     is_kept: bool = False
 
     @property
@@ -33,22 +47,25 @@ class Network:
 
     def sample_bytes(self, width: int, *, checkpointing: bool) -> int:
         """Bytes kept for a sample with elements of ``width`` bytes; checkpointing keeps inputs and one block."""
-        indices = INDEX_BYTES * self.pooled
-        if checkpointing:
-            return width * (sum(given for given, _ in self.blocks) + max(kept for _, kept in self.blocks)) + indices
-        return width * sum(kept for _, kept in self.blocks) + indices
+        first, *others = self.blocks
+        if checkpointing and others:
+            elements = first.kept + sum(one.given for one in others) + max(one.backward for one in others)
+        else:
+            elements = sum(one.kept for one in self.blocks) + 2 * self.blocks[-1].widest
+        return width * elements + INDEX_BYTES * self.pooled
 
     def begin_block(self) -> None:
         """Begin a block that checkpointing would compute twice."""
-        self.blocks.append([self.elements, 0])
+        self.blocks.append(Block(self.elements))
 
     def keep(self, elements: int | None = None) -> None:
         """Keep the present tensor once, or another one of some elements."""
-        if elements is not None:
-            self.blocks[-1][1] += elements
-        elif not self.is_kept:
-            self.blocks[-1][1] += self.elements
-            self.is_kept = True
+        if elements is None and self.is_kept:
+            return
+        block = self.blocks[-1]
+        block.kept += elements or self.elements
+        block.widest = max(block.widest, elements or self.elements)
+        self.is_kept = self.is_kept or elements is None
 
     def convolve(self, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, bias: bool = False) -> None:
         """Convolve with padding (``kernel`` > ``stride``); a linear layer over channels is a kernel of 1."""
@@ -159,7 +176,10 @@ def _unet(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
     *levels, middle = channels
     side = 2 ** len(levels)
     fits = net.height % side == net.width % side == 0
-    require(fits, f"input = {net.height}x{net.width} must have sides that {side} divides: {len(levels)} levels halve them")
+    require(
+        fits,
+        f"input_shape = {net.height}x{net.width} must have sides that {side} divides: {len(levels)} levels halve them",
+    )
     for blocks, width in zip(stages, levels, strict=False):
         _convolutions(net, width, blocks)
         net.pool()
@@ -218,12 +238,14 @@ def network(
     """
     kind = ARCHITECTURES[name]
     blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
-    require(len(shape) == 3, f"input = {'x'.join(map(str, shape))} must be channels x height x width, as 3x224x224")
+    require(
+        len(shape) == 3, f"input_shape = {'x'.join(map(str, shape))} must be channels x height x width, as 3x224x224"
+    )
     given = f"stages = {','.join(map(str, blocks))} and channels = {','.join(map(str, widths))}"
     require(len(blocks) == len(widths), f"{given} must be as many")
     if name == "efficientnet_b0":
         require(len(blocks) == len(_EFFICIENT), f"{given} must be {len(_EFFICIENT)} each for {name}")
-    net = Network(*shape)
+    net = Network(channels=shape[0], height=shape[1], width=shape[2])
     kind.build(net, blocks, widths)
     if name == "unet":
         net.convolve(kind.classes, bias=True)

@@ -104,29 +104,58 @@ class ParameterBytes:
         return self.fixed + self.autocast_copies
 
 
+# Bytes of a frozen, quantised weight. int8: a scale per row is negligible. int4: NF4 has an fp32 scale per block of 64
+# (Dettmers et al. 2023, arXiv 2305.14314, § 2; bitsandbytes without double quantisation).
+BASE_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.0, "int4": 0.5 + FP32 / 64})
+
+
 def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
-    """Bytes of the parameters on one device."""
-    parameters, form = asked.parameters, asked.form
+    """Bytes of the parameters on one device; frozen ones have neither gradients nor optimizer state."""
+    trained, form, model = trained_parameters(asked), asked.form, asked.transformer
+    frozen = asked.parameters - (0 if asked.lora_rank else trained)
+    quantised = 0 if asked.base_precision is None else frozen
+    if quantised and model is not None:  # embeddings, norms and the head stay as they are
+        quantised = min(frozen, model.layers * layer_parameters(model))
+    whole = trained + frozen - quantised
+    base = BASE_BYTES.get(asked.base_precision or "", 0) * quantised
+    # one quantised matrix at a time is widened for its product
+    widened = form.activation * model.hidden * _width(model) if quantised and model is not None else 0
+    on_host = asked.offload_optimizer
     return ParameterBytes(
-        weights=asked.share(parameters * form.weight, 3),
-        gradients=asked.share(parameters * form.gradient, 2),
-        optimizer_state=asked.share(_state_bytes(asked), 1),
-        master_weights=asked.share(parameters * form.master, 1),
-        autocast_copies=asked.share(parameters * form.copy, 3),
+        weights=asked.share(whole * form.weight + base, 3),
+        gradients=asked.share(trained * form.gradient, 2),
+        optimizer_state=0 if on_host else asked.share(_state_bytes(asked, trained), 1),
+        master_weights=0 if on_host else asked.share(trained * form.master, 1),
+        autocast_copies=asked.share(whole * form.copy, 3) + widened,
         # 8-bit Adam updates each tensor in its own kernel
-        foreach=0 if asked.optimizer == "adam8bit" else asked.share(parameters * (form.master or form.weight), 1),
+        foreach=0
+        if on_host or asked.optimizer == "adam8bit"
+        else asked.share(trained * (form.master or form.weight), 1),
     )
 
 
-def _state_bytes(asked: MemoryPlanRequest) -> float:
+def trained_parameters(asked: MemoryPlanRequest) -> int:
+    """Parameters with a gradient: all, those given, or LoRA's r·(in + out) for each matrix of the blocks.
+
+    LoRA: Hu et al. 2021, arXiv 2106.09685, § 4.1; adapters on all linear layers as in QLoRA.
+    """
+    model = asked.transformer
+    if asked.lora_rank and model is not None:
+        return model.layers * asked.lora_rank * sum(inputs + out for inputs, out in _matrices(model))
+    trained: int = asked.trainable_parameters or asked.parameters
+    return trained
+
+
+def _state_bytes(asked: MemoryPlanRequest, trained: int) -> float:
     size, name = asked.form.state, asked.optimizer
-    parameters: int = asked.parameters
     if name == "adam8bit":
-        return 2.0 * (parameters + FP32 * ceil(parameters / BLOCK_8BIT))
+        return 2.0 * (trained + FP32 * ceil(trained / BLOCK_8BIT))
     if name == "adafactor-factored":
-        return size * 2 * parameters / (asked.hidden or MATRIX_SIDE)
-    embedded = min(parameters, (asked.hidden or 0) * (asked.vocabulary or 0)) if name == "muon" else 0
-    return size * (STATES[name] * parameters + embedded)
+        return size * 2 * trained / (asked.hidden or MATRIX_SIDE)
+    embedded = 0
+    if name == "muon" and not asked.lora_rank:
+        embedded = min(trained, (asked.hidden or 0) * (asked.vocabulary or 0))
+    return size * (STATES[name] * trained + embedded)
 
 
 # Tensors of the MLP's width that its backward pass needs, around the activation. gelu_new is GPT-2's, in five
@@ -151,6 +180,7 @@ class Transformer:
     mlp: str = "gelu"
     fused_attention: bool = False
     dropout: bool = True
+    lora_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +217,16 @@ def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool)
 
 
 def layer_parameters(model: Transformer) -> int:
-    """A layer's parameters: four attention matrices, the MLP's, two norms."""
-    shared = (model.kv_heads or model.heads) / model.heads
-    attention = 2 * model.hidden**2 * (1 + shared)
-    matrices = 3 if model.mlp == "swiglu" else 2
-    return round(attention) + matrices * model.hidden * _width(model) + 4 * model.hidden
+    """A layer's parameters: its matrices, and two norms."""
+    return sum(inputs * out for inputs, out in _matrices(model)) + 4 * model.hidden
+
+
+def _matrices(model: Transformer) -> list[tuple[int, int]]:
+    # inputs and outputs of queries, keys, values, projection and the MLP
+    hidden, wide = model.hidden, _width(model)
+    shared = hidden * (model.kv_heads or model.heads) // model.heads
+    attention = [(hidden, hidden), (hidden, shared), (hidden, shared), (hidden, hidden)]
+    return [*attention, (hidden, wide), (wide, hidden), *([(hidden, wide)] if model.mlp == "swiglu" else [])]
 
 
 def _width(model: Transformer) -> int:
@@ -210,7 +245,8 @@ def _layer(model: Transformer, form: NumberFormat) -> int:
     shared = (model.kv_heads or model.heads) / model.heads
     wide = model.sequence * _width(model) * MLP_TENSORS[model.mlp]
     kept = form.activation * (tokens * (4 + 2 * shared) + wide)
-    return round(kept) + 2 * tokens * model.dropout + 2 * tokens * _stream_bytes(form)
+    adapters = form.activation * model.sequence * model.lora_rank * len(_matrices(model))
+    return round(kept) + adapters + 2 * tokens * model.dropout + 2 * tokens * _stream_bytes(form)
 
 
 def _scores(model: Transformer, form: NumberFormat) -> int:

@@ -15,7 +15,9 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bssearch.errors import LaunchError, UsageError, require
+from bssearch.planning.memory.networks import ARCHITECTURES, Network, network
 from bssearch.planning.memory.parameters import (
+    BASE_BYTES,
     BY_NAME,
     FORMATS,
     MIXED,
@@ -29,6 +31,7 @@ from bssearch.planning.memory.parameters import (
     layer_parameters,
     parameter_bytes,
     sample_bytes,
+    trained_parameters,
 )
 from bssearch.planning.requests import CLAIMS, Count, Dimension, Parameters, Plan, Request
 from bssearch.registry import Option
@@ -44,6 +47,8 @@ MOST_SHARDS = 1024  # most devices to propose
 
 def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
     """Plan for given parameters; raise `LaunchError` if they alone do not fit."""
+    if asked.network and asked.parameters is None:
+        asked = asked.model_copy(update={"parameters": asked.convolutional.parameters})
     fixed, sample = parameter_bytes(asked), _sample(asked)
     check_fits(asked, fixed.least, IN_TABLE)
     largest, safe = _fitting(asked)
@@ -51,6 +56,7 @@ def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
     return MemoryPlan(
         basis="numbers",
         parameters=asked.parameters,
+        trainable_parameters=trained_parameters(asked),
         **asked.in_plan(),
         weights_bytes=fixed.weights,
         gradients_bytes=fixed.gradients,
@@ -95,14 +101,21 @@ def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Seque
         [{"optimizer": name} for name in OPTIMIZERS[::-1]],
         *([{"stage": stage, "devices": count} for count in shards] for stage in (1, 2, 3)),
     ]
+    if asked.transformer is not None and not asked.lora_rank and not asked.trainable_parameters:
+        kinds.append([{"lora_rank": 16}, {"lora_rank": 16, "base_precision": "int4"}])
     for changes in kinds:
         sizes = ((change, parameter_bytes(asked.model_copy(update=change)).least) for change in changes)
         fitting, size = next(((change, size) for change, size in sizes if size <= room), ({}, 0))
-        if words := " ".join(f"--{name} {value}" for name, value in fitting.items() if value is not None):
+        if words := " ".join(
+            f"--{name.replace('_', '-')} {value}" for name, value in fitting.items() if value is not None
+        ):
             yield f"{words} ({gib(size)}{' each' if 'stage' in fitting else ''})"
 
 
 def _sample(asked: MemoryPlanRequest) -> SampleBytes | None:
+    if asked.network:
+        kept = asked.convolutional.sample_bytes(asked.form.activation, checkpointing=asked.checkpointing)
+        return SampleBytes(activations=kept, attention_scores=0, logits=0)
     model = asked.transformer
     return None if model is None else sample_bytes(model, asked.form, checkpointing=asked.checkpointing)
 
@@ -188,6 +201,8 @@ def _notes(
                 f"Attention's scores are {gib(sample.attention_scores)} of each sample: fused (flash) attention does "
                 "not keep them (--fused-attention)."
             )
+    if asked.trainable_parameters and sample is not None:
+        yield "Activations are those of a model whose parameters all train: frozen first layers keep fewer."
     if largest == 0:
         yield "Not even one sample fits: try --checkpointing, a shorter --sequence, or a row of the table that fits."
     if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
@@ -255,6 +270,7 @@ class MemoryPlan(MemoryOption, Plan):
     basis: Literal["numbers", "trace"]
     model: str | None = None
     parameters: int
+    trainable_parameters: int
     stage: int
     devices: int
     device: str | None
@@ -408,12 +424,20 @@ BESIDE_ARCHITECTURE = ("vocabulary", "kv_heads", "intermediate", "mlp", "fused_a
 
 
 def _shape(given: Any) -> Any:
+    return _numbers(given, "x", "3x224x224")
+
+
+def _sizes(given: Any) -> Any:
+    return _numbers(given, ",", "3,4,6,3")
+
+
+def _numbers(given: Any, separator: str, example: str) -> Any:
     if not isinstance(given, str):
         return None if given is None else tuple(given)
     try:
         return tuple(int(one) for one in given.lower().replace(",", "x").split("x"))
     except ValueError:
-        raise ValueError("must be whole numbers with x between, as 3x224x224") from None
+        raise ValueError(f"must be whole numbers with {separator} between, as {example}") from None
 
 
 def _settings(given: Any) -> Any:
@@ -488,6 +512,35 @@ class MemoryPlanRequest(Request):
     ] = None
     fused_attention: Annotated[bool | None, Option("Flash attention keeps no scores.", shown_default="no")] = None
     dropout: Annotated[bool | None, Option("Dropout in each layer: a mask of a byte.", shown_default="yes")] = None
+    network: Annotated[
+        str | None,
+        Option(
+            "A convolutional network by name, with --input; gives the parameters too.", choices=tuple(ARCHITECTURES)
+        ),
+    ] = None
+    stages: Annotated[
+        Annotated[Sequence[Dimension], BeforeValidator(_sizes)] | None,
+        Option("Its blocks for each stage.", metavar="N,N,…", shown_default="usual ones, as 3,4,6,3"),
+    ] = None
+    channels: Annotated[
+        Annotated[Sequence[Dimension], BeforeValidator(_sizes)] | None,
+        Option("Its channels for each stage.", metavar="N,N,…", shown_default="usual ones, as 64,128,256,512"),
+    ] = None
+    trainable_parameters: Annotated[
+        Parameters,
+        Option("Parameters that train; the others are frozen.", metavar="N", shown_default="all"),
+    ] = None
+    lora_rank: Annotated[
+        Dimension | None,
+        Option(
+            "Train LoRA adapters of this rank on all matrices of the blocks; the model is frozen.", label="LoRA rank"
+        ),
+    ] = None
+    base_precision: Annotated[
+        str | None,
+        Option("Precision of quantised frozen weights.", shown_default="that of the others", choices=tuple(BASE_BYTES)),
+    ] = None
+    offload_optimizer: Annotated[bool, Option("Keep optimizer state and master weights in the host's memory.")] = False
     checkpointing: Annotated[
         bool, Option("Keep only each block's input; recompute the rest.", label="Activation checkpointing")
     ] = False
@@ -559,20 +612,51 @@ class MemoryPlanRequest(Request):
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
         lacking = f"{', '.join(missing)}: a transformer's dimensions"
-        for name in ("input_shape", "model_settings"):
-            require(not self.has(name), f"{name} needs a model")
-        require(self.has("parameters"), "parameters is missing: give their number, or a model")
+        require(self.model_settings is None, "model_settings needs a model")
+        self._agrees_about_network()
+        require(
+            self.has("parameters") or self.network, "parameters is missing: give their number, a network or a model"
+        )
         for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "micro_batch", "checkpointing"):
-            require(not missing or not self.has(name), f"{name} = {getattr(self, name)} needs {lacking}")
+            is_any = self.network and name in ("micro_batch", "checkpointing")
+            require(not missing or is_any or not self.has(name), f"{name} = {getattr(self, name)} needs {lacking}")
         if not missing:
             heads, hidden, kv_heads = self.heads or 1, self.hidden or 1, self.kv_heads or 1
             require(hidden % heads == 0, f"heads = {heads} must divide hidden = {hidden}")
             require(heads % kv_heads == 0, f"kv_heads = {kv_heads} must divide heads = {heads}")
+        require(not self.lora_rank or not missing, f"lora_rank = {self.lora_rank} needs {lacking}")
+        self._agrees_about_frozen_weights()
+
+    def _agrees_about_network(self) -> None:
+        if self.network is None:
+            for name in ("input_shape", "stages", "channels"):
+                require(not self.has(name), f"{name} needs a network or a model")
+            return
+        require(self.input_shape, f"network = {self.network} needs input_shape, as 3x224x224")
+        for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank"):
+            require(not self.has(name), f"{name} = {getattr(self, name)} contradicts network = {self.network}")
+        network(self.network, self.input_shape or (), self.stages, self.channels)
+
+    def _agrees_about_frozen_weights(self) -> None:
+        rank, trained = self.lora_rank, self.trainable_parameters
+        require(
+            not rank or trained is None, f"lora_rank = {rank} contradicts trainable_parameters = {trained}: give one"
+        )
+        total = self.parameters or (self.convolutional.parameters if self.network else 0)
+        require(
+            not trained or trained <= total, f"trainable_parameters = {trained} must be at most parameters = {total}"
+        )
+        require(
+            self.base_precision is None or rank or trained,
+            f"base_precision = {self.base_precision} is of frozen weights: give lora_rank or trainable_parameters",
+        )
 
     def _agrees_about_model(self) -> None:
-        for name in ("parameters", *ARCHITECTURE[:3], *BESIDE_ARCHITECTURE[1:]):
+        frozen = ("trainable_parameters", "lora_rank", "base_precision")
+        for name in ("parameters", "network", *ARCHITECTURE[:3], *BESIDE_ARCHITECTURE[1:], *frozen):
             require(not self.has(name), f"{name} contradicts model = {self.model}: the model determines it")
         require(self.precision != "fp8", "precision = fp8 cannot be used with a model; use fp32, bf16 or fp16")
+        require(not self.offload_optimizer, "offload_optimizer cannot be used with a model; give numbers")
         require(self.mixed != "master", "mixed = master cannot be used with a model; use autocast or pure")
 
     def has(self, name: str) -> bool:
@@ -603,9 +687,14 @@ class MemoryPlanRequest(Request):
     @property
     def transformer(self) -> Transformer | None:
         """The described transformer, if any."""
-        names = (*ARCHITECTURE, *BESIDE_ARCHITECTURE)
+        names = (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank")
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Transformer(**known) if self.model is None and self.layers is not None else None
+
+    @property
+    def convolutional(self) -> Network:
+        """The named convolutional network."""
+        return network(self.network or "", self.input_shape or (), self.stages, self.channels)
 
     @property
     def memory_bytes(self) -> int | None:

@@ -453,6 +453,7 @@ def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
     return MemoryPlan(
         basis="trace",
         parameters=asked.parameters,
+        trainable_parameters=sum(one.numel() for one in module.parameters() if one.requires_grad),
         **asked.in_plan(),
         weights_bytes=fixed["weights"],
         gradients_bytes=fixed["gradients"],

@@ -133,7 +133,15 @@ FIELDSETS = (
             "optimizer": "adamw",
             "checkpointing": "",
         },
-        rare=("mixed", "stage", "micro_batch"),
+        rare=(
+            "mixed",
+            "stage",
+            "micro_batch",
+            "trainable_parameters",
+            "lora_rank",
+            "base_precision",
+            "offload_optimizer",
+        ),
     ),
     Fieldset(
         name="transformer",
@@ -150,6 +158,15 @@ FIELDSETS = (
             "fused_attention": "",
         },
         rare=("kv_heads", "intermediate", "mlp", "dropout"),
+    ),
+    Fieldset(
+        name="network",
+        legend="Convolutional network",
+        group="model",
+        text="Instead of a transformer. Parameters follow from the network if you leave them empty.",
+        request=MemoryPlanRequest,
+        options={"network": "", "input_shape": ""},
+        rare=("stages", "channels"),
     ),
     Fieldset(
         name="batch-and-devices",
@@ -209,9 +226,11 @@ FIELDS = {field.name: field for one in FIELDSETS for field in (*one.fields, *one
 
 GROUPS = {field.name: one.group for one in FIELDSETS for field in (*one.fields, *one.rare_fields)}
 
+_CONVOLUTIONAL = {"memory_gib": "24", "precision": "bf16", "input_shape": "3x224x224"}
+
 # Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et al. 2020, arXiv
-# 2010.11929; Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters only; convolution
-# activations need more numbers).
+# 2010.11929; Dubey et al. 2024, arXiv 2407.21783; Touvron et al. 2023, arXiv 2302.13971; networks: see
+# `bssearch.planning.memory.networks`
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "BERT-base": {
         "parameters": "110M",
@@ -265,10 +284,32 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "fused_attention": "yes",
         "dropout": "no",
     },
-    "ResNet-50": {
-        "parameters": "25.6M",
+    "Llama-like 7B, LoRA": {
+        "parameters": "6.74B",
         "memory_gib": "24",
         "precision": "bf16",
+        "optimizer": "adamw",
+        "lora_rank": "16",
+        "base_precision": "int4",
+        "layers": "32",
+        "hidden": "4096",
+        "heads": "32",
+        "sequence": "2048",
+        "vocabulary": "32000",
+        "intermediate": "11008",
+        "mlp": "swiglu",
+        "fused_attention": "yes",
+        "dropout": "no",
+    },
+    "ResNet-18": {**_CONVOLUTIONAL, "network": "resnet18", "parameters": "11.7M", "optimizer": "momentum"},
+    "ResNet-50": {**_CONVOLUTIONAL, "network": "resnet50", "parameters": "25.6M", "optimizer": "momentum"},
+    "EfficientNet-B0": {**_CONVOLUTIONAL, "network": "efficientnet_b0", "parameters": "5.29M", "optimizer": "rmsprop"},
+    "ConvNeXt-T": {**_CONVOLUTIONAL, "network": "convnext_tiny", "parameters": "28.6M", "optimizer": "adamw"},
+    "U-Net": {
+        **_CONVOLUTIONAL,
+        "network": "unet",
+        "parameters": "31.0M",
+        "input_shape": "3x512x512",
         "optimizer": "momentum",
     },
 }
@@ -397,7 +438,7 @@ class Asking(Generic[Asked]):
         return found
 
     def _words(self, option: str, text: str) -> list[str]:
-        flag = f"--{option.replace('_', '-')}"
+        flag = options_of(self.request)[option].flag or f"--{option.replace('_', '-')}"
         if type_of(self.request, option) is bool:
             negated = [f"--no-{flag[2:]}"] if self.request.model_fields[option].default is None else []
             return negated if text.lower() in NO else [flag]
@@ -513,7 +554,7 @@ def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -
 LARGEST_DRAWN = 2**30
 
 # Options that import code, read files or databases, or are set by the page.
-NEVER_TAKEN = frozenset({"model", "model_settings", "input_shape", "table", "rule", "study", "step_times", "db"})
+NEVER_TAKEN = frozenset({"model", "model_settings", "table", "rule", "study", "step_times", "db"})
 
 MEMORY = ResultSection(
     name="memory",
@@ -561,7 +602,7 @@ def results(typed: Mapping[str, str]) -> list[ResultSection]:
         request=MemoryPlanRequest,
         typed=typed,
         options=[name for name in options_of(MemoryPlanRequest) if name not in NEVER_TAKEN],
-        needed=("parameters",),
+        needed=() if typed["network"].strip() else ("parameters",),
         set_by_page={"table": "on"},
     ).answered(of_memory)
     fits = next(iter(fitting), None)
