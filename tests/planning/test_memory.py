@@ -157,7 +157,7 @@ def test_a_network_of_ones_own_has_the_given_stages_and_checkpointing_keeps_less
 
 
 def test_adapters_train_alone_on_a_quantised_model() -> None:
-    model = {"parameters": "110M", "precision": "bf16", "optimizer": "adam", **BASE}
+    model: dict[str, Any] = {"parameters": "110M", "precision": "bf16", "optimizer": "adam", **BASE}
     whole, adapted, quantised = (
         bssearch.plan_memory(**model, **changes)
         for changes in ({}, {"lora_rank": 8}, {"lora_rank": 8, "base_precision": "int4"})
@@ -176,7 +176,7 @@ def test_adapters_train_alone_on_a_quantised_model() -> None:
 def test_frozen_and_offloaded_numbers_take_no_memory_of_the_device() -> None:
     frozen, offloaded = (
         of_parameters(10**6, "bf16", **changes)
-        for changes in ({"trainable_parameters": 10**5}, {"offload_optimizer": True})
+        for changes in ({"trainable_parameters": 10**5}, dict[str, Any](offload_optimizer=True))
     )
     assert (frozen.weights, frozen.gradients, frozen.optimizer_state, frozen.master_weights) == (
         2 * 10**6,
@@ -194,8 +194,15 @@ def test_frozen_and_offloaded_numbers_take_no_memory_of_the_device() -> None:
 
 def test_seven_billion_parameters_are_fine_tuned_on_24_gib() -> None:
     """Micro-batch 1 to 2 of 2,048 tokens, accumulated: with adapters; all of the parameters do not fit."""
-    model = {"parameters": "7B", "precision": "bf16", "layers": 32, "hidden": 4096, "heads": 32, "sequence": 2048}
-    llama = {"vocabulary": 32000, "intermediate": 11008, "mlp": "swiglu", "fused_attention": True, "dropout": False}
+    model: dict[str, Any] = {"parameters": "7B", "precision": "bf16", "layers": 32, "hidden": 4096, "heads": 32}
+    llama: dict[str, Any] = {
+        "sequence": 2048,
+        "vocabulary": 32000,
+        "intermediate": 11008,
+        "mlp": "swiglu",
+        "fused_attention": True,
+        "dropout": False,
+    }
     plan = bssearch.plan_memory(**model, **llama, lora_rank=16, base_precision="int4", memory_gib=24)
     assert plan.safe_micro_batch in (1, 2)
     with pytest.raises(LaunchError) as refused:
