@@ -268,15 +268,20 @@ def check(
             show_default="2 % of the way there",
         ),
     ] = None,
+    walk: Annotated[
+        bool,
+        typer.Option("--walk", help="Walk from memory to the least time in six steps, with measured figures."),
+    ] = False,
     overrides: SetOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Try a study's workload for a few seconds before you run it."""
+    exclude("--suggest-target", {"--walk": suggest_target and walk})
     if not suggest_target:
         only_with("--suggest-target", {"--runs": runs, "--margin": margin})
     study, launch = spec_to_run(spec, overrides, launch)
     if not suggest_target:
-        found = bssearch.check(study, launch)
+        found = bssearch.check(study, launch, walk=walk)
         show_model(form, found, print_check, found.findings, columns=("code", "message"))
         return
     require(margin is None or 0 <= margin < math.inf, f"--margin = {margin} must be a finite number >= 0")
@@ -330,6 +335,9 @@ def print_check(found: Check) -> None:
         ],
         BATCH_COLUMNS,
     )
+    for number, step in enumerate(found.walk or (), start=1):
+        figures = ", ".join(f"{name} {cell(value)}" for name, value in step.figures.items())
+        out.print(f"{number}. {step.question} {step.decision}" + (f" ({figures})" if figures else ""))
     for remark in found.notes:
         out.print(f"note: {remark.message}")
     for finding in found.findings:

@@ -26,6 +26,7 @@ from bssearch.commands.opening import (
 )
 from bssearch.commands.pitfalls import CHANCE_TOLERANCE, pitfalls
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
+from bssearch.commands.walk import Walk, WalkStep
 from bssearch.errors import DatabaseError, LaunchError, require
 from bssearch.executors.base import Executor
 from bssearch.planning.requests import notes_on_spec
@@ -367,10 +368,11 @@ class Check(Model):
     likely_study_s: float | None
     findings: list[Notice]
     notes: list[Notice] = Field(default_factory=list)
+    walk: list[WalkStep] | None = None
 
 
-def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
-    """Try a study's workload for a few seconds without storing anything.
+def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Check:
+    """Try a study's workload for a few seconds without storing anything; see `Walk`.
 
     Raises the errors that `bssearch.run_study` raises before the first trial.
 
@@ -386,10 +388,10 @@ def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
                 check_question(spec, stored)
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
-        return check_study(spec, executor, found)
+        return check_study(spec, executor, found, walk=walk)
 
 
-def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
+def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription, *, walk: bool = False) -> Check:
     """Time the smallest, default and largest batch size, train the default briefly, then try other parameters.
 
     ``found`` must have passed `check_against_workload`.
@@ -444,6 +446,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
             *(Notice(code=note.code, message=note.message) for note in notes_on_spec(spec)),
             *([] if found.notice is None else [Notice(code="environment", message=found.notice)]),
         ],
+        walk=list(Walk(spec, executor, found, probes, outcome, limit).steps()) if walk else None,
     )
 
 

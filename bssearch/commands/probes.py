@@ -60,9 +60,16 @@ def step_time_of_default(
 
 
 def run_default(
-    spec: StudySpec, executor: Executor, index: int, *, probe: ProbeRecord, limit: float, stop_at_target: bool
+    spec: StudySpec,
+    executor: Executor,
+    index: int,
+    *,
+    probe: ProbeRecord,
+    limit: float,
+    stop_at_target: bool,
+    configuration: Configuration | None = None,
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the default configuration with seed ``index``; return its outcome and curve.
+    """Run the default or another ``configuration`` with seed ``index``; return its outcome and curve.
 
     Without ``stop_at_target``, the run continues past the target.
     """
@@ -73,7 +80,7 @@ def run_default(
         TrialRequest(
             number=index + 1,
             plan=TrialPlan(
-                configuration=spec.default_configuration.in_micro_batches(probe.micro_batch_size),
+                configuration=(configuration or spec.default_configuration).in_micro_batches(probe.micro_batch_size),
                 sampled=None,
                 phase=Phase.PROBE,
                 seed=trial_seed(spec.seed, Phase.PROBE, index),

@@ -11,8 +11,10 @@ import yaml
 from pydantic import model_validator
 
 from bssearch.errors import LaunchError, require
+from bssearch.planning.memory import plan_memory
+from bssearch.planning.memory.networks import ARCHITECTURES
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
-from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest, what_fits
+from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest, Shape, what_fits
 from bssearch.planning.requests import (
     Count,
     Finite,
@@ -94,6 +96,13 @@ class StartRequest(Request):
     sample_mib: Annotated[
         Positive | None, Option("MiB of memory per sample (see bssearch plan memory).", shown_default=UNKNOWN)
     ] = None
+    model: Annotated[
+        Name | None,
+        Option("Network by name, or a model to trace, for parameters and memory; see `bssearch plan memory`."),
+    ] = None
+    input_shape: Annotated[
+        Shape | None, Option("With --model: shape of one sample, as 3x224x224.", flag="--input", metavar="SHAPE")
+    ] = None
     train_samples: Annotated[Count | None, Option("Training samples.", shown_default=UNKNOWN)] = None
     batch: Annotated[Count | None, Option("Batch size in use today.", shown_default="the usual one")] = None
     learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="the usual one")] = (
@@ -116,6 +125,13 @@ class StartRequest(Request):
         )
         return self
 
+    @model_validator(mode="after")
+    def _has_one_source_of_memory(self) -> Self:
+        given = self.model_fields_set & {"parameters", "sample_mib"}
+        require(self.model is None or not given, f"model = {self.model} contradicts {' and '.join(sorted(given))}")
+        require(self.model is not None or self.input_shape is None, "input_shape needs a model")
+        return self
+
     @property
     def samples(self) -> int | None:
         """Samples of an epoch; None if unknown."""
@@ -133,12 +149,22 @@ class StartRequest(Request):
 
     @property
     def memory(self) -> MemoryPlanRequest:
-        """Input of the memory plan, which calls sgd momentum."""
-        return MemoryPlanRequest(
-            parameters=self.parameters,
-            precision=self.precision,
-            optimizer="momentum" if self.optimizer == "sgd" else self.optimizer,
-        )
+        """Input of the memory plan."""
+        return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=self.state)
+
+    @property
+    def state(self) -> str:
+        """Optimizer as memory plans name it; the sgd of a spec has momentum."""
+        return "momentum" if self.optimizer == "sgd" else self.optimizer
+
+    def with_memory_of_model(self) -> Self:
+        """With the parameters and the memory of a sample of the named model."""
+        if self.model is None:
+            return self
+        source: dict[str, Any] = {"network" if self.model in ARCHITECTURES else "model": self.model}
+        plan = plan_memory(**source, input_shape=self.input_shape, precision=self.precision, optimizer=self.state)
+        sample_mib = (plan.activation_bytes_per_sample or 0) / MIB
+        return self.model_copy(update={"parameters": plan.parameters, "sample_mib": sample_mib})
 
     @property
     def sample_bytes(self) -> float:
@@ -190,6 +216,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     """
     from jinja2 import Environment
 
+    asked = asked.with_memory_of_model()
     fixed = parameter_bytes(asked.memory).fixed
     _check_fits(asked, fixed)
     low, high, batch = _ladder(asked)

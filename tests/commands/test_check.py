@@ -23,6 +23,7 @@ from bssearch.commands.check import (
 )
 from bssearch.commands.launch import Launch
 from bssearch.commands.pitfalls import pitfalls
+from bssearch.commands.walk import WalkStep
 from bssearch.errors import LaunchError, SpecError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
@@ -34,6 +35,7 @@ from bssearch.records import (
     TrialEnded,
     TrialObserved,
     TrialOutcome,
+    TrialRequest,
     TrialState,
     WorkloadDescription,
 )
@@ -75,6 +77,36 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     assert [one.plan.eval_every_steps for one in others] == [STEPS], (
         "the first steps of the default, without a loss by the law"
     )
+
+
+def walked(law: LawExecutor, **changes: Any) -> list[WalkStep]:
+    spec = make_spec(**{"budget": HEALTHY, **changes})
+    return not_none(check(spec, Launch(make_executor=lambda *_: law), walk=True).walk)
+
+
+def test_a_walk_goes_from_the_memory_budget_to_the_priority_with_measured_figures() -> None:
+    memory = {"device_memory_bytes": 2 * 10**6}
+    budget, sample, largest, converges, soonest, priority = walked(LawExecutor(place=memory))
+    assert budget.figures == {"memory_gib": 2e6 / 2**30, "usable_gib": 1.6e6 / 2**30}
+    assert sample.figures == pytest.approx({"fixed_gib": 1e6 / 2**30, "sample_mib": 1000 / 2**20})
+    assert largest.figures == {"safe_micro_batch": 600}, "(1.6e6 - 1e6) / 1000"
+    assert not_none(converges.figures["drop"]) <= 0.02
+    assert {"step_s_at_8", "time_to_target_s_at_32", "time_to_target_s_at_128"} <= set(soonest.figures)
+    assert priority.decision.startswith("objective time_to_target")
+
+
+def worse_at_128(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
+    missed: dict[str, Any] = {"state": TrialState.CAPPED, "time_to_target_s": None, "best_metric": 0.8}
+    return replace(outcome, **missed) if request.plan.configuration.batch_size == 128 else outcome
+
+
+def test_a_walk_says_that_the_maximum_is_worse_or_does_not_fit() -> None:
+    _, _, largest, converges, soonest, _ = walked(
+        LawExecutor(ended_as=worse_at_128, place={"device_memory_bytes": 1_350_000})
+    )
+    assert largest.figures == {"safe_micro_batch": 80} and "space.max_micro_batch_size: 80" in largest.decision
+    assert not_none(converges.figures["drop"]) > 0.02
+    assert soonest.figures["time_to_target_s_at_128"] is None and "batch 32" in soonest.decision
 
 
 def slow(found: StepTime) -> StepTime:

@@ -19,7 +19,7 @@ from bssearch.planning.start import QUESTIONS, StartPlan, StartRequest, plan_sta
 from bssearch.spec import load_spec
 from bssearch.spec.space.optimizers import SCRATCH_RATES
 from tests.documents import DOCUMENTS
-from tests.factories import SPEC, make_spec
+from tests.factories import SPEC, make_spec, not_none
 from tests.search.law import LawExecutor
 
 FINE_TUNING: dict[str, Any] = {"memory_gib": 24, "start": "fine_tuning", "parameters": 110_000_000}
@@ -419,3 +419,29 @@ def test_cost_is_device_hours_times_the_price_and_unknown_without_samples() -> N
     bare = plan(2, FREE, per_device_batch=50).rows[1]
     assert (bare.time_to_target_s, bare.device_hours, bare.cost) == (None, None, None)
     assert bare.speedup > 1
+
+
+def test_a_networks_parameters_and_memory_move_the_batch_range() -> None:
+    asked: dict[str, Any] = {"model": "resnet50", "input_shape": (3, 224, 224), "precision": "bf16"}
+    roomy, tight = (plan_start(**asked, memory_gib=memory_gib) for memory_gib in (24.0, 1.0))
+    plan = plan_memory(
+        network="resnet50", input_shape=(3, 224, 224), precision="bf16", memory_gib=24, optimizer="adamw"
+    )
+    assert roomy.fixed_bytes == plan.fixed_bytes and roomy.safe_micro_batch == plan.safe_micro_batch
+    assert tight.spec.batch_sizes[-1] < roomy.spec.batch_sizes[-1]
+    assert not_none(tight.spec.space.max_micro_batch_size) <= not_none(tight.safe_micro_batch)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"model": "resnet50", "input_shape": (3, 8, 8), "parameters": "3M"}, ["resnet50", "parameters"]),
+        ({"model": "resnet50", "input_shape": (3, 8, 8), "sample_mib": 3.0}, ["resnet50", "sample_mib"]),
+        ({"model": "resnet50"}, ["resnet50", "input_shape"]),
+        ({"input_shape": (3, 8, 8)}, ["input_shape", "model"]),
+    ],
+)
+def test_a_model_is_the_only_source_of_memory(given: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan_start(**given)
+    assert [name for name in named if name not in refused.value.message] == []

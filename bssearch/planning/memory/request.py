@@ -423,21 +423,16 @@ ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # needed together
 BESIDE_ARCHITECTURE = ("vocabulary", "kv_heads", "intermediate", "mlp", "fused_attention", "dropout")
 
 
-def _shape(given: Any) -> Any:
-    return _numbers(given, "x", "3x224x224")
-
-
-def _sizes(given: Any) -> Any:
-    return _numbers(given, ",", "3,4,6,3")
-
-
-def _numbers(given: Any, separator: str, example: str) -> Any:
+def _numbers(given: Any) -> Any:
     if not isinstance(given, str):
         return None if given is None else tuple(given)
     try:
         return tuple(int(one) for one in given.lower().replace(",", "x").split("x"))
     except ValueError:
-        raise ValueError(f"must be whole numbers with {separator} between, as {example}") from None
+        raise ValueError("must be whole numbers with x or a comma between, as 3x224x224") from None
+
+
+Shape = Annotated[Sequence[Dimension], BeforeValidator(_numbers)]
 
 
 def _settings(given: Any) -> Any:
@@ -519,11 +514,11 @@ class MemoryPlanRequest(Request):
         ),
     ] = None
     stages: Annotated[
-        Annotated[Sequence[Dimension], BeforeValidator(_sizes)] | None,
+        Shape | None,
         Option("Its blocks for each stage.", metavar="N,N,…", shown_default="usual ones, as 3,4,6,3"),
     ] = None
     channels: Annotated[
-        Annotated[Sequence[Dimension], BeforeValidator(_sizes)] | None,
+        Shape | None,
         Option("Its channels for each stage.", metavar="N,N,…", shown_default="usual ones, as 64,128,256,512"),
     ] = None
     trainable_parameters: Annotated[
@@ -577,7 +572,7 @@ class MemoryPlanRequest(Request):
         Option("Keyword argument of the model; may be repeated.", flag="--model-setting", metavar="KEY=VALUE"),
     ] = None
     input_shape: Annotated[
-        Annotated[Sequence[Dimension], BeforeValidator(_shape)] | None,
+        Shape | None,
         Option("Shape of one sample, as 3x224x224.", flag="--input", metavar="SHAPE"),
     ] = None
     table: Annotated[bool, Option("Include other precisions, optimizers and checkpointing.")] = False
