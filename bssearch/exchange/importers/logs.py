@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
                 whole = b""
 
 
-def _library(module: str, place: Path | str) -> Any:
+def _library(module: str, place: Path) -> Any:
     try:
         return import_module(module)
     except ImportError:
@@ -297,37 +298,53 @@ _EVENTS = "events.out.tfevents.*"
 
 def _tensorboard(folder: Path) -> Iterator[Log]:
     array = _library("tensorboard.util.tensor_util", folder).make_ndarray
-    events = _events(folder)
-    tags = events.Tags()
-    of_tensorflow = [one for one in tags["tensors"] if events.SummaryMetadata(one).plugin_data.plugin_name == "scalars"]
-    found = [(one, tag, one.value) for tag in tags["scalars"] for one in events.Scalars(tag)]
-    found += [(one, tag, array(one.tensor_proto).item()) for tag in of_tensorflow for one in events.Tensors(tag)]
-    # PyTorch's writer puts the hyperparameters into a folder inside
-    inner = sorted({file.parent for file in folder.glob(f"*/{_EVENTS}")})
-    settings = {name: value for one in (events, *map(_events, inner)) for name, value in _hyperparameters(one)}
+    of_tensorflow = set[str]()  # tags of TensorFlow 2's scalars, which are tensors
+    rows: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {}
+    inner = sorted(folder.glob(f"*/{_EVENTS}"))  # PyTorch's writer puts hyperparameters there
+    for file in (*sorted(folder.glob(_EVENTS)), *inner):
+        for at, one in ((event, one) for event in _events(file) for one in event.summary.value):
+            settings |= dict(_hyperparameters(one, folder))
+            if one.metadata.plugin_data.plugin_name == "scalars":
+                of_tensorflow.add(one.tag)
+            is_tensor = one.tag in of_tensorflow and one.HasField("tensor")
+            if file.parent == folder and (is_tensor or one.HasField("simple_value")):
+                value = array(one.tensor).item() if is_tensor else one.simple_value
+                rows.append({"step": at.step, CLOCK: at.wall_time, one.tag: value})
     of_lightning = _yaml(folder / "hparams.yaml")
-    yield Log(
-        origin=str(folder),
-        rows=[
-            {"step": one.step, CLOCK: one.wall_time, tag: value}
-            for one, tag, value in sorted(found, key=lambda row: row[0].wall_time)
-        ],
-        settings=settings | of_lightning,
-        first_step=0 if of_lightning else 1,
-    )
+    settings |= of_lightning
+    rows.sort(key=itemgetter(CLOCK))
+    yield Log(origin=str(folder), rows=rows, settings=settings, first_step=0 if of_lightning else 1)
 
 
-def _events(folder: Path) -> Any:
-    library = _library("tensorboard.backend.event_processing.event_accumulator", folder)
-    return library.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+def _events(file: Path) -> Iterator[Any]:
+    """Yield the events of a file; the last one may be incomplete."""
+    raw = _library("tensorboard.backend.event_processing.event_file_loader", file).RawEventFileLoader
+    event_of = _library("tensorboard.compat.proto.event_pb2", file).Event
+    checksum = _library("tensorboard.compat.tensorflow_stub.pywrap_tensorflow", file).masked_crc32c
+    messages = _library("google.protobuf.message", file)
+    read = 0
+    try:
+        for record in raw(str(file)).Load():
+            read += len(record) + 16  # with its length and two checksums
+            yield event_of.FromString(record)
+    except messages.DecodeError:
+        raise UsageError(f"{file} has an unknown record before byte {read:,}") from None
+    with file.open("rb") as opened:
+        opened.seek(read)
+        head = opened.read(12)
+    if len(head) == 12:  # the loader ends without an error at a damaged record, too
+        length, expected = struct.unpack("<QI", head)
+        if checksum(head[:8]) != expected or read + 16 + length <= file.stat().st_size:
+            raise UsageError(f"{file} is damaged after byte {read:,}")
 
 
-def _hyperparameters(events: Any) -> Iterator[tuple[str, Any]]:
-    kind = _library("tensorboard.plugins.hparams.plugin_data_pb2", events.path).HParamsPluginData
-    if "_hparams_/session_start_info" in events.summary_metadata:
-        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-        for name, value in kind.FromString(content).session_start_info.hparams.items():
-            yield name, getattr(value, value.WhichOneof("kind"))
+def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
+    if value.tag == "_hparams_/session_start_info":
+        kind = _library("tensorboard.plugins.hparams.plugin_data_pb2", folder).HParamsPluginData
+        content = value.metadata.plugin_data.content
+        for name, one in kind.FromString(content).session_start_info.hparams.items():
+            yield name, getattr(one, one.WhichOneof("kind"))
 
 
 _FOLDERS: dict[str, Callable[[Path], Iterator[Log]]] = {

@@ -153,13 +153,18 @@ def wandb_runs(folder: Path) -> Path:
 
 def event_files(folder: Path) -> Path:
     """Event files of PyTorch's writer, and their hyperparameters beside them or in a folder inside."""
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb as tensor_summary
     from torch.utils.tensorboard import SummaryWriter
 
     for number, one in enumerate(RUNS):
         with SummaryWriter(folder / "runs" / f"{number}") as writer:
             for step, seconds, accuracy in one.rows():
                 writer.add_scalar("train/loss", 1 - accuracy, step, walltime=1e9 + seconds)
-                writer.add_scalar("val/acc", accuracy, step, walltime=1e9 + seconds)
+                if one.rate == 0.1:
+                    writer.add_scalar("val/acc", accuracy, step, walltime=1e9 + seconds)
+                else:  # as TensorFlow 2 writes it
+                    file = writer._get_file_writer()
+                    file.add_summary(tensor_summary("val/acc", accuracy), step, walltime=1e9 + seconds)
             place = "." if number % 2 else None
             writer.add_hparams({"batch_size": one.batch_size, "lr": one.rate}, {"hparam/acc": 0.5}, run_name=place)
     return folder / "runs"
