@@ -106,7 +106,7 @@ def export(task: Task) -> Found:
     name, out = task.study, task.out
     commands = {
         f"{name}.best.json": ["best", name, "--format", "json", *db],
-        f"{name}.trials.json": ["trials", name, "--format", "json", *db],
+        f"{name}.trials.json": ["trial", "list", name, "--format", "json", *db],
         f"{name}.bssearch.jsonl.gz": ["export", name, "--to", "study", *db],
         f"{name}.csv.gz": ["export", name, "--to", "curves", *db],
         f"{name}.best.yaml": ["best", name, "--export", "yaml", *db],
