@@ -133,7 +133,7 @@ def test_a_file_that_runs_a_study_as_it_is_imported_starts_no_process_after_proc
     )
     done = python("my_task.py", cwd=tmp_path)
     assert done.returncode == 1
-    assert "runs a study when it is imported" in done.stderr
+    assert "runs a study on import" in done.stderr
 
 
 @pytest.mark.slow
