@@ -136,7 +136,10 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
     offset, before, resumes = 0.0, -math.inf, 0
     has_diverged = False
     rows = list(_evaluations(log, names, batch_size))  # all are checked, those after a divergence too
-    for step, logged, metric in rows:
+    last = max((place for place, (*_, metric) in enumerate(rows) if not math.isnan(metric)), default=-1)
+    for place, (step, logged, metric) in enumerate(rows):
+        if math.isnan(metric) and place < last:
+            continue  # a missing cell, because a run that diverges stays so
         if not is_metric(metric):
             has_diverged = True
             break

@@ -393,7 +393,7 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
 def _table(file: Path) -> Iterator[tuple[int, Row]]:
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
-        yield from _json_lines(text, str(file))
+        yield from ((line, _flat(row)) for line, row in _json_lines(text, str(file)))
         return
     separator = max(",;\t", key=text.partition("\n")[0].count)
     rows = csv_rows(text, str(file), delimiter=separator)

@@ -286,9 +286,22 @@ def test_a_clock_s_time_before_the_first_evaluation_counts_once(tmp_path: Path) 
 
 
 def test_a_run_that_diverges_ends_there(tmp_path: Path) -> None:
-    text = "run,step,val_acc,batch_size,lr\na,10,0.5,8,0.1\nb,10,0.2,8,9\nb,20,nan,8,9\nb,30,0.9,8,9\n"
+    text = "run,step,val_acc,batch_size,lr\na,10,0.5,8,0.1\nb,10,0.2,8,9\nb,20,nan,8,9\nb,30,nan,8,9\n"
     (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
     assert [one.outcome.state for one in study.trials] == [TrialState.REACHED, TrialState.DIVERGED]
+
+
+@pytest.mark.parametrize("missing", ["", "NaN", "None"])
+def test_cells_without_a_value_between_evaluations_are_missing(missing: str, tmp_path: Path) -> None:
+    text = f"step,val_acc,batch_size\n10,0.1,8\n15,{missing},8\n20,0.5,8\n25,{missing},8\n30,0.6,8\n"
+    trial = only_run(import_curves([table(tmp_path, text)], target=0.4))
+    assert (trial.outcome.steps_to_target, len(trial.curve)) == (18, 3)
+
+
+def test_settings_inside_json_objects_are_read(tmp_path: Path) -> None:
+    rows = [{"step": step, "val_acc": step / 100, "config": {"batch_size": 8, "lr": 0.1}} for step in (10, 20)]
+    trial = only_run(import_curves([table(tmp_path, "\n".join(map(json.dumps, rows)), "log.jsonl")], target=0.2))
+    assert (trial.configuration.batch_size, trial.configuration.learning_rate) == (8, 0.1)
 
 
 def test_what_a_run_logs_once_is_no_setting(tmp_path: Path) -> None:
