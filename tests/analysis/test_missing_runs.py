@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bssearch.commands.trials import configuration_of
 from bssearch.spec import load_spec
 from tests.cli.task import printed, ran, read, refused
 
@@ -83,17 +84,22 @@ def test_single_runs_are_repeated_and_unknown_learning_rates_are_not_named(tmp_p
     assert "--to spec" in printed(tmp_path, "best", "mine"), "the screen says it too"
 
 
-def test_the_spec_is_valid_and_holds_the_missing_runs(tmp_path: Path) -> None:
-    imported(tmp_path, *((64 if size == 32 else size, rate, 5.0 + rate) for size in (16, 32) for rate in RATES))
+def test_the_spec_is_valid_and_holds_the_best_and_the_missing_runs(tmp_path: Path) -> None:
+    rows = [
+        f"{size},{rate},0.01,AdamW,{5 + 1 / size / rate if size < 64 else 9},100,true"
+        for size in (16, 32, 64, 512)
+        for rate in (RATES if size < 64 else RATES[:1])
+    ]
+    text = "\n".join(["batch_size,learning_rate,weight_decay,optimizer,train_seconds,steps,reached", *rows])
+    (tmp_path / "mine.csv").write_text(text)
+    ran(tmp_path, "import", "runs", "mine.csv", "--target", "0.9", "--figures-at", "target")
     proposed = missing(tmp_path)
     text = (tmp_path / "my-mine.yaml").read_text()
     spec = load_spec(yaml.safe_load(text))
-    assert (spec.name, spec.target.value, spec.default.batch_size, spec.default.learning_rate) == (
-        "my-mine",
-        0.9,
-        16,
-        0.1,
-    )
-    assert {size for size, _ in proposed} <= set(spec.batch_sizes)
-    assert "nothing" not in refused(tmp_path, "export", "mine", "--to", "spec", code=2)
+    assert (spec.name, spec.target.value, spec.default.batch_size) == ("my-mine", 0.9, 32)
+    assert spec.default_configuration.optimizer == "adamw"
+    for size, rate in [(spec.default.batch_size, spec.default.learning_rate), *proposed]:
+        configuration_of(spec, {"batch_size": size, **({} if rate is None else {"learning_rate": rate})})
+    assert 512 not in spec.batch_sizes or 512 in dict(proposed), "it is far from the best"
+    refused(tmp_path, "export", "mine", "--to", "spec", code=2)
     assert (tmp_path / "my-mine.yaml").read_text() == text, "nothing is overwritten"

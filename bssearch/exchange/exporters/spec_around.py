@@ -10,8 +10,7 @@ import yaml
 from bssearch.analysis.missing_runs import missing_runs
 from bssearch.errors import UsageError, require
 from bssearch.exchange.exporters.exports import Exported
-from bssearch.records import Configuration
-from bssearch.records.scaling import rule_of_optimizer
+from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
 from bssearch.search.finding import answer
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import TRAINING_PARAMETERS
@@ -22,6 +21,7 @@ AROUND = 4  # factor around the best batch size and learning rate; see `BRACKET_
 TRIALS_PER_SIZE = 5  # as of `bssearch plan start`
 LIMIT = 3.0  # a trial's longest seconds over those of the imported optimum
 UNKNOWN_LIMIT_S = 600.0
+ROUNDING = 1.01  # keeps carried learning rates inside the written bounds
 
 
 def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
@@ -31,12 +31,16 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     best = next(one.configuration for one in trials if one.number in found.optimal.trial_numbers)
     missing = missing_runs(trials, found.batches, best.batch_size, found.worse)
     own = f"my-{name}"
-    rates = [best.learning_rate / AROUND, best.learning_rate * AROUND, *(one.learning_rate for one in missing)]
-    known = sorted(rate for rate in rates if rate is not None)
+    near = {size for one in trials if 1 / AROUND <= (size := one.configuration.batch_size) / best.batch_size <= AROUND}
+    optimizer = max((one for one in SCRATCH_RATES if best.optimizer.lower().startswith(one)), key=len, default="")
+    rule = rule_of_optimizer(optimizer)
     is_known = "learning_rate" not in best.parameters
-    sizes = {one.configuration.batch_size for one in trials}
-    near = {size for size in sizes if best.batch_size / AROUND <= size <= best.batch_size * AROUND}
-    optimizer = best.optimizer.lower() if best.optimizer.lower() in SCRATCH_RATES else "sgd"
+    rate = best.learning_rate if is_known else SCRATCH_RATES[optimizer or "sgd"]
+    rates = [rate / AROUND, rate * AROUND]
+    for one in missing:
+        if one.learning_rate is not None:
+            rates.append(one.learning_rate / learning_rate_factor(rule, one.batch_size, best.batch_size))
+    known = {field: getattr(best, field) for field in TRAINING_PARAMETERS if field not in best.parameters}
     seconds = found.optimal.time_to_target_s
     document = {
         "schema_version": 1,
@@ -47,14 +51,14 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
             "batch_size": sorted(near | {one.batch_size for one in missing}),
             "learning_rate": {
                 "reference_batch": best.batch_size,
-                **_between(
-                    known if is_known else [SCRATCH_RATES[optimizer] / AROUND, SCRATCH_RATES[optimizer] * AROUND]
-                ),
-                "rule": rule_of_optimizer(optimizer).value,
+                "low": float(f"{min(rates) / ROUNDING:.3g}"),
+                "high": float(f"{max(rates) * ROUNDING:.3g}"),
+                "rule": rule.value,
             },
-            "optimizer": {"name": optimizer},
+            **known,
+            "optimizer": {"name": optimizer or "sgd"},
         },
-        "default": _default(best, best.learning_rate if is_known else SCRATCH_RATES[optimizer]),
+        "default": {"batch_size": best.batch_size, "learning_rate": rate, **known},
         "budget": {
             "trials": TRIALS_PER_SIZE * len(near),
             "trial_train_seconds": UNKNOWN_LIMIT_S if seconds is None else float(f"{LIMIT * seconds.median:.2g}"),
@@ -64,7 +68,7 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     path = Path(file or f"{own}.yaml")
     header = (
         f"# Around the {len(trials)} imported runs of study {name}. YOURS: workload (`bssearch guide own-training`),\n"
-        "# and trial_train_seconds, the longest training on your device.\n"
+        f"# {'' if optimizer else 'optimizer, '}and trial_train_seconds, the longest training on your device.\n"
         f"# Next: bssearch run {shlex.quote(str(path))} --from {name}\n"
     )
     try:
@@ -80,12 +84,3 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
             for one, values in zip(missing, adds, strict=True)
         ],
     )
-
-
-def _between(rates: list[float]) -> dict[str, float]:
-    return {"low": float(f"{min(rates):.3g}"), "high": float(f"{max(rates):.3g}")}
-
-
-def _default(best: Configuration, learning_rate: float) -> dict[str, float]:
-    known = {name: getattr(best, name) for name in TRAINING_PARAMETERS if name not in best.parameters}
-    return {"batch_size": best.batch_size, "learning_rate": learning_rate, **known}
