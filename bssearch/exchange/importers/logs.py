@@ -242,6 +242,8 @@ def _wandb(folder: Path) -> Iterator[Log]:
                 rows.append(values)
             else:
                 settings |= values
+            if device := record.environment.gpu_type or record.environment.cpu.model:
+                settings["device"] = device
         calls = [number_in(row.get("_step")) for row in rows]
         if any(later - earlier > 1 for earlier, later in itertools.pairwise(calls)):  # else it may count calls of `log`
             rows = [{"step": row.get("_step"), **row} for row in rows]

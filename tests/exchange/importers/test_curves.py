@@ -15,7 +15,7 @@ import yaml
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.exchange.importers.curves import import_curves
 from bssearch.exchange.importers.imported_run import Studies
-from bssearch.exchange.importers.logs import number_in
+from bssearch.exchange.importers.logs import number_in, wandb_records
 from bssearch.records import Goal, Phase, SecondsBasis, TrialState
 from tests.cli.task import printed, ran, read, refused
 
@@ -497,13 +497,17 @@ def test_one_of_a_database_s_experiments_is_chosen_by_its_name(tmp_path: Path) -
 def test_the_step_of_weights_and_biases_counts_only_if_it_is_no_count_of_calls(every: int, tmp_path: Path) -> None:
     import wandb
 
-    settings = wandb.Settings(mode="offline", silent=True, x_disable_stats=True, x_disable_machine_info=True)
+    settings = wandb.Settings(mode="offline", silent=True)
     with wandb.init(project="p", dir=tmp_path, config={"batch_size": 8}, settings=settings) as run:
         for step in range(every, 6 * every, every):
             run.log({"val/acc": step / 100}, step=step)
     wandb.teardown()
     if every > 1:
-        assert only_run(import_curves([str(tmp_path)], target=0.3)).outcome.steps_to_target == 30
+        (study,) = import_curves([str(tmp_path)], target=0.3).studies
+        assert study.trials[0].outcome.steps_to_target == 30
+        (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+        models = [record.environment.cpu.model for record in wandb_records(file)]
+        assert study.environment.device_name == (max(models) or "unknown"), "a machine without a GPU"
     else:
         with pytest.raises(UsageError, match="no optimizer steps"):
             import_curves([str(tmp_path)], target=0.03)
