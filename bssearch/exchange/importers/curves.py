@@ -169,7 +169,7 @@ def import_curves(
         Option(
             "Tables of evaluations (.csv, .tsv, .jsonl, also .gz), folders with runs of Lightning's CSVLogger, the "
             "Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & Biases, and databases of MLflow (of "
-            "several experiments one: mlflow.db#NAME).",
+            "several experiments one: mlflow.db#NAME) and tracking servers.",
             metavar="FILE|FOLDER|URL…",
         ),
     ],
@@ -216,7 +216,7 @@ def import_curves(
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 
     logs = logs_in(file, run)
-    places = [Path(one.partition("#")[0]) for one in file]
+    places = [Path("mlflow" if one.startswith("http") else one.partition("#")[0]) for one in file]
     described = _description(places)
     named = Names.of(logs, metric or described.get("metric_column"), step, seconds, epoch_samples)
     evaluated = [log for log in logs if any(row.get(named.metric) not in (None, "") for row in log.rows)]

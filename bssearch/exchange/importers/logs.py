@@ -78,7 +78,7 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
 def _of_place(place: str, run: str | None) -> Iterator[Log]:
     path = Path(place)
     if "://" in place:
-        return _mlflow_database(place)
+        return _mlflow_server(place) if place.startswith("http") else _mlflow_database(place)
     if not path.exists() and Path(place.partition("#")[0]).is_file():
         return _mlflow_database(f"sqlite:///{place}")
     require(path.exists(), f"no file or folder {place!r}", error=NotFoundError)
@@ -210,19 +210,45 @@ def _mlflow_database(address: str) -> Iterator[Log]:
         raise UsageError(f"{place} is damaged: it has text that is not UTF-8") from None
     finally:
         engine.dispose()
-    names = [experiment] if experiment else list(of_experiments)
-    if len(names) > 1 or experiment not in ("", *of_experiments):
-        raise UsageError(
-            f"{place} has the experiments {', '.join(map(str, of_experiments))}",
-            hint=f"choose one, as in {place}#{next(iter(of_experiments), '')}",
-        )
     settings = grouped((run, (str(key), value)) for run, key, value in params)
     rows = grouped(
         (run, {"step": step, CLOCK: number_in(time) / 1000, str(key): math.nan if is_nan else value})
         for run, key, value, is_nan, step, time in metrics
     )
-    for run in (one for name in names for one in of_experiments[name]):
+    for run in _of_experiment(of_experiments, experiment, place):
         yield Log(origin=f"{place}: run {run}", rows=rows.get(run, ()), settings=dict(settings.get(run, ())))
+
+
+def _mlflow_server(address: str) -> Iterator[Log]:
+    # Runs of a tracking server. The name of an experiment may follow the address, after a #.
+    address, _, experiment = address.partition("#")
+    client, failure = _library("mlflow", address).MlflowClient(address), _library("mlflow.exceptions", address)
+    runs: list[Any] = []
+    try:
+        names = {one.experiment_id: one.name for one in client.search_experiments()}
+        token: str | None = ""
+        while token is not None:
+            page = client.search_runs([*names], page_token=token or None, order_by=["attributes.start_time"])
+            runs, token = [*runs, *page], page.token or None
+        for run in _of_experiment(grouped((names[one.info.experiment_id], one) for one in runs), experiment, address):
+            histories = (client.get_metric_history(run.info.run_id, key) for key in run.data.metrics)
+            rows = [
+                {"step": one.step, CLOCK: one.timestamp / 1000, one.key: one.value}
+                for one in itertools.chain(*histories)
+            ]
+            rows.sort(key=itemgetter(CLOCK))
+            yield Log(origin=f"{address}: run {run.info.run_id}", rows=rows, settings=run.data.params)
+    except failure.MlflowException as error:
+        raise UsageError(f"{address} cannot be read: {str(error).partition(': ')[0][:200]}") from None
+
+
+def _of_experiment(found: Mapping[str, list[Any]], experiment: str, place: str) -> list[Any]:
+    if found and experiment not in (found if len(found) > 1 else ("", *found)):
+        raise UsageError(
+            f"{place} has the experiments {', '.join(map(str, found))}",
+            hint=f"choose one, as in {place}#{next(iter(found))}",
+        )
+    return found.get(experiment) or next(iter(found.values()), [])
 
 
 def _wandb(folder: Path) -> Iterator[Log]:
@@ -287,7 +313,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
                 whole = b""
 
 
-def _library(module: str, place: Path) -> Any:
+def _library(module: str, place: Path | str) -> Any:
     try:
         return import_module(module)
     except ImportError:

@@ -4,6 +4,12 @@ import csv
 import gzip
 import json
 import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -490,6 +496,33 @@ def test_one_of_a_database_s_experiments_is_chosen_by_its_name(tmp_path: Path) -
         import_curves([file], target=0.4)
     for place in (f"{file}#batch 64", f"sqlite:///{file}#batch 64"):
         assert only_run(import_curves([place], target=0.4)).configuration.batch_size == 64
+
+
+@pytest.mark.slow
+def test_a_tracking_server_of_mlflow_is_read(tmp_path: Path) -> None:
+    mlflow_database(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    words = ["-m", "mlflow", "server", "--backend-store-uri", store, "--port", str(port), "--workers", "1"]
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, start_new_session=True) as server:
+        try:
+            deadline = time.monotonic() + 180
+            while time.monotonic() < deadline:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.2)
+            place = f"http://127.0.0.1:{port}"
+            (study,) = import_curves([place], target=0.255, name="server").studies
+            (same,) = import_curves([store], target=0.255, name="server").studies
+            assert [one.curve for one in study.trials] == [one.curve for one in same.trials]
+            assert [one.configuration for one in study.trials] == [one.configuration for one in same.trials]
+            with pytest.raises(UsageError, match="has the experiments e"):
+                import_curves([f"{place}#other"], target=0.255)
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
 
 
 @pytest.mark.slow
