@@ -32,7 +32,7 @@ from bssearch.spec.space.domains import Range, RelativeLearningRate
 
 BELOW, ABOVE = 8, 16  # by default, schedules stay within these factors of the best constant batch size
 
-# First trials: start and end relative to the best constant batch size, and the share of its samples at the end
+# First trials: start and end as multiples of the best constant batch size, and the end's place as a share of samples
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
 
 RANDOM_TRIALS = 3  # before TPE
@@ -201,7 +201,7 @@ def _usual(
 def _asked(
     history: History, dimensions: Sequence[Dimension], tried: Sequence[TrialRecord], startup: int, count: int
 ) -> dict[str, ParameterValue]:
-    import optuna  # deferred: takes some tenths of a second
+    import optuna  # deferred, because this import takes some tenths of a second
 
     from bssearch.search.samplers.optuna import TPE_OPTIONS, Asker
 
@@ -228,9 +228,9 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
     return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))
 
 
-REPEATED = 2  # schedules; a single schedule may be lucky
+REPEATED = 2  # best schedules, because a single schedule may be lucky
 
-ATTEMPTS = 2  # most trials, failed and lost ones included, as a multiple of the budgeted trials
+ATTEMPTS = 2  # failed and lost trials included: limit of schedule trials, as a multiple of the budgeted trials
 
 SLACK = 1.5  # limit of a schedule, as a multiple of the best constant batch's seconds
 
@@ -330,7 +330,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Best configuration of each batch size that reached the target, and the largest's, `more_regularised`."""
+    """Best configuration of each batch size that reached the target, and a `more_regularised` copy of the largest."""
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
         return []

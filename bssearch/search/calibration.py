@@ -35,9 +35,9 @@ from bssearch.training.course import probe_record
 
 SECONDS_LIMIT = 0.25  # per visit
 
-FIRST_VISITS = 1  # before the search, which needs step times to 10 %
+FIRST_VISITS = 1  # visits before the search, which needs step times to 10 %
 
-COMPARING_VISITS = 3  # before confirmation, of the batch sizes that it compares
+COMPARING_VISITS = 3  # visits before confirmation, at the compared batch sizes
 
 MOST_VISITS = 6
 
@@ -57,7 +57,7 @@ def missing_step_times(
 ) -> list[int]:
     """Batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
 
-    Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) are visited, and `doubtful` ones need `MOST_VISITS`.
+    Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) are visited, and `doubtful` sizes need `MOST_VISITS`.
     Batch sizes at which the user's code failed are left out.
     """
     known = store.probes.by_batch_size(spec.name, environment)
@@ -67,7 +67,7 @@ def missing_step_times(
     def is_missing(size: int) -> bool:
         micro = micro_batch_at(spec, size, memory)
         if size in known and known[size].step_seconds is None:
-            return False  # The user's code fails there.
+            return False  # The user's code fails at this batch size.
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
         if micro is None or micro < known[size].micro_batch_size:
@@ -120,8 +120,9 @@ def measure_step_times(
 ) -> None:
     """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
 
-    Later visits use all of a node's devices if equally fast. A batch size at which the user's code fails is stored
-    without a step time, which excludes it. ``check`` runs before each measurement and write, and may raise.
+    Later visits use all devices of a node if the devices are equally fast. A batch size at which the user's code fails
+    is stored without a step time, and thereby excluded. ``check`` runs before each measurement and write, and may
+    raise.
 
     Raises:
         LaunchError: If no batch size fits.
@@ -247,12 +248,12 @@ def confirm_out_of_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
-            tell(f"could not retry whether a micro-batch of {size} fits: {error}")
+            tell(f"could not test a micro-batch of {size} again: {error}")
             break
         check()
         store.probes.save_memory(spec.name, environment, found)
         if found.fits:
-            tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process: it is used again")
+            tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process; using it again")
 
 
 def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:
@@ -337,8 +338,8 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
     failed, works = (_described(uses, size) for size in (memory.too_large, memory.fits))
     raise LaunchError(
         f"space.max_micro_batch_size = {cap} does not fit into the memory of {named(environment)}: {failed} ran out "
-        f"of memory; the nearest that works is {works}",
-        hint=f"set it to {memory.fits}, or leave it out: larger batch sizes accumulate micro-batches that fit",
+        f"of memory; the nearest size that fits is {works}",
+        hint=f"set {memory.fits}, or omit this setting: larger batch sizes then accumulate micro-batches that fit",
     )
 
 
@@ -373,24 +374,24 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None], *, is_cpu: bool
 ) -> TimesSideBySide | None:
-    # The executor, if its devices agree with each other and with `alone` within `FLAT_RATIO`, all timed at once. Slots
+    # `executor`, if its devices agree with each other and with `alone` within `FLAT_RATIO`, all timed at once. Slots
     # of one CPU are never timed at once.
     if is_cpu or not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
     try:
         found = executor.step_times_by_device(request)
     except LaunchError as error:
-        tell(f"step times are measured on one device, because another failed: {error}")
+        tell(f"step times are measured on one device, because another device failed: {error}")
         return None
     seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
     if len(seconds) < len(found) or alone.step_seconds is None:
         return None
     usual = statistics.median(seconds.values())
     for device, ratio in _apart(seconds, usual).items():
-        tell(f"step times are measured on one device: a step on {device} takes {ratio:.3g} times as long as on others")
+        tell(f"step times are measured on one device: a step on {device} takes {ratio:.3g} times as long as usual")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
-        tell(f"step times are measured on one device: with all at work a step takes {slower['all']:.3g} times as long")
+        tell(f"step times are measured on one device: steps on all devices take {slower['all']:.3g} times as long")
     return None if slower or _apart(seconds, usual) else executor
 
 

@@ -102,7 +102,7 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
 
 
 def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -> Configuration | None:
-    # Configuration with the values of `best` at another batch size; None if they were not sampled.
+    # Configuration with the values of `best` at another batch size; None if `best` was not sampled.
     if best is None or best.sampled is None or not history.objective.stops_at_target:
         return None
     return history.spec.space.decode(batch_size, best.sampled)
@@ -116,7 +116,7 @@ def next_run(history: History) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
     """Missing runs, seed by seed over all finalists, each round shuffled.
 
-    A configuration with runs stays a finalist unless it is a `PlainMiss`. Lost and cancelled runs are repeated, failed
+    Each configuration with runs stays a finalist, except a `PlainMiss`. Lost and cancelled runs are repeated, failed
     runs once. After out of memory, all runs of the batch size are repeated in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
@@ -138,7 +138,7 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 
 def _barred(history: History, trials: Sequence[TrialRecord]) -> set[str]:
-    # Keys of plain misses and of refused configurations, which get no more runs.
+    # Plain misses and refused configurations get no more runs.
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
     return missed | {one.key for one in refused if problem_with(history.spec, one) is not None}
@@ -229,9 +229,9 @@ def ending(history: History) -> str | None:
 
 
 def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
-    """True if the answer is sure, and was sure before the last run, too.
+    """True if the answer is sure, and was also sure before the last run.
 
-    One check is not enough: an answer that is checked after every run passes any bound at some time.
+    One check is not enough: with a check after every run, any answer seems sure at some time.
     """
     if not known.are_sure:
         return False
@@ -254,7 +254,7 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     running = Counter(one.configuration.batch_size for one in trials if not one.state.is_finished)
     is_enough = bool(running) or is_settled(history, trials, known)
     if is_enough if known.are_sure else not known.runs_help:
-        return []  # A run that is still running may change this.
+        return []  # The result of a running trial may change this decision.
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
     barred = _barred(history, trials)
     for size in sorted(known.contenders(), key=lambda one: running[one]):
@@ -269,7 +269,7 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
 
 
 def _following(history: History, made: CompletedRuns, verdict: Verdict, size: int) -> Configuration:
-    # Configuration to run at `size`, with the values of `Verdict.least`: equal values compare batch sizes alone.
+    # Configuration to run at `size`, with the values of `Verdict.least`, so that only the batch sizes differ.
     sampled = verdict.least.runs[0].sampled
     if size == verdict.least.configuration.batch_size or sampled is None or not carries(verdict.least):
         return history.as_run(verdict.by_batch[size].configuration)
@@ -289,7 +289,7 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs)
     if confirm.train_seconds is not None and _is_spent(history, trials):
         return f"train_seconds = {confirm.train_seconds:g}"
     if not known.are_sure and not known.runs_help:
-        return f"{len(in_force(history, trials))} runs, because more are not expected to help"
+        return f"{len(in_force(history, trials))} runs, because more runs are not expected to help"
     return f"max_runs = {confirm.max_runs} a batch"
 
 
@@ -308,7 +308,7 @@ class CompletedRuns:
         trials: Sequence[TrialRecord],
         as_run: Callable[[Configuration], Configuration] | None = None,
     ) -> Self:
-        """Count the trials at timed batch sizes; ``as_run`` is by default the history's."""
+        """Count the trials at timed batch sizes; ``as_run`` defaults to the history's."""
         made = cls()
         for trial in trials:
             if trial.configuration.batch_size in history.probes:
@@ -316,7 +316,7 @@ class CompletedRuns:
         return made
 
     def is_missing(self, configuration: Configuration, seed: int) -> bool:
-        """True if a run must be made or repeated."""
+        """True if a run is missing or must be repeated."""
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:

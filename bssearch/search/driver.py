@@ -156,7 +156,7 @@ class Shift:
 
         Repeat the call until the driver ends.
         """
-        # An executor that is ended before its process exists starts the process anyway.
+        # If the executor's process does not exist yet, ending the executor does not prevent the process.
         with self._lock:
             self.is_ending = True
             if not self._is_interrupted:
@@ -188,7 +188,7 @@ class Shift:
         try:
             self.raise_if_over()
             yield
-        except Exception:  # the executor's process may have been ended
+        except Exception:  # `end` may have killed the executor's process
             self.raise_if_over()
             raise
         finally:
@@ -203,12 +203,12 @@ class Shift:
                 interrupts.ask()
 
     def wait(self) -> None:
-        """The driver only waits for other drivers."""
+        """Record that the driver waits for others."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
-        """The driver has work again."""
+        """Record that the driver has work again."""
         self._waiting_since = None
 
 
@@ -216,9 +216,9 @@ NOTHING_SAVED = frozenset[int](), 0
 
 TIMING = "time steps"  # claim of the driver that times steps
 
-POLL_SECONDS = 0.2  # wait for the executor's events; delays Ctrl-C
+POLL_SECONDS = 0.2  # longest wait for the executor's events, which delays Ctrl-C
 
-LOOK_SECONDS = 1.0  # between looks at the store while waiting
+LOOK_SECONDS = 1.0  # a waiting driver reads the store this often
 
 
 FLUSH_SECONDS = 1.0  # a crash loses at most the evaluations of this time
@@ -298,7 +298,7 @@ class Recorder:
         if started < self._next_finding or started < self._began + apart:
             return
         left = apart - self._store.findings.age_seconds(self._study)
-        if 0 < left <= apart:  # longer only if a clock was reset
+        if 0 < left <= apart:  # `left` is longer only if a clock was reset
             self._next_finding = started + left
             return
         save_finding(self._store, self._study)
@@ -330,7 +330,7 @@ class Driver:
         self._lease = Lease(owner=self._leases.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
         self._checkpoints = WaitingTrials(spec, store, self._leases, listener.note)
         self._recorder = Recorder(store, spec.name, self._leases.owner)
-        self._dropped: set[int] = set()  # running here, but their lease was lost
+        self._dropped: set[int] = set()  # trials that still run here without a lease
         self.engine = self._engine()
         self._revision = 0
         self._probes: dict[int, ProbeRecord] = {}
@@ -338,9 +338,9 @@ class Driver:
         self._is_done = False
         self._error: BSSearchError | None = None
         self._is_stopping = False
-        self._is_contended = False  # If so, lock the study before each decision.
+        self._is_contended = False  # if True, lock the study before each decision
         self._told: set[str] = set()
-        # Trials use the database's clock. It may be reset, so time from here on is monotonic.
+        # Trials use the database's clock. This clock may be reset, so the driver adds monotonic seconds to its start.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked, self._next_look = -math.inf, time.monotonic()
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.patience.is_waiting)
@@ -407,7 +407,7 @@ class Driver:
                 case TrialPlan():
                     self._start(action)
                 case TrialStop():
-                    # A second stop would save a checkpoint that no driver may store.
+                    # After a second stop, the executor would save a checkpoint that no driver may store.
                     if action.number not in self._dropped:
                         self.executor.stop(action)
                 case Wait():
@@ -547,7 +547,7 @@ class Driver:
 
     def _wait(self) -> None:
         events = self.executor.events(timeout=POLL_SECONDS)
-        self._take_over()  # First: after a suspension, trials that this driver lost have events.
+        self._take_over()  # Do this first: after a suspension, lost trials of this driver have events.
         for event in events:
             match event:
                 case TrialObserved(number) if number in self._dropped:
@@ -563,7 +563,7 @@ class Driver:
         self._drop(self._recorder.flush_if_due())
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        # Stop trials whose lease was lost; their results are discarded.
+        # Stop trials whose lease was lost, and discard their results.
         for number in {*self.engine.running} & {*numbers} - self._dropped:
             self._dropped.add(number)
             self.executor.stop(TrialStop(number, TrialState.CANCELLED, "its lease was lost"))
@@ -602,13 +602,13 @@ class Driver:
         trial = self._recorder.finish(ended, self.engine.running[ended.number].step_seconds)
         is_lost = not self._recorder.holds(trial) and ended.outcome.state is not TrialState.LOST
         if trial.lease_owner == self._leases.owner:
-            self._checkpoints.ended(trial)  # else the checkpoint is another driver's
+            self._checkpoints.ended(trial)  # otherwise another driver owns the checkpoint
         self._do(self.engine.ended(trial))
         self._dropped.discard(trial.number)
         self._drop(refused)
         self.listener.ended(trial, self.engine.history)
         if is_lost:
-            self.listener.note(f"another driver took over trial {trial.number}; its measurements here are discarded")
+            self.listener.note(f"another driver took over trial {trial.number}; its results here are discarded")
             return
         self._find_saved()
         self._recorder.keep_finding(self.engine.history.length)

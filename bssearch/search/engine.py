@@ -34,13 +34,13 @@ from bssearch.search.samplers import allocation
 from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice, make_sampler
 from bssearch.spec import StudySpec
 
-LATE = 0.5  # budget share after which, without a hit, paused trials resume before new ones start
+LATE = 0.5  # without a hit by this share of the budget, paused trials resume before new trials start
 
 # Trials that a contending batch size needs, with and without a hit
 RETUNED = 3
 RETUNED_IN_VAIN = 5
 
-ENDED_BEFORE = 2  # ended trials before little expected improvement counts, if no trial stores one (older versions)
+ENDED_BEFORE = 2  # ended trials before little improvement counts, if no trial stores an expectation (older versions)
 
 
 class Planner:
@@ -56,7 +56,7 @@ class Planner:
         """Next search trial, or None; and the reason if the search ends.
 
         Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials are
-        retried and promising paused ones resumed regardless of the budget.
+        retried, and promising paused trials resumed, regardless of the budget.
         """
         history, ending = self._history, self._spent()
         if asked_for := next(iter(history.in_state(TrialState.QUEUED)), None) or history.to_retry(uncapped=True):
@@ -187,7 +187,7 @@ def _seconds_to_look_twice(probe: ProbeRecord) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time batch sizes without step times, ``compared`` ones more often; `Engine.timed` follows."""
+    """Time batch sizes without step times, ``compared`` sizes more often; `Engine.timed` follows."""
 
     compared: frozenset[int] | None = None
 
@@ -204,7 +204,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers; of any driver if ``for_disk`` (too many bytes)."""
+    """End paused trials of this driver and of dead drivers; if ``for_disk`` (too many bytes), of any driver."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -241,7 +241,7 @@ class Finished:
     """The run is complete."""
 
 
-# A plan: start that trial; `Engine.started` follows, unless another driver started one first. An error: the run failed.
+# A plan starts a trial; `Engine.started` follows unless another driver started a trial first. An error ends the run.
 Action = (
     TrialPlan
     | TimeSteps
@@ -261,7 +261,7 @@ CONTINUE = "run the same command again to continue"
 
 Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
 
-FAILURES_IN_A_ROW = 5  # that end the run, if no trial ran before
+FAILURES_IN_A_ROW = 5  # these failures end the run if no trial ran before
 
 OVERRUN = 1.05  # if a trial exceeds its limit by a larger factor, the message says why
 
@@ -346,7 +346,7 @@ class Engine:
         """Handle the reply to a `ClaimConfirmation`."""
         if not granted:
             self._has_claim = False
-            if self._stage is EngineStage.REPEAT:  # Lost while this driver was suspended.
+            if self._stage is EngineStage.REPEAT:  # The claim was lost while this driver was suspended.
                 self._stage = EngineStage.CLAIM
             return [Wait(for_claim=self._stage is EngineStage.CLAIM)]
         self._has_claim = True
@@ -387,7 +387,7 @@ class Engine:
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:
-        # Once the last search trial has ended, step times are compared before further runs.
+        # Compare step times after the last search trial, and before further runs.
         searches = any(one.plan.phase is Phase.SEARCH for one in self.running.values())
         plan = self._next_run(self.history) if self._slots_apart and searches else None
         return [Wait() if plan is None else plan if self._has_claim else ClaimConfirmation()]
@@ -500,7 +500,7 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        # Forget all trials; keep the quick answer and whether checkpoints work, because changes lack both.
+        # Forget all trials; keep the quick answer and `can_wait`, because changes lack both.
         can_wait, quick = self.pruning.standings.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
@@ -568,13 +568,13 @@ class Engine:
             return None
         reason = "" if trial.outcome is None else trial.outcome.reason
         return LaunchError(
-            f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
+            f"{self._failures} trials in a row failed, most recently trial {trial.number}: {reason}",
             hint=f"bssearch trial show {self.spec.name} {trial.number} shows the traceback",
         )
 
 
 def wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Error if the target was met without training or its unit is wrong."""
+    """Error if the target was met without training, or if the target's unit is wrong."""
     return history.objective.target_problem(trial) or _in_other_unit(trial, history)
 
 
@@ -588,7 +588,7 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
         return None
     return SpecError(
         f"no trial can reach {target.in_words} if {target.metric} is at most 1: "
-        f"trial {trial.number} trained to its limit, best so far {best:.4g}; did you mean {target.in_unit_of(best):g}?",
+        f"trial {trial.number} reached at most {best:.4g}; did you mean {target.in_unit_of(best):g}?",
         hint="correct target.value and give the study another name, or raise budget.trial_train_seconds to continue",
     )
 

@@ -30,7 +30,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 27  # version of stored answers; increase it when the same trials give another answer
+ANSWERS = 27  # version of stored answers; increase this number when the same trials give another answer
 
 
 MOVED = 0.01
@@ -45,7 +45,7 @@ class Told(NamedTuple):
 
 
 class _Kept(BaseModel):
-    """A stored finding; invalid parts count as absent."""
+    """A stored finding; invalid parts are ignored."""
 
     made_by: int | None = None
     answer: Answer | None = None

@@ -51,7 +51,7 @@ class BusyTime:
             return
         start, ended = trial.created_at.timestamp(), trial.ended_at.timestamp()
         wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
-        end = start + max(0.0, min(ended - start, wall or math.inf))  # the database's clock may jump
+        end = start + max(0.0, min(ended - start, wall or math.inf))  # because the database's clock may jump
         self._spans[trial.number] = start, end
         self._earlier[trial.number] = max(0.0, wall - (end - start))
         before = self._union
@@ -86,7 +86,7 @@ Identity = tuple[object, ...]
 class Repeats:
     """Seed-to-seed spread of log time-to-target, shrunk towards `SEED_NOISE`.
 
-    Excludes configurations with a censored run: only their lucky runs have a time.
+    Excludes configurations with a censored run, because only their lucky runs have a time.
     """
 
     def __init__(self) -> None:
@@ -132,11 +132,11 @@ def measured_seconds(trial: TrialRecord | None) -> float:
     return math.inf if value is None else value
 
 
-FAILURES = 3  # failed trials that exclude a batch size, unless at least as many others ran
+FAILURES = 3  # failed trials that exclude a batch size, unless at least as many trials ran there
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
 
-ATTEMPTS = 5  # per trial, because a trial may kill its drivers
+ATTEMPTS = 5  # limit of attempts of a trial, because a trial may kill its drivers
 
 INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
@@ -310,7 +310,7 @@ class History:
 
     @property
     def budget_share(self) -> float:
-        """Spent share of trials or wall seconds, the larger one."""
+        """The larger spent share, of trials or of wall seconds."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
@@ -385,7 +385,7 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Trial to retry, if any: lost or out of memory (`ATTEMPTS` attempts in all), or failed once.
 
-        A cancelled trial only if ``uncapped``, because a user or the answer needs it.
+        Cancelled trials count only if ``uncapped``, because a user or the answer needs uncapped trials.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

@@ -23,7 +23,7 @@ HEARTBEAT_SECONDS = 15.0
 
 LONGEST_LOOK = (
     2 * HEARTBEAT_SECONDS
-)  # most seconds counted between two looks; in longer gaps the database was unreachable
+)  # limit of the seconds counted between two looks; in longer gaps the database was unreachable
 
 GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewal counts as dead, even if its process exists
 
@@ -50,9 +50,9 @@ def this_driver() -> str:
 
 
 def is_alive(owner: str) -> bool | None:
-    """True if a driver is alive; None if only its lease can tell.
+    """True if a driver is alive; None if only the driver's lease can tell.
 
-    None for drivers on another machine or in another container, hidden processes, and processes stopped with Ctrl-Z.
+    Returns None for drivers on another machine or in another container, hidden processes, and suspended processes.
     """
     parts = owner.rsplit("/", 4)
     if len(parts) < 5 or parts[0] != socket.gethostname() or parts[2] != _place():
@@ -126,7 +126,7 @@ class ClaimLostError(Exception):
 class Leases:
     """Leases and claims of the driver ``owner``, and renewals of other drivers' leases.
 
-    Another driver's lease expires only if this driver saw no renewal for `LEASE_SECONDS`: the database clock may jump.
+    The database clock may jump, so another driver's lease expires only after `LEASE_SECONDS` without a seen renewal.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Leases:
         return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS
 
     def take(self, name: str) -> bool:
-        """Try to take a claim; True if this driver holds it."""
+        """Try to take a claim; True if this driver holds the claim."""
         self.look()
         found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive

@@ -59,7 +59,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """Such as ``batch 64, 0.131 s, 93 % sure``; without a probability, ``final`` or ``not final``."""
+        """Text such as ``batch 64, 0.131 s, 93 % sure``; without a probability, ``final`` or ``not final``."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "not final" if self.provisional else "final"
         if self.within_5_percent is not None:

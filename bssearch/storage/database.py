@@ -31,7 +31,7 @@ from bssearch.storage.connection.engine import (
 from bssearch.storage.models import EnvironmentRow, StudyRow, to_columns
 from bssearch.storage.statements import insert_if_absent, no_study
 
-# Seconds: longer than a server takes to restart or be replaced.
+# Longer than the restart or replacement of a server takes.
 RETRY_FOR_S = 900.0
 
 FIRST_WAIT_S = 0.5
@@ -52,7 +52,7 @@ class Patience:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Fail current and future calls immediately."""
+        """Make current and future calls fail immediately."""
         self._over.set()
 
     def run(self, work: Callable[[], Result]) -> Result:
@@ -78,14 +78,14 @@ class Patience:
                 f"{error.message} (retried for {RETRY_FOR_S / 60:.0f} minutes)",
                 hint="stored results are safe; run the same command again to continue",
             ) from error
-        except BSSearchError:  # the database answered, so the connection is back
+        except BSSearchError:  # the database answered, so the connection works again
             self._tell_back()
             raise
         self._tell_back()
         return result
 
     def _repeat(self, work: Callable[[], Result]) -> Result:
-        # Imported only after a lost connection: the import is slow.
+        # Import only after a lost connection, because the import is slow.
         from tenacity import (
             Retrying,
             retry_if_exception_type,
@@ -119,8 +119,8 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Notify = Callable[[str], None]
 
-# The server ends a transaction that holds a lock and sends no statement for this time. Otherwise a suspended driver
-# would block the other drivers, which could not even mark its trials as lost.
+# The server ends a transaction that holds a lock if no statement comes for these seconds. Otherwise a suspended driver
+# would block the other drivers, which could not even mark the suspended driver's trials as lost.
 LONGEST_TURN_SECONDS = 10.0
 
 # Longest pause before a turn on SQLite. Writers poll for the lock every 100 ms: without the pause, one of 8 drivers
@@ -132,13 +132,13 @@ _STUDY_ID = select(StudyRow.id).where(StudyRow.name == bindparam("name"))
 
 
 def limit_silence(connection: Connection) -> None:
-    """Have a server end this transaction after `LONGEST_TURN_SECONDS` without a statement."""
+    """Make a server end this transaction after `LONGEST_TURN_SECONDS` without a statement."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(_silence_limit()))
 
 
 def _locked(connection: Connection, query: Select[Any]) -> Select[Any]:
-    # Set the limit in the statement that takes the lock, which saves a message to the server.
+    # Set the limit in the statement that takes the lock, to save a message to the server.
     return (query.add_columns(_silence_limit()) if connection.dialect.name == "postgresql" else query).with_for_update()
 
 
@@ -153,7 +153,7 @@ class _Turn(threading.local):
     ending = ExitStack()
 
 
-class _TurnOver(Exception):  # noqa: N818 - it rolls back, and is no failure
+class _TurnOver(Exception):  # noqa: N818 - this exception only rolls back
     pass
 
 
@@ -284,7 +284,7 @@ class Database:
 
     def on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
         """Run ``work`` on a locked study in one transaction, with retries."""
-        study_id: int | None = None  # kept for retries: the first try may have renamed or deleted the study
+        study_id: int | None = None  # retries keep this id, because the first try may have renamed or deleted the study
 
         def once() -> Result:
             nonlocal study_id
@@ -302,11 +302,11 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:
-        """Lock a study's row; return its id. A server ends the lock after `LONGEST_TURN_SECONDS` of silence."""
+        """Lock a study's row; return the id. A server ends the lock after `LONGEST_TURN_SECONDS` of silence."""
         return self._found(connection, name, _locked(connection, _STUDY_ID))
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
-        # Queried each time: another process may rename or delete the study, and SQLite may reuse its id.
+        # Query the id each time: another process may rename or delete the study, and SQLite may reuse the id.
         study_id: int | None = connection.scalar(query, {"name": name})
         if study_id is None:
             raise no_study(connection, name)

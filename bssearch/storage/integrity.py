@@ -63,7 +63,7 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
             kind = storage_type(column.type)
             value: ColumnElement[Any] = type_coerce(column, NullType())
             if isinstance(kind, JSON) and connection.dialect.name == "postgresql":
-                value = cast(column, Text)  # the database driver would parse the JSON and fail before the row is named
+                value = cast(column, Text)  # parsed by the database driver, JSON could fail unnamed
             wrong = _is_wrong(column, connection.dialect.name)
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := connection.execute(query.limit(1)).first()) is not None:

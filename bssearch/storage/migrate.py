@@ -48,7 +48,7 @@ LONGEST_PREFIX = 50
 class Roles:
     """The roles of a team's database; people's logins are members.
 
-    Readers see everything, writers run studies, owners upgrade the tables.
+    Readers see studies, writers run studies, owners upgrade tables.
     """
 
     prefix: str = DEFAULT_PREFIX
@@ -96,14 +96,14 @@ WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     # Trials are deleted only with their study.
     "bss_trial": ("INSERT", _update(TrialRow, but=frozenset({"id", "study_id", "number"}))),
     "bss_observation": ("INSERT",),
-    "bss_probe": ("INSERT", "DELETE"),  # a new measurement replaces an earlier one
+    "bss_probe": ("INSERT", "DELETE"),  # a new measurement replaces an earlier measurement
     "bss_visit": ("INSERT",),
     "bss_branch": ("INSERT",),
     "bss_spec": ("INSERT",),
     "bss_finding": ("INSERT", "UPDATE"),
     "bss_log": ("INSERT", "UPDATE"),
     "bss_claim": ("INSERT", "UPDATE", "DELETE"),
-    # A trigger checks who may cancel, pause, resume, rename or delete a submission. Its request never changes.
+    # A trigger checks who may cancel, pause, resume, rename or delete a submission. The request never changes.
     "bss_submission": ("INSERT", "UPDATE (name, state, reason, served_seconds)", "DELETE"),
     "bss_worker": ("INSERT", "UPDATE", "DELETE"),
 }
@@ -119,16 +119,16 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
     """SQL that creates missing roles with access to a schema."""
     return [
         *(
-            # Roles belong to the whole server: another database there may create them at the same moment.
+            # Roles belong to the whole server: an upgrade of another database may create the roles at the same moment.
             f"DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') "
             f"THEN CREATE ROLE {name} NOLOGIN; END IF; "
             "EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"
             for name in roles.names
         ),
-        # Only a superuser or a member of a role can give it tables.
+        # Only a superuser or a member can make a role the owner of tables.
         f"DO $$ BEGIN IF NOT pg_has_role(current_user, '{roles.owner}', 'USAGE') "
         f"THEN GRANT {roles.owner} TO CURRENT_USER; END IF; END $$",
-        # Before PostgreSQL 15, every login could create functions beside our tables for others to call unawares.
+        # Before PostgreSQL 15, every login could create functions beside our tables, which others might call.
         f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC",
         f"GRANT USAGE ON SCHEMA {schema} TO {', '.join(roles.names)}",
         f"GRANT CREATE ON SCHEMA {schema} TO {roles.owner}",
@@ -224,7 +224,7 @@ def refuse_without_reading(connection: Connection, *, to_write: bool) -> None:
     lacks = text("SELECT current_user WHERE NOT has_table_privilege(:table, 'SELECT')")
     login = connection.scalar(lacks, {"table": VERSION_TABLE}) if roles else None
     if roles and login:
-        role, doing = (roles.writer, "to write") if to_write else (roles.reader, "to look at studies")
+        role, doing = (roles.writer, "to write") if to_write else (roles.reader, "to read studies")
         raise needs(role, login, doing, connection)
 
 
@@ -252,7 +252,7 @@ def needs(role: str, login: str | None, doing: str, connection: Connection) -> D
 
 def _needed() -> list[tuple[str, str, str]]:
     rights = [(table, one.partition(" ")[0]) for table, rights in WRITER_RIGHTS.items() for one in rights]
-    rights.remove(("bss_study", "DELETE"))  # running a study never deletes one
+    rights.remove(("bss_study", "DELETE"))  # no run deletes a study
     tables = [("any_column" if right in {"INSERT", "UPDATE"} else "table", right, table) for table, right in rights]
     return [*tables, *(("sequence", "USAGE", name) for name in SEQUENCES)]
 
@@ -290,7 +290,7 @@ UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
 SCHEMA_HEAD: Final = REVISIONS[-1]
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
-# SQLSTATEs of a table that exists; the last two if another session has just committed it
+# SQLSTATEs if a table exists; the last two if another session has just committed the table
 _EXISTS = frozenset({"42P07", "42710", "23505"})
 
 
@@ -361,7 +361,7 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     path = sqlite_file(url)
     if roles:
         refuse_roles_of_a_file(url)
-    # Without foreign keys: SQLite rebuilds a table by dropping the old one, which would cascade.
+    # Open without foreign keys: SQLite rebuilds a table by dropping the old table, and the drop would cascade.
     engine = create_engine_for(url, foreign_keys=False)
     try:
         with writing(engine) as connection, limited_waits(connection):
@@ -388,7 +388,7 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
         if there:
             become_owner(connection, there)
         if before is not None:
-            # Lock all tables at once: a migration that locks one after the other would wait for each.
+            # Lock all tables at once, because a migration that locks table after table would wait several times.
             ours = {*WRITER_RIGHTS, VERSION_TABLE}.intersection(inspect(connection).get_table_names())
             lock_tables(connection, [*ours], ALONE)
         _run_migrations(connection)
@@ -471,8 +471,8 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
 
 
 def _take_turn(connection: Connection) -> None:
-    # One login at a time upgrades a server. A login that may not change the version table cannot upgrade: it takes no
-    # lock.
+    # Only one login upgrades a server at a time. A login without the right to change the version table cannot upgrade,
+    # and takes no lock.
     if connection.dialect.name != "postgresql":
         return
     if not _has_version_table(connection):
@@ -483,7 +483,7 @@ def _take_turn(connection: Connection) -> None:
 
 
 def _create_version_table(connection: Connection) -> None:
-    # As Alembic creates the table. If another session creates it, wait for its commit.
+    # The table is equal to Alembic's. If another session creates the table, wait for the session's commit.
     columns = f"version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
     try:
         with connection.begin_nested():

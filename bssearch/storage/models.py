@@ -123,8 +123,8 @@ class FiniteFloat(TypeDecorator[float]):
         return value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[float | None], float | None]:
-        """Refuse NaN and infinities in rows, too."""
-        return partial(self.process_bind_param, dialect=dialect)  # one call per value: a trial has 37 floats
+        """Also refuse NaN and infinities in rows."""
+        return partial(self.process_bind_param, dialect=dialect)  # fewer calls, because a trial has 37 floats
 
 
 class StorableText(TypeDecorator[str]):
@@ -250,7 +250,7 @@ def not_negative(*columns: str) -> list[CheckConstraint]:
 
 
 def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) -> ColumnElement[bool]:
-    """Condition that columns are finite: other programs may store infinities or NaN."""
+    """Condition that columns are finite, as other programs may store infinities or NaN."""
     return and_(*(column <= LARGEST for column in columns))
 
 
@@ -341,7 +341,7 @@ def paths(record_type: type, path: str = "") -> dict[str, str]:
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Column values of a record; a nested record that is None adds none."""
+    """Column values of a record; a nested None adds no column."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)
@@ -365,7 +365,7 @@ def from_columns(
 
 @cache
 def _plan(record_type: type, prefix: str) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], dict[str, type]]:
-    # a record's own fields, a function that takes their values from a row, and its nested records
+    # a record type's own fields, a function that reads the values of these fields from a row, and nested record types
     found = layout(record_type)
     nested = {name: inner for name, inner in found.items() if inner is not None}
     names = [name for name in found if name not in nested]
@@ -405,7 +405,7 @@ class Base(DeclarativeBase):
 
     __table__: ClassVar[Table]
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this map from the class
         int: BigInteger,
         float: FiniteFloat,
         str: StorableText,
@@ -443,9 +443,9 @@ class EnvironmentRow(Base, holds=(Environment,)):
 class StudyRow(Base, holds=(NewStudy,)):
     """Studies.
 
-    ``revision`` counts changes; ``rewritten_at_revision`` is the last revision that deleted or rewrote rows,
-    ``probed_at_revision`` the last that stored a probe. On PostgreSQL only the login ``login`` and owners may rename,
-    archive or delete the study.
+    ``revision`` counts changes; ``rewritten_at_revision`` is the last revision that deleted or rewrote rows. The last
+    revision that stored a probe is ``probed_at_revision``. On PostgreSQL, only the login ``login``
+    and owners may rename, archive or delete the study.
     """
 
     __tablename__ = "bss_study"
@@ -472,7 +472,7 @@ class StudyRow(Base, holds=(NewStudy,)):
 class TrialRow(Base, holds=(TrialRecord,)):
     """Trials: configuration, lease while running, outcome (zeros before the end).
 
-    ``plan_id`` is the last plan that started or queued the trial; ``revision`` is the study's at the last change.
+    ``plan_id`` is the last plan that started or queued the trial; ``revision`` is the study's at that change.
     """
 
     __tablename__ = "bss_trial"
@@ -540,7 +540,7 @@ class ObservationRow(Base, holds=(Observation,)):
 
 
 class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
-    """Probes by batch size and its split into micro-batches.
+    """Probes by batch size and by the split into micro-batches.
 
     Memory probes have ``batch_size`` = ``micro_batch_size``; only noise scales have ``step`` and ``metric``.
     """
@@ -625,7 +625,7 @@ class LogRow(Base):
 
 
 class ClaimRow(Base):
-    """Leases of tasks that one driver at a time may do."""
+    """Leases of tasks that only one driver may do at a time."""
 
     __tablename__ = "bss_claim"
 

@@ -106,7 +106,7 @@ class ProbeStore(StorePart):
     ) -> dict[int, ProbeRecord]:
         """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any.
 
-        Of several numbers of devices, only the smallest, which is the search's.
+        Only the smallest number of devices counts, because the search uses this number.
         """
         rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
         timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
@@ -122,9 +122,9 @@ class ProbeStore(StorePart):
         return with_intervals(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
-        # Cached until the next measurement, because every read of trials needs step times.
+        # Cache step times until the next measurement, because every read of trials needs step times.
         study_id = now.study_id
-        # Key of the cache: changes with every measurement, and differs for a later study with the same id.
+        # The cache's key changes with every measurement, and differs for a later study with the same id.
         as_of = now.created_at, now.probed_at_revision, now.rewritten_at_revision
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
@@ -137,7 +137,7 @@ class ProbeStore(StorePart):
     ) -> list[TrialRecord]:
         """Trials with ``steps_x_step_time_s`` from the step times of all visits.
 
-        Trials of another model keep their stored value: only the default configuration's model was timed.
+        Trials of another model keep their stored value, because only the default configuration's model was timed.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)
@@ -153,7 +153,7 @@ class ProbeStore(StorePart):
         """Bounds of the micro-batch sizes that fit (default device: the largest that a trial ran on).
 
         A single out-of-memory trial is ignored if a later probe in a separate process fitted this or a larger size.
-        Failures count from devices with at least as much memory, fits from devices with at most as much.
+        Failures count from devices with at least as much memory, fits from devices with at most as much memory.
         """
         here = environment or self._bound_environment(connection, study_id)
         memory, kind = (None, ()) if here is None else (here.device_memory_bytes, of_its_kind(here))
@@ -174,7 +174,7 @@ class ProbeStore(StorePart):
         return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
-        """Store whether a micro-batch size fits, replacing an earlier result."""
+        """Store whether a micro-batch size fits; replace an earlier result."""
         columns = {
             "batch_size": memory.micro_batch_size,
             "micro_batch_size": memory.micro_batch_size,
@@ -204,7 +204,7 @@ class ProbeStore(StorePart):
         ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
-        """Store a gradient noise scale, replacing an earlier one."""
+        """Store a gradient noise scale; replace an earlier noise scale."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 
@@ -268,7 +268,7 @@ class ProbeStore(StorePart):
 def _ran_out(
     connection: Connection, study_id: int, kind: Sequence[ColumnElement[bool]]
 ) -> list[tuple[int, int | None]]:
-    # Without chance failures: other processes, or earlier trials in the process, may have held the memory.
+    # Leave out chance failures, because other processes or earlier trials may have held the memory.
     trials = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
     if all(count > 1 for _, _, count, _ in trials):
         return [(size, memory) for size, memory, _, _ in trials]

@@ -85,11 +85,11 @@ class WorkerRow(Base):
     serving_since: Mapped[datetime | None]
 
 
-# Rows may come from other programs; an invalid row must not hide the others.
+# Other programs may write rows; an invalid row must not hide other rows.
 
 
 def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
-    # JSON as text, so that each row is parsed separately.
+    # Read JSON as text, so that each row is parsed separately.
     table = row.__table__
     return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
 
@@ -169,11 +169,11 @@ class QueueStore(StorePart):
                 _lock(connection)
                 earlier = _found(connection, new.name)
                 if earlier is not None and earlier.submitted_at == tried_at and earlier.owner == new.owner:
-                    return earlier  # an earlier try was committed although its connection broke
+                    return earlier  # an earlier try was committed although the connection broke
                 if earlier is not None and (
                     earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
                 ):
-                    # Delete and insert: the writer role may delete its own submissions but not update them.
+                    # Delete and insert, because the writer role may delete its own submissions, but not update them.
                     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
                 elif earlier is not None:
                     raise _taken(earlier, new.name)
@@ -263,21 +263,21 @@ class QueueStore(StorePart):
         _lock(connection)
         serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
         waiting = {one.name: one for one in _waiting(connection)}
-        # A submission that the worker already serves comes first: an earlier try was committed, or the end of its
-        # shift was lost.
+        # A submission that the worker already serves comes first: an earlier try was committed, or the end of the
+        # worker's shift was lost.
         chosen = waiting.get(serving or "") or _first(waiting.values(), eligible)
         if chosen is None and serving is None:
             return None
         if chosen is not None and chosen.name != serving and chosen.reason:
             connection.execute(update(SubmissionRow).where(SubmissionRow.name == chosen.name).values(reason=""))
-        # A study resubmitted in the meantime is served with its new values.
+        # If a study was resubmitted in the meantime, the worker serves the new values.
         values = {"serving": chosen and chosen.name, "serving_since": chosen and now(connection)}
         connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
         return chosen
 
     @inside(Database.writing)
     def renew_shift(self, connection: Connection, worker: str, eligible: Collection[str], used: float) -> bool:
-        """Add slot seconds to a worker's submission; False if it is gone or another submission comes first."""
+        """Add slot seconds to a worker's submission; False if the submission is gone or not first."""
         name = _add_served(connection, worker, used)
         first = _first(_waiting(connection), eligible)
         return name is not None and first is not None and first.name == name
@@ -301,11 +301,11 @@ class QueueStore(StorePart):
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
-    """Raise `UsageError` if a study is queued: a worker would create it again."""
+    """Raise `UsageError` if a study is queued, because a worker would recreate it."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
     require(
         state is None or state.is_over,
-        f"the study {name!r} cannot be {doing}: it is queued and {state}",
+        f"the study {name!r} cannot be {doing}, because the queue has the study as {state}",
         hint=f"bssearch queue cancel {name}",
     )
 
@@ -321,7 +321,7 @@ _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
 
 
 def _process(owner: str) -> str:
-    # See `bssearch.search.leases` for the names of drivers and workers.
+    # `bssearch.search.leases` defines the names of drivers and workers.
     return owner.rpartition("/")[0]
 
 
@@ -365,7 +365,7 @@ def _first(waiting: Iterable[Submission], eligible: Collection[str]) -> Submissi
 
 
 def _add_served(connection: Connection, worker: str, used: float) -> str | None:
-    # None if the submission was deleted, or was resubmitted during the shift, which served the old values.
+    # Return None if the submission was deleted, or was resubmitted during a shift of the old values.
     _lock(connection)
     row = connection.execute(select(WorkerRow.serving, WorkerRow.serving_since).where(WorkerRow.name == worker)).first()
     one = None if row is None or row.serving is None else _found(connection, row.serving)

@@ -99,7 +99,7 @@ class Transfer(StorePart):
         """
         from bssearch.storage.transfer.study_copy import join
 
-        lock_tables(connection, [StudyRow.__tablename__])  # imports one after another
+        lock_tables(connection, [StudyRow.__tablename__])  # only one import runs at a time
         joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
         if dry_run:
             connection.rollback()

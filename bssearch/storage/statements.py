@@ -103,7 +103,7 @@ VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)
     VisitRow.measured_at, VisitRow.id
 )
 
-# The user's program refuses the batch size; this is no evidence about memory.
+# The user's program refused the batch size; such a refusal is no evidence about memory.
 IS_REFUSED = (
     (ProbeRow.kind == ProbeKind.STEP_TIME) & ProbeRow.step_seconds.is_(None) & ProbeRow.out_of_memory.is_(False)
 )
@@ -116,7 +116,7 @@ MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     .distinct()
 )
 
-# Trials with growing batches are excluded: their batch size at the failure is unknown.
+# Exclude trials with growing batches, because their batch size at the failure is unknown.
 MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
     select(
         TrialRow.micro_batch_size,
@@ -281,7 +281,7 @@ def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundErro
     name, low, high = connection.execute(
         select(study, func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
     ).one()
-    there_are = "it has no trials yet" if low is None else f"its trials are {low} to {high}"
+    there_are = "the study has no trials yet" if low is None else f"the trials are {low} to {high}"
     return NotFoundError(f"the study {name!r} has no trial {number}: {there_are}")
 
 
@@ -290,7 +290,7 @@ def no_study(connection: Connection, name: str) -> NotFoundError:
     near = difflib.get_close_matches(name, connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all(), n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     other = in_parent_folder(masked(connection.engine.url))
-    hint = f"{guess}`bssearch study list` lists them{f'; {other}' if other else ''}"
+    hint = f"{guess}`bssearch study list` lists all studies{f'; {other}' if other else ''}"
     return NotFoundError(f"no study {name!r} in this database", hint=hint)
 
 
@@ -375,13 +375,13 @@ def counters(connection: Connection, study: str | int) -> Counters:
 def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
     """Changes of a study since a revision (0: all trials), and its counters."""
     row = counters(connection, study)
-    # A revision above the study's is from a deleted study of the same name.
+    # A revision above the study's revision comes from a deleted study of the same name.
     is_rewritten = since < row.rewritten_at_revision or since > row.revision
     trials: list[TrialRecord] = []
     if row.revision != since:
         query, values = (_ALL, {}) if since <= 0 or is_rewritten else (_NEWER, {"since": since})
         rows = connection.execute(query, {"study_id": row.study_id, **values}).mappings()
-        # Sort here: with ORDER BY number SQLite would scan all trials of the study.
+        # Sort here, because with ORDER BY number SQLite would scan all trials of the study.
         trials = sorted(map(trial_record, rows), key=lambda trial: trial.number)
     has_new_probes = (
         is_rewritten or since < row.probed_at_revision or any(trial.state is TrialState.OOM for trial in trials)

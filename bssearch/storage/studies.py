@@ -78,14 +78,14 @@ def bind_study(
         connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(environment_id=environment_id))
     elif not same_kind:
         raise OtherDeviceError(
-            f"the study {study.name!r} was measured on {study.environment.fingerprint}, this is "
+            f"the study {study.name!r} was measured on {study.environment.fingerprint}, and this device is "
             f"{environment.fingerprint}; different devices are never pooled",
             hint="give the spec another name for this device",
         )
 
 
 def _taken(name: str) -> UsageError:
-    return UsageError(f"study {name!r} already exists", hint="continue it, or choose another name")
+    return UsageError(f"study {name!r} already exists", hint="continue this study, or choose another name")
 
 
 class StudyStore(StorePart):
@@ -146,7 +146,7 @@ class StudyStore(StorePart):
             renamed = update(StudyRow).where(StudyRow.id == study_id).values(name=new, spec={**spec, "name": new})
             try:
                 connection.execute(renamed)
-            except IntegrityError:  # another process created it in the meantime
+            except IntegrityError:  # another process created the study in the meantime
                 raise _taken(new) from None
             if old != new:
                 rename_submission(connection, old, new)
@@ -154,7 +154,7 @@ class StudyStore(StorePart):
         self._database.on_study(old, rename)
 
     def archive(self, name: str, archived: bool = True) -> None:
-        """Archive a study, or undo it; raise `UsageError` if it is running or queued."""
+        """Archive or unarchive a study; raise `UsageError` if the study is running or queued."""
 
         def archive(connection: Connection, study_id: int) -> None:
             changed = update(StudyRow).where(StudyRow.id == study_id)
@@ -168,7 +168,7 @@ class StudyStore(StorePart):
         self._database.on_study(name, archive)
 
     def delete(self, name: str) -> None:
-        """Delete a study; raise `UsageError` if it is running or queued."""
+        """Delete a study; raise `UsageError` if the study is running or queued."""
 
         def delete_all(connection: Connection, study_id: int) -> None:
             refuse_queued(connection, name, "deleted")
@@ -268,8 +268,8 @@ def _stamp(connection: Connection, study_id: int) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-_FIXED = (int, datetime, StrEnum)  # no float: SQLite does not read every literal exactly
-CHUNK = 1_000  # trials; values that all share become literals of the statement, which saves two thirds of the time
+_FIXED = (int, datetime, StrEnum)  # without float, because SQLite does not read every literal exactly
+CHUNK = 1_000  # trials per statement; values equal in all trials become literals, which saves two thirds of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +339,7 @@ def _add_curves(connection: Connection, study_id: int, trials: Sequence[Finished
 
 
 def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:
-    # SQLAlchemy takes three times as long to convert each row.
+    # SQLAlchemy's conversion row by row takes three times as long.
     convert = TrialRow.__table__.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     return values if convert is None else map(convert, values)
 
@@ -369,7 +369,7 @@ def _create(connection: Connection, study: StudyRecord) -> None:
     except UsageError as error:
         raise UsageError(
             error.message,
-            hint=f"replace it after `bssearch study delete {study.name}`, or keep both with another --name",
+            hint=f"delete the old study by `bssearch study delete {study.name}`, or keep both with another --name",
         ) from None
 
 
@@ -378,7 +378,7 @@ def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
         number=number,
         state=trial.outcome.state,
         phase=trial.phase,
-        uncapped=True,  # no other trial limited its time
+        uncapped=True,  # no other trial limited this trial's time
         configuration=trial.configuration,
         sampled=None,
         seed=trial.seed,

@@ -48,7 +48,7 @@ from bssearch.storage.statements import (
     trial_record,
 )
 
-# Each start is stored this much before the database's clock. SQLite counts milliseconds: a trial that ends in the
+# The stored start is this much earlier than the database's clock. SQLite counts milliseconds: a trial that ends in the
 # millisecond of its start would look imported (`TrialRecord.is_imported`: start = end).
 JUST_BEFORE = timedelta(microseconds=1)
 
@@ -118,7 +118,7 @@ def start_trial(
                 return None
             mark_changed(connection, study_id, [number])
         trial = stored_trial(connection, study_id, number)
-        # The trial has an outcome if an earlier call started it and it has ended since.
+        # The trial has an outcome if an earlier call started the trial, and the trial ended since.
         return trial if trial.outcome is None else None
 
 
@@ -186,18 +186,18 @@ class TrialStore(StorePart):
             raise ValueError(f"{outcome.state} is not a final state")
         columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
         if not outcome.contended:
-            del columns["contended"]  # keeps the row's value, from the part before a pause
+            del columns["contended"]  # the row keeps this value, from the part before a pause
 
         def finish(connection: Connection, study_id: int) -> TrialRecord:
             ended = end_trial(connection, trial_id_of(connection, study_id, number), columns, owner)
             if ended:
                 mark_changed(connection, study_id, [number])
             [stored] = self._probes.timed(connection, study_id, [stored_trial(connection, study_id, number)])
-            # If it did not end just now, an earlier try may have ended it.
+            # If this call did not end the trial, an earlier try may have ended the trial.
             if not ended and stored.outcome not in (outcome, replace(outcome, contended=True)):
-                why = f"it is not running but {stored.state}"
+                why = f"the trial is not running but {stored.state}"
                 if stored.state is TrialState.RUNNING:
-                    why = f"{stored.lease_owner} holds its lease"
+                    why = f"{stored.lease_owner} holds the lease"
                 raise DatabaseError(f"trial {number} of {study!r} cannot end as {outcome.state}: {why}")
             return stored
 
@@ -328,7 +328,7 @@ class TrialStore(StorePart):
                 raise
             stored = {(number, one.step): one for number, curve in self.curves(study, numbers).items() for one in curve}
             if all(stored.get((number, one.step)) == one for number, one in rows):
-                return refused  # an earlier try was committed although its connection broke
+                return refused  # an earlier try was committed although the connection broke
             keys = [(number, one.step) for number, one in rows]
             twice = [key for key in keys if key in stored or keys.count(key) > 1]
             if not twice:
@@ -385,10 +385,10 @@ class TrialStore(StorePart):
         return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
 
 
-# Seconds after a server's start in which no lease expires; drivers reconnect sooner.
+# No lease expires within these seconds after a server's start; drivers reconnect sooner.
 RESTART_GRACE_S = 60.0
 
-# True if the driver that owns a lease is alive; None if unknown.
+# Returns True if the driver that owns a lease is alive, None if unknown.
 IsAlive = Callable[[str], bool | None]
 
 
@@ -436,7 +436,7 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
         return
     raise UsageError(
         f"the study {name!r} cannot be {doing}: {busy}",
-        hint=f"stop that driver first; if it is dead, its lease ends at {until:%Y-%m-%d %H:%M:%S} UTC",
+        hint=f"stop this driver first; if the driver is dead, the lease ends at {until:%Y-%m-%d %H:%M:%S} UTC",
     )
 
 
@@ -465,7 +465,7 @@ class LeaseStore(StorePart):
 
     @writes
     def mark_lost(self, connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
-        """End trials of dead owners; return their numbers. The lease decides if ``is_alive`` returns None."""
+        """End trials of dead owners; return their numbers. If ``is_alive`` returns None, the lease decides."""
         owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
         known = {owner: is_alive(owner) for owner in owners if owner is not None}
         dead = {owner for owner, alive in known.items() if alive is False}
@@ -482,15 +482,15 @@ class LeaseStore(StorePart):
             )
         ).all()
         lost = []
-        # Sort here: with ORDER BY number SQLite would scan all trials of the study.
+        # Sort here, because with ORDER BY number SQLite would scan all trials of the study.
         for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
-            gone = f"its driver {owner} is gone"
+            gone = f"the driver {owner} is gone"
             late = (
-                f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}" if expired_at else gone
+                f"the lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}" if expired_at else gone
             )
             outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
             columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
-            if end_trial(connection, trial_id, columns):  # False if its driver has just ended it
+            if end_trial(connection, trial_id, columns):  # False if the driver has just ended the trial
                 lost.append(number)
         mark_changed(connection, study_id, lost)
         return lost

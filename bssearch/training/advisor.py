@@ -33,14 +33,14 @@ from bssearch.training.loop import batch_norm_layers
 
 SHARE = 0.01  # largest share of the training time for measurements
 
-WINDOW = 128  # newest measured steps in the present noise scale, which grows in training
+WINDOW = 128  # measured steps in the present noise scale: only the newest, because the noise scale grows in training
 
 FIRST_EVERY = 8  # steps between measurements until the cost of a measurement is known
 LEAST_EVERY, MOST_EVERY = 2, 1000
 
-FEWEST_TIMED = 3  # measured steps before their cost counts as known; the first one loads kernels
+FEWEST_TIMED = 3  # measured steps before their cost counts as known, because the first measurement loads kernels
 
-TIMED = 32  # newest steps whose median is the step time; measured and other steps are kept apart
+TIMED = 32  # number of newest steps whose median is the step time; measured and other steps have separate medians
 
 ENDLESS = 10**15  # samples of a dataset of unknown size
 
@@ -52,7 +52,7 @@ class BatchAdvice:
     Attributes:
         batch_size: Samples per optimizer step, of all ranks together.
         samples: Samples seen.
-        noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; under Adam as Adam sees it.
+        noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
         step_seconds: Median seconds of a step, if known.
         reason: Why the last attempt to measure a step failed.
     """
@@ -83,7 +83,7 @@ class BatchAdvice:
         if self.measured_steps == 0:
             return f"noise scale unknown: {self.reason}"
         if self.measured_steps < FEWEST_PASSES:
-            return f"noise scale unknown: {self.measured_steps} steps were measured; it needs {FEWEST_PASSES}"
+            return f"noise scale unknown: {self.measured_steps} steps were measured; {FEWEST_PASSES} are needed"
         if known.low is None:
             return f"noise scale unknown: {self.measured_steps} measured steps do not tell the gradient from its noise"
         if saved is None or halved is None:
@@ -96,7 +96,7 @@ class BatchAdvice:
         if self.step_seconds is not None:
             longest = self.step_seconds / (1 - saved[0])
             parts.append(
-                f"batch {2 * size} pays if its step takes less than {longest:.3g} s; a step of {size} takes "
+                f"batch {2 * size} pays if a step takes less than {longest:.3g} s; a step of batch {size} takes "
                 f"{self.step_seconds:.3g} s"
             )
         if known.scale is not None and known.scale < size and size > 1:
@@ -143,7 +143,7 @@ class BatchAdvisor:
         micro_batches: int | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._parameters = list(model.parameters())  # some may be frozen or released later
+        self._parameters = list(model.parameters())  # all, because a loop may freeze parameters later
         _check_size("BatchAdvisor", batch_size)
         require(
             any(one.requires_grad for one in self._parameters),
@@ -152,7 +152,7 @@ class BatchAdvisor:
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
         require(
             all(isinstance(one, Optimizer) for one in self._optimizers),
-            f"BatchAdvisor(optimizer={optimizer!r}): must be an optimizer or several",
+            f"BatchAdvisor(optimizer={optimizer!r}): must be one or several optimizers",
         )
         self._batch_size = self._first_batch_size = batch_size
         self._samples = 0
@@ -162,21 +162,21 @@ class BatchAdvisor:
         self._began: float | None = None
         self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=TIMED) for kind in (False, True)}
         self._left = FIRST_EVERY
-        self._read_at: tuple[float, int] | None = None  # seconds and steps when the last measured step ended
+        self._read_at: tuple[float, int] | None = None  # seconds and steps at the end of the last measured step
         self._paces: deque[float] = deque(maxlen=TIMED)  # seconds per step from one measured step to the next
         self._steps = 0
         self._norms: _StepNorms | None = None
         self._given: int | None = None  # samples given to `backward`
         self._reason = f"step() recorded fewer than {FIRST_EVERY + 1} steps"  # why a step was not measured
         self._expected = micro_batches
-        self._micro_batches = 0  # most in a step; an epoch's last step may have fewer, and fewer samples
+        self._micro_batches = 0  # largest number in a step; an epoch's last step may have fewer
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
 
     def backward(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
-        """Backward pass of ``loss(*batch)``, the mean over a batch's samples; returns it, detached.
+        """Backward pass of ``loss(*batch)``, the mean over a batch's samples; returns the detached loss.
 
         In a measured step the tensors are halved along their first dimension, and ``loss`` is called for each half.
-        The mean of the halves' losses must be the loss: it must neither sum nor weigh samples nor compare them.
+        The mean of the halves' losses must be the loss: ``loss`` must neither sum, weigh nor compare samples.
 
         Raises:
             UsageError: If the batch is not made of tensors of samples, or the model has batch normalisation, for which
@@ -185,7 +185,7 @@ class BatchAdvisor:
         require(
             not self._normalises,
             "BatchAdvisor.backward() halves batches, and the model has batch normalisation",
-            hint="train in several micro-batches, and call loss.backward() for each",
+            hint="train in several micro-batches, and call loss.backward() for each micro-batch",
         )
         if not batch or not all(isinstance(one, torch.Tensor) and one.ndim for one in batch):
             kinds = ", ".join(type(one).__name__ for one in batch) or "nothing"
@@ -206,7 +206,7 @@ class BatchAdvisor:
         return total
 
     def step(self, batch_size: int | None = None) -> None:
-        """Record an optimizer step after backward and before clipping; pass ``batch_size`` if it changed."""
+        """Record an optimizer step after backward and before clipping; pass a changed ``batch_size``."""
         if batch_size is not None and batch_size != self._batch_size:
             _check_size("BatchAdvisor.step", batch_size)
             self._batch_size, self._micro_batches = batch_size, 0
@@ -259,7 +259,7 @@ class BatchAdvisor:
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
         """Batch schedule for another run: (samples, batch size) of each doubling of the first batch up to ``largest``.
 
-        A batch size begins once the noise scale has grown to batch size / ``share`` for good.
+        A batch size begins once the noise scale stays above batch size / ``share``.
         """
         scales = []
         for end in range(FEWEST_PASSES, len(self._passes) + 1, FEWEST_PASSES):
@@ -274,7 +274,7 @@ class BatchAdvisor:
                 break
             start, _ = later[0]
             while found and found[-1][0] + found[-1][1] > start:
-                found.pop()  # would not last one step
+                found.pop()  # this stage would not last one step
             found.append((start, size))
             size *= 2
         return found
@@ -284,7 +284,7 @@ class BatchAdvisor:
         ranks = ranks_together()
         if given is not None and given * ranks != self._batch_size:
             self._reason = f"a batch had {given} samples on each of {ranks} ranks; batch_size is {self._batch_size}"
-            return  # an epoch's last batch may be smaller
+            return  # not measured, because an epoch's last batch may be smaller
         if found is None:
             self._reason = "a step had one micro-batch, or a number that does not divide the batch: call backward()"
         if found is not None and found.small_batches != (self._expected or found.small_batches):
@@ -333,11 +333,11 @@ class _StepNorms:
         self._newest[parameter] = self._squares(parameter, gradient)
 
     def _take_sum(self, parameter: nn.Parameter) -> None:
-        # A gradient counts once it is added to the sum; the gradient inside a gradient penalty is never added.
+        # A gradient counts once PyTorch adds the gradient to the sum, unlike the gradient inside a gradient penalty.
         if (square := self._newest.pop(parameter, None)) is not None:
             self._counts[parameter] += 1
             self._small.append(square)
-        # Taken here, because a Trainer may clip gradients before its callbacks; with several ranks, taken in `take`.
+        # Read the sum here, because a Trainer may clip gradients before callbacks. With several ranks, `take` reads.
         if parameter.grad is not None and ranks_together() == 1:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
 
@@ -370,7 +370,7 @@ class _StepNorms:
         )
 
     def _squares(self, parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
-        # Plain, and divided as in Adam's update: (2,)
+        # Squared norms of the plain gradient and of the gradient divided as in Adam's update: (2,)
         given = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
         given = torch.view_as_real(given) if given.is_complex() else given
         divisor = (self._divisors or {}).get(parameter)
@@ -386,5 +386,5 @@ def _check_size(where: str, batch_size: Any) -> None:
 
 
 def ranks_together() -> int:
-    """Processes that train together by torch.distributed."""
+    """Number of processes in torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -27,7 +27,7 @@ from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostP
 
 DATA_SHARE = 0.3  # with data: auto, the largest share of device memory for the training part
 
-SHARED_MEMORY = Path("/dev/shm")  # loader processes pass batches through it; containers have 64 MiB by default
+SHARED_MEMORY = Path("/dev/shm")  # loader processes pass batches through this folder; containers have 64 MiB by default
 
 # PyTorch's errors if shared memory is full; a process that touches an unavailable page dies of SIGBUS.
 _PHRASES_OF_FULL_SHARED_MEMORY = (
@@ -110,7 +110,7 @@ def _streamed_from_host(
         num_workers=workers,
         pin_memory=is_cuda,
         multiprocessing_context=start_method(train, computation.device) if workers else None,
-        # The loader draws seeds for its workers; with its own generator, the trial's random numbers stay the same.
+        # The loader draws seeds for workers; with a separate generator, the trial's random numbers stay the same.
         generator=torch.Generator(),
     )
     batches = _until_closed(iter(loader))  # starts the loader processes before the first step is timed
@@ -150,9 +150,9 @@ def _on_device(epochs: Epochs, device: torch.device) -> Epochs:
 
 
 def _epochs(samples: int, seed: int, first: int) -> Epochs:
-    # A separate CPU generator: the order depends on neither device nor dropout.
+    # With a separate CPU generator, the order depends on neither device nor dropout.
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(first):  # now, so that the next step's time does not include this
+    for _ in range(first):  # skip these epochs now, so that the next step's time does not include the work
         torch.randperm(samples, generator=generator)
     return (torch.randperm(samples, generator=generator) for _ in itertools.count())
 
@@ -166,7 +166,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 def start_method(
     train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY
 ) -> Literal["forkserver"] | None:
-    """Forkserver if the part is plain tensors that fit free shared memory twice, else the default."""
+    """Forkserver if the part is plain tensors and fits free shared memory twice, else the default."""
     # A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -230,7 +230,7 @@ class _MicroBatches(Dataset[Batch]):
 
     def __getitem__(self, place: Place) -> Batch:
         position, rows = place
-        # A user's samples may be random; seeded by position, they are the same from any loader process.
+        # A user's samples may be random; seeded by position, the samples are the same in any loader process.
         with seeded(self.seed, position) if isinstance(self.part, DatasetPart) else nullcontext():
             return self.part.gather(torch.from_numpy(rows))
 
@@ -247,7 +247,7 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
             position += 1
         require(
             position > begun_at,
-            f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch",
+            f"train_batches(batch_size={size}) gave no batch of {size} samples in a whole epoch",
             error=WorkloadError,
         )
         epoch += 1

@@ -31,7 +31,7 @@ RUN_AHEAD = 2 * PACE
 
 MINIMUM_CPU_SHARE = 0.9  # a single-threaded trial below this share of processor time was contended
 
-LOOKS = 10  # attempts to read the time and the account of waits without a wait between the two readings
+LOOKS = 10  # attempts to read the time and the waits without a new wait between the two readings
 
 
 class Clock:
@@ -50,7 +50,7 @@ class Clock:
         self._now = now
         self._cpu_now = cpu_now
         self._delay_now = delay_now or RUN_DELAY.seconds
-        self.meter: DeviceMeter | None = None  # read around train segments, untimed
+        self.meter: DeviceMeter | None = None  # read before and after train segments, off the clock
         self.start()
 
     def start(self) -> None:
@@ -156,7 +156,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """True if other programs took the CPU; False with several threads."""
+        """True if other programs took the CPU; always False with several threads."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._undelayed_seconds / self._host_train_seconds
@@ -189,7 +189,7 @@ class Clock:
                 self.meter.end()
 
     def _look(self) -> tuple[float, float | None]:
-        # retry, because a wait between the two readings may exceed a short segment
+        # Retry, because a wait between the two readings may exceed a short segment.
         delay = self._delay_now()
         for _ in range(LOOKS):
             before, now, delay = delay, self._now(), self._delay_now()
@@ -307,7 +307,7 @@ class CudaClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """None: the host mostly waits for the device."""
+        """Always None: the host mostly waits for the device."""
         return None
 
     def _mark(self) -> torch.cuda.Event:
@@ -333,7 +333,7 @@ class RunDelay(threading.local):
 
     def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
         """Seconds that this thread waited: the second number in proc_pid_schedstat(5)."""
-        if self._process != os.getpid():  # after a fork the open file is the parent's
+        if self._process != os.getpid():  # after a fork, the open file describes the parent
             self._process, self._file = os.getpid(), None
             with suppress(OSError):
                 self._file = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)

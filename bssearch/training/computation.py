@@ -51,9 +51,9 @@ class Computation:
             self.warn(f"compile = 'reduce-overhead' acts like 'default' on {device}, which has no CUDA graphs")
         allow_tf32(self.precision == "tf32")
         torch.backends.cudnn.benchmark = not settings.deterministic
-        if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # setting it loads the compiler
+        if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # the setter loads the compiler
             torch.use_deterministic_algorithms(settings.deterministic)
-        # Deterministic algorithms would otherwise fill every new tensor first; no code here reads uninitialised ones.
+        # Otherwise deterministic algorithms would fill every new tensor; no code here reads uninitialised tensors.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def build_model(
@@ -88,7 +88,7 @@ class Computation:
     def training(self) -> AbstractContextManager[object]:
         """Context of a micro-batch's forward pass and loss."""
         if self.replays_graphs:
-            # free the CUDA graphs' memory, and copy the accumulated gradients out of it
+            # Copy the accumulated gradients out of the CUDA graphs' memory, then free this memory.
             for parameter in () if self._model is None else self._model.parameters():
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad.clone()
@@ -186,7 +186,7 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
-    """Move a model into the previous model's memory, because CUDA graphs recorded its addresses."""
+    """Move a model into the previous model's memory, whose addresses CUDA graphs recorded."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         place = places.setdefault(name, tensor.detach())
         if place.data_ptr() != tensor.data_ptr():
@@ -208,7 +208,7 @@ class TracedDropout(nn.Dropout):
 
 @functools.cache
 def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
-    # one class per kind of model, because graphs are cached by class; ``torch.nn`` containers need their own frame
+    # One class per kind of model, because PyTorch caches graphs by class; ``torch.nn`` containers need their own frame.
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         return kind.forward(self, *arguments, **named)
@@ -242,7 +242,7 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
             major, minor = torch.cuda.get_device_capability(device)
             described += f" ({torch.cuda.get_device_name(device)}, compute capability {major}.{minor})"
         raise LaunchError(
-            f"precision = {wanted!r} is not available on {described}; it has {', '.join(available)}",
+            f"precision = {wanted!r} is not available on {described}; choose from {', '.join(available)}",
             hint="tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 also runs on the CPU), "
             "fp16 any CUDA device",
         )
@@ -257,7 +257,7 @@ def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -
 
 def allow_tf32(allowed: bool) -> None:
     """Allow or forbid tf32 on CUDA."""
-    # PyTorch's older switches, because its compiler refuses a mixture with the new ones
+    # Use PyTorch's older switches, because the compiler refuses a mixture of old and new switches.
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
@@ -275,7 +275,7 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
         error=WorkloadError,
     )
     modules: list[Any] = list(checkpointed_modules(model))
-    require(modules, "checkpointed_modules(model) returned no module; it must name at least one", error=WorkloadError)
+    require(modules, "checkpointed_modules(model) returned no module; return at least one module", error=WorkloadError)
     checkpoint_modules(modules)
 
 
@@ -287,11 +287,11 @@ def checkpoint_modules(modules: Iterable[Any]) -> None:
 
 @functools.cache
 def _checkpointed_class(kind: Any) -> Any:
-    # One class per kind of module, because compiled graphs are cached by class.
+    # One class per kind of module, because PyTorch caches compiled graphs by class.
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():
-            # A compiled graph changes buffers once even if it computes twice; our contexts have no effect inside it.
+            # A compiled graph changes buffers once even if computed twice; contexts have no effect inside a graph.
             contexts: dict[str, Any] = {}
             if not torch.compiler.is_compiling():
                 contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))  # of the first and second run

@@ -27,9 +27,9 @@ from bssearch.training.nvml import (
 )
 from bssearch.training.process_times import children_of, descendants_seconds, process_seconds
 
-FULL_SHARE = 0.6  # Busier CPUs slow each other: they share caches, memory bandwidth, boost clock and cores.
+FULL_SHARE = 0.6  # busier CPUs slow each other, because CPUs share caches, memory bandwidth, boost clock and cores
 
-LEAST_OTHERS = 0.2  # CPUs used by other programs; an idle desktop and the kernel always use a share
+LEAST_OTHERS = 0.2  # CPUs used by other programs; smaller use is normal for an idle desktop and the kernel
 
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 
@@ -192,7 +192,7 @@ class DeviceWatch:
     def reasons(self) -> list[str]:
         """Look once more; return all reasons."""
         self.look()
-        grown = f"other programs took {self._grown_bytes / 2**30:.3g} GiB of the device's memory meanwhile"
+        grown = f"other programs took {self._grown_bytes / 2**30:.3g} GiB of the device's memory during the trial"
         return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
 
 
@@ -200,7 +200,7 @@ def memory_of_others(device: torch.device) -> int | None:
     """GPU bytes outside this process's allocator, driver and contexts included."""
     try:
         free, total = torch.cuda.mem_get_info(device)
-    except (RuntimeError, AssertionError):  # a device that failed, or a PyTorch without CUDA
+    except (RuntimeError, AssertionError):  # the device failed, or PyTorch has no CUDA
         return None
     return total - free - torch.cuda.memory_reserved(device)
 
@@ -210,7 +210,7 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     used = after.less(before)
     if used.wall <= 0:
         return None
-    # One tick per CPU is subtracted, so that rounding does not decide about trials of milliseconds.
+    # Subtract one tick per CPU, so that rounding does not decide about trials of milliseconds.
     others = (used.busy - used.ours - used.parent - used.cpus * _TICK_SECONDS) / used.wall
     if others < LEAST_OTHERS or others + max(threads, used.ours / used.wall) < FULL_SHARE * used.cpus:
         return None
@@ -246,7 +246,7 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
 
 
 def _driver_seconds(pid: int) -> float:
-    # Boards that ended count until the driver reaps them; otherwise their past would look like another program's.
+    # Boards that ended count until the driver reaps them; otherwise their seconds would look like another program's.
     boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
     return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
 
@@ -258,15 +258,15 @@ def _name(pid: int) -> str:
         return ""
 
 
-SLOW = 1.4  # measured: a core with a busy sibling hardware thread takes 1.7 times as long
+SLOW = 1.4  # in a measurement, a core with a busy sibling hardware thread took 1.7 times as long
 
 # A quarter of looks at 1.4 times the seconds lengthens steps by 10%.
 SLOW_SHARE = 0.25
 SLOW_LOOKS = 2
 
-REMEMBERED = 1000  # looks among which the fastest is sought
+REMEMBERED = 1000  # number of newest looks; the fastest look among these gives the full pace
 
-# Spins per look, of which the fastest counts, and rounds per spin.
+# Spins per look, of which only the fastest counts, and rounds per spin.
 SPINS = 3
 _ROUNDS = 3000
 
@@ -288,7 +288,7 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Seconds of a fixed piece of work, the fastest of `SPINS`: the first spin meets cold caches."""
+        """Seconds of a fixed piece of work, fastest of `SPINS` (the first meets cold caches)."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds

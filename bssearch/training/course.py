@@ -29,7 +29,7 @@ EVALUATIONS_PER_LIMIT = 1000
 
 EVALUATION_SHARE = 0.2  # largest share of a trial's train and evaluation seconds
 
-FEWEST_EVALUATIONS = 20  # in the full limit; the crossing is then known to 5% of the limit
+FEWEST_EVALUATIONS = 20  # fewest evaluations in the full limit; the crossing is then known to 5% of the limit
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
@@ -186,7 +186,7 @@ class Course:
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
         """Ending of a trial that stayed at chance for half of the whole budget."""
-        # The incumbent's limit does not count, because it may be shorter than a large batch's warmup.
+        # The incumbent's limit does not count, because this limit may be shorter than a large batch's warmup.
         target, best = self._request.target, self.progress.best
         chance = None if self._metric is None else self._metric.chance
         if (
@@ -208,7 +208,7 @@ class Course:
         """The ending, or `REACHED` if the target was met before, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
-        return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")
+        return Ending(TrialState.REACHED, f"{self.progress.reached}; further training ended: {ending.reason}")
 
     def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
         """Add the crossing, or the last miss, to an outcome."""

@@ -21,10 +21,10 @@ from bssearch.workloads.base import MAIN
 
 OWN = "own"  # precision and compile mode of a user's program
 
-# dependencies of bssearch with recorded versions; torch has its own field
+# dependencies of bssearch with recorded versions; torch has a separate field
 DEPENDENCIES = ("bssearch", "numpy", "optuna", "sqlalchemy")
 
-# libraries with recorded versions if a workload imports them, because they affect its training
+# record the version of such a library if a workload imports the library, because the version affects training
 OF_WORKLOADS = ("accelerate", "lightning", "pytorch_lightning", "timm", "torchvision", "transformers")
 
 GIT_SECONDS = 5.0  # limit for each git command

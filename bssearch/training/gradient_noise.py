@@ -31,7 +31,7 @@ from bssearch.workloads.data import moved
 # better, but an interval needs several passes.
 SMALL_BATCHES = 8
 
-FEWEST_SMALL_BATCHES = 2  # in a short pass; a single small batch has no second norm
+FEWEST_SMALL_BATCHES = 2  # small batches in a short pass; a single small batch has no second norm
 
 # Samples of a small batch. The estimator's variance falls with the size (Gray et al. 2024), but launch-bound devices
 # gain no time from small sizes, and batch normalisation needs some samples.
@@ -286,15 +286,15 @@ def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | No
     return torch.stack(norms).square().sum()
 
 
-PASSES = 2  # after each evaluation; fixed, so that a repeated request takes the same steps
+PASSES = 2  # passes after each evaluation; a fixed number, so that a repeated request takes the same steps
 
-REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grows in training
+REMEMBERED = 8  # number of averaged passes: only the newest, because the noise scale grows in training
 
 
 class NoiseGrowth:
     """Grows the batch, after evaluations, to the largest size within a share of the noise scale.
 
-    Under Adam, gradients are divided as in its update.
+    With Adam, gradients are divided as in Adam's update.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:

@@ -10,8 +10,8 @@
 * memory runs out                                         → `OOM`
 
 A trial that met its target and trains on ends as `REACHED`, unless the caller stops it. A resumed trial repeats an
-unpaused trial's steps, evaluations and random numbers, and its times add up. On the CPU the same request, with the same
-threads, takes the same steps to the target, bit for bit.
+unpaused trial's steps, evaluations and random numbers, and its times add up. On the CPU, the same request and threads
+give the same steps to the target, bit for bit.
 """
 
 import math
@@ -53,7 +53,7 @@ from bssearch.training.trial_checkpoint import (
 from bssearch.workloads.base import Workload, measure, metric_value
 from bssearch.workloads.data import Data
 
-# states after which the test part may be evaluated
+# after these states, the test part may be evaluated
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 
 Stop = Callable[[], tuple[TrialState, str] | None]
@@ -114,7 +114,7 @@ class Trial:
             trainer = self.prepare()
             if self._request.resumes:
                 self._restore()
-            # an evaluation is due but not made: at step 0, or right after a pause
+            # An evaluation is due, but missing: at step 0, or right after a pause.
             last = self._progress.last
             is_unseen = last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
             ending = (yield from self._evaluate(trainer)) if is_unseen else None
@@ -168,7 +168,7 @@ class Trial:
 
     def _restore(self) -> None:
         if self._request.checkpoint is None:
-            raise CheckpointError(f"trial {self._request.number} cannot resume: its request names no checkpoint")
+            raise CheckpointError(f"trial {self._request.number} cannot resume: the request names no checkpoint")
         checkpoint = self._checkpoint(self._request.checkpoint)
         checkpoint.restore(*self._parts(checkpoint))
         self._memory.restart()

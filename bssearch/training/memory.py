@@ -32,8 +32,8 @@ _PHRASES = (
     "DEVICE_ALLOCATION_FAILED",
     "HOST_ALLOCATION_FAILED",
 )
-# cuDNN's message if no workspace fits, and cuBLAS's if its handle does not fit. With free memory, both messages mean
-# other errors, such as unsupported shapes or a broken driver.
+# cuDNN's message if no workspace fits, and cuBLAS's message if the handle does not fit. With free memory, both
+# messages mean other errors, such as unsupported shapes or a broken driver.
 _PHRASES_OF_A_FULL_DEVICE = ("unable to find an engine", "CUBLAS_STATUS_NOT_INITIALIZED")
 
 FULL_DEVICE = 0.1  # `_PHRASES_OF_A_FULL_DEVICE` mean a full device below this share of free memory
@@ -58,7 +58,7 @@ def _is_device_full() -> bool:
         return False
     try:
         free, total = torch.cuda.mem_get_info()
-    except RuntimeError:  # after some failures every call to the driver fails
+    except RuntimeError:  # after some failures, every call to the driver fails
         return True
     return free < FULL_DEVICE * total
 
@@ -103,7 +103,7 @@ class ResidentMemoryMeter:
 
     def start(self) -> None:
         """Measure the peak from now on."""
-        trim_heap()  # a trial would reuse freed memory unnoticed
+        trim_heap()  # otherwise a trial would reuse freed memory unnoticed
         self.restart()
         self._from = _resident_bytes("VmRSS")
 
@@ -170,7 +170,7 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
         return DeviceMemoryMeter(device)
     try:
         clear_refs.write_text("5")
-    except OSError:  # another system, or a container that does not permit it
+    except OSError:  # another system, or a container that forbids the reset
         return SampledMemoryMeter()
     return ResidentMemoryMeter()
 
@@ -196,7 +196,7 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 def _give_back_what_is_freed() -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, other C libraries need not
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has this function, other C libraries may lack it
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
@@ -215,7 +215,7 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
     if reserved - peak_bytes < UNUSED_SHARE * total:
         return None
     held, used = reserved / 2**30, peak_bytes / 2**30
-    return f"the allocator held {held:.3g} GiB of the device's {total / 2**30:.3g} for {used:.3g} GiB of tensors"
+    return f"the allocator held {held:.3g} GiB of the device's {total / 2**30:.3g} GiB for {used:.3g} GiB of tensors"
 
 
 def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> int | None:

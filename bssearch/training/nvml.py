@@ -21,7 +21,7 @@ from bssearch.training.process_times import MPS_SERVER
 
 T = TypeVar("T")
 
-# 16-bit matrix products alone bring a large GPU to its power limit, so this does not show other work.
+# 16-bit matrix products alone bring a large GPU to its power limit, so a power cap does not show other work.
 POWER_CAP = "power cap"
 
 # Reasons for a lower clock that slow computation; idling and a clock set by a person do not count.
@@ -71,7 +71,7 @@ def _named(processes: set[int]) -> list[tuple[int, str]]:
 
 
 def throttle_reasons(device: torch.device) -> list[str] | None:
-    """Reasons why the device's clock is low now; None if unknown."""
+    """Reasons for a low clock of the device; None if unknown."""
 
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
@@ -106,7 +106,7 @@ def _ask(device: torch.device, read: Callable[[Any, Any], T]) -> T | None:
     if library is None:
         return None
     try:
-        # look a device up by UUID, because NVML numbers all devices and torch the visible ones
+        # look a device up by UUID, because NVML numbers all devices, and torch only visible devices
         return read(library, _handle_of(library, str(torch.cuda.get_device_properties(device).uuid)))
     except (library.NVMLError, AttributeError):  # AttributeError: the library predates a function or a name
         return None

@@ -18,7 +18,7 @@ from bssearch.workloads.base import Workload
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups with weight decay, and without for tensors of fewer than two dimensions."""
+    """Parameter groups; tensors of fewer than two dimensions have no weight decay."""
     # as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag of tricks", § 3.1) and the MLPerf references
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
@@ -87,7 +87,7 @@ class OptimizersAsOne(torch.optim.Optimizer):
 def muon_with_adamw(
     model: nn.Module, configuration: Configuration, options: Mapping[str, Any], fused: bool | None
 ) -> torch.optim.Optimizer:
-    """Muon over weight matrices outside embeddings, and AdamW over the rest at its learning rate scale.
+    """Muon over weight matrices outside embeddings, and AdamW over the rest with a scaled learning rate.
 
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
     unless it shares an embedding's weights.
@@ -137,10 +137,10 @@ KINDS = {
     "adafactor": torch.optim.Adafactor,
 }
 
-# optimizers that may be fused; not Adagrad, because PyTorch 2.11 fuses it on the CPU only
+# optimizers that may be fused; Adagrad is absent, because PyTorch 2.11 fuses Adagrad on the CPU only
 IN_ONE_KERNEL = frozenset({"sgd", "adam", "adamw"})
 
-# names in PyTorch and timm that differ from bssearch's
+# options whose names in PyTorch and timm differ from bssearch's names
 KEYWORDS = {
     "epsilon": "eps",
     "clipping_threshold": "d",
@@ -171,7 +171,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         keywords["nesterov"] = False  # meaningless without momentum
     if configuration.optimizer in OF_TIMM:
         kind: Any = getattr(timm_optimizers(configuration.optimizer), configuration.optimizer.capitalize())
-        # apply the trust ratio to matrices and filters only; without weight decay timm skips it, and LARS becomes SGD
+        # Apply the trust ratio to matrices and filters only. Without weight decay, timm skips it, and LARS becomes SGD.
         groups = [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
     else:
         kind = KINDS[configuration.optimizer]
@@ -206,7 +206,7 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
     optimizers = tuple(values)
     require(
         optimizers,
-        f"build_optimizer() returned an empty {type(built).__name__}; there must be an optimizer",
+        f"build_optimizer() returned an empty {type(built).__name__}; return at least one optimizer",
         error=WorkloadError,
     )
     parameters = {id(parameter) for parameter in model.parameters()}
@@ -214,12 +214,12 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
         returned = f"build_optimizer() returned a {type(optimizer).__name__}"
         require(
             isinstance(optimizer, torch.optim.Optimizer),
-            f"{returned}; it must be a torch.optim.Optimizer, or a tuple, list or dict of them",
+            f"{returned}; return a torch.optim.Optimizer, or a tuple, list or dict of optimizers",
             error=WorkloadError,
         )
         require(
             any(id(parameter) in parameters for parameter in trained_by(optimizer)),
-            f"{returned} over parameters that are not the model's",
+            f"{returned} over parameters outside the model",
             hint="build the optimizer over the parameters of the given model",
             error=WorkloadError,
         )
@@ -242,7 +242,7 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     ]
     if rates[0] != rates[1]:
         return None
-    return f"build_optimizer() does not use configuration.learning_rate: its rates are {rates[0]} in every trial"
+    return f"build_optimizer() does not use configuration.learning_rate: the rates are {rates[0]} in every trial"
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -250,7 +250,7 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-# Options that distinguish kinds of optimizers; without such an option a state has another meaning.
+# Options that distinguish kinds of optimizers; with and without such an option, states have different meanings.
 KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 
 
@@ -286,4 +286,4 @@ def _check_kind(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -
         for name in KIND_OPTIONS:
             if (name in own) != (name in other):
                 with_it, without = ("study", "checkpoint") if name in own else ("checkpoint", "study")
-                raise ValueError(f"the {with_it}'s optimizer has {name}, the {without}'s does not")
+                raise ValueError(f"the {with_it}'s optimizer has {name}, the {without}'s optimizer does not")

@@ -42,21 +42,21 @@ WARM_UP_STEPS = 5  # untimed steps, which allocate, choose algorithms and create
 
 RUN_SECONDS = 0.01  # seconds of steps timed together, so that the clock and the wait for the GPU cost little
 
-SEGMENT_SECONDS = 0.1  # longest timed stretch between two evaluations; caches are warm again sooner
+SEGMENT_SECONDS = 0.1  # longest timed stretch between two evaluations; caches warm up in less time
 
 RUNS = (6, 1000)  # fewer than 6 runs have no 95% interval; 1000 runs of 10 ms take 10 s
 
-# Time for at least this share of the limit, because the first runs may share one slow or fast period of the machine.
+# Measure for at least this share of the limit, because the first runs may share one slow or fast period.
 LEAST_SHARE = 0.2
 
-PATIENCE = 4  # spend at most this many times the limit, evaluations included, if the core was slow too often
+PATIENCE = 4  # multiple of the limit for all seconds, evaluations included, if the core was slow too often
 
 # Seconds of steps before a second timing at the power limit, because a cool chip holds a higher clock for 1 to 2 s.
 SUSTAINED_SECONDS = 3.0
 
 UPDATE_SHARE = 0.1  # largest share of the limit for timing the update alone
 
-# Evaluations are timed until they take this many seconds, at least once and at most three times.
+# Time evaluations until their sum reaches these seconds, at least once and at most three times.
 EVALUATIONS = (1, 3)
 EVALUATION_SECONDS = 0.5
 
@@ -64,7 +64,7 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Median seconds of a step (with interval), its update and an evaluation.
 
-    Steps run between evaluations as in a trial, because cold caches then slow them (by 10% or more). Short runs
+    Steps run between evaluations as in a trial, because cold caches then slow steps (by 10% or more). Short runs
     (`RUN_SECONDS`) repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core
     are dropped unless few other runs remain. Without enough memory the result has ``out_of_memory`` and no times.
     """
@@ -202,7 +202,7 @@ def why_contended(contention: Contention, slow: str | None, clock: Clock, thread
     """Reason why other work shared the machine during a timing, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
-        reasons.append("other work used the processor meanwhile")
+        reasons.append("other work used the processor during the timing")
     return "; ".join(filter(None, reasons)) or None
 
 
@@ -281,11 +281,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[k - 1], ordered[-k]
 
 
-STEPS = 3  # the first step creates the optimizer's state; the next steps show whether memory grows
+STEPS = 3  # the first step creates the optimizer's state; further steps show growth of memory
 
-RESERVE = 0.01  # share of memory that must stay free
+RESERVE = 0.01  # share of memory that must remain free
 
-# At least this reserve on the CPU, because heaps of equal processes differ: a used worker held up to 9 MiB more than a
+# Smallest reserve on the CPU, because heaps of equal processes differ: a used worker held up to 9 MiB more than a
 # new worker.
 CPU_RESERVE_BYTES = 16 * 2**20
 
@@ -343,7 +343,7 @@ def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int |
 
 PRECISION = 0.15  # stop once half the interval's width is within this share of the scale
 
-PASS_BATCHES = 32  # small batches in a pass; a trial, which has less time, uses fewer
+PASS_BATCHES = 32  # small batches in a pass; trials use fewer, because a trial has less time
 
 # Check the interval each time the passes have grown by this factor; checks after each pass would stop at chance minima.
 GROWTH = 1.5
@@ -357,13 +357,13 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
     own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
     require(
         not own,
-        f"the gradient noise scale cannot be measured for a workload with its own {' and '.join(own)}: "
+        f"the gradient noise scale cannot be measured for a workload with a method {' or '.join(own)}: "
         "the measurement needs loss() on training samples drawn at random",
         error=WorkloadError,
     )
     require(
         len(data.train) >= PASS_BATCHES,
-        f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}",
+        f"the training part has {len(data.train)} samples; at least {PASS_BATCHES} are needed",
         error=WorkloadError,
     )
     configuration = request.configuration

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-MPS_SERVER = "nvidia-cuda-mps-server"  # computes for its clients, which NVML lists too
+MPS_SERVER = "nvidia-cuda-mps-server"  # computes for client processes, which NVML also lists
 
 _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as clock_getcpuclockid(3) returns it
 
@@ -22,7 +22,7 @@ def found_in(file: Path, pattern: str) -> str | None:
 
 
 def process_seconds(pid: int) -> float:
-    """CPU seconds of a process; 0 if exited or outside our container."""
+    """CPU seconds of a process; 0 if exited or in another container."""
     with suppress(OSError):
         return time.clock_gettime(~pid << 3 | _SCHEDULED_TIME) if pid else 0.0
     return 0.0

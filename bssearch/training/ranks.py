@@ -26,10 +26,10 @@ from bssearch.training.trial_checkpoint import Checkpoint, Identity, RandomState
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import Data
 
-# Bytes of gradients added at once: the first bucket is small, so that adding starts early. PyTorch's values for DDP.
+# Bytes of gradients added at once, as in PyTorch's DDP. The first bucket is small, so that addition starts early.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
-# gloo notices a rank that ended; the driver kills a rank that hangs, after ``hang_seconds``
+# long, because gloo notices a rank that ended, and the driver kills a hanging rank after ``hang_seconds``
 GLOO_TIMEOUT = timedelta(hours=1)
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ Order = tuple[str, tuple[Any, ...]]  # a method of `Follower`, or of its `Traine
 
 
 class Link(Protocol):
-    """Rank 0's line to the other ranks."""
+    """Rank 0's connection to the other ranks."""
 
     def tell(self, order: Order) -> None:
         """Send an order to all ranks."""
@@ -168,7 +168,7 @@ def _group(rank: int, size: int, device: torch.device, path: Path, timeout: time
 class GradientSum:
     """Adds gradients during the last micro-batch's backward pass.
 
-    A parameter that no rank used keeps the gradient None.
+    If no rank used a parameter, its gradient stays None.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -191,7 +191,7 @@ class GradientSum:
             bucket.missing = len(bucket.parameters)
 
     def end(self) -> None:
-        """Add the gradients that the backward pass left out; give each parameter its sum."""
+        """Add the gradients that the backward pass left out; give each parameter the sum."""
         self._is_armed = False
         require(
             all(parameter.grad is None for parameter in self._frozen),
@@ -266,7 +266,7 @@ class _Bucket:
             torch._foreach_copy_(views, found)
 
     def give(self) -> None:
-        # the counts are read only if this rank lacks a gradient, because reading waits for the device
+        # read the counts only if this rank lacks a gradient, because the read waits for the device
         counts = self._present.tolist() if self._lacks_some else None
         for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
             parameter.grad = None if counts is not None and counts[place] == 0 else view

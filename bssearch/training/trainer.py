@@ -261,7 +261,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def _shared_model(self, ranks: Ranks, seed: int) -> GradientSum:
         ranks.copy_from_first([*self.model.parameters(), *self.model.buffers()])
         if ranks.rank > 0:
-            seed_everything(seed_of(seed, ranks.rank))  # other dropout and augmentation than rank 0
+            seed_everything(seed_of(seed, ranks.rank))  # dropout and augmentation differ from rank 0's
         return ranks.gradient_sum(self.model)
 
     def _running_statistics(self) -> list[torch.Tensor]:
@@ -332,11 +332,11 @@ class Trainer(AbstractContextManager["Trainer"]):
             backward=self._outside_autocast(self.updates.backward),
             update=self._outside_autocast(self.updates.apply),
         )
-        # without kept casts, because weights change within the step
+        # keep no casts, because weights change within the step
         with autocast(self.computation.precision, self.computation.device, keep_casts=False):
             loss = take(step)
         if left := len(list(taken)):
-            raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
+            raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; take all micro-batches")
         if isinstance(loss, int | float) and not isinstance(loss, bool):
             return torch.tensor(float(loss))
         _scalar(loss, "training_step", "the loss to log: a scalar tensor, a number or a WeightedLoss")
@@ -419,7 +419,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         if loss is None or math.isfinite(loss):
             return None
         configuration = self.configuration
-        # A workload's own step may update parameters before it returns the loss.
+        # A workload's own step may update parameters before the step returns the loss.
         first = FIRST_LOSS if self._own_step is None else f"with the workload's own step {FIRST_LOSS}"
         return (
             f"{first} {loss}: batch size {configuration.batch_size}, "
@@ -441,7 +441,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
-        """Metrics over a whole part, by averaged weights if any."""
+        """Metrics over a whole part, with averaged weights if any."""
         self.average_statistics()
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self.computation.evaluating():
@@ -456,7 +456,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         for inputs, targets in itertools.islice(self._augmented(), left):
             loss = self._micro_batch_loss(inputs, targets)
             if isinstance(loss, WeightedLoss):
-                # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
+                # divide by the batch's samples until the last micro-batch gives the weight, to keep fp16 in range
                 share = loss.total / (self.now.batch_size if accumulates else loss.weight)
                 weights.append(loss.weight)
             else:
@@ -506,7 +506,7 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # quicker, because `manual_seed` keeps a call with its formatted stack for each absent kind of device
+    else:  # quicker, because `manual_seed` keeps a call with a formatted stack for each absent kind of device
         torch.default_generator.manual_seed(seed)
 
 
@@ -601,7 +601,7 @@ def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], ext
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
-            raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} was saved {was}")
+            raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} is {was} in the checkpoint")
     device = next(model.parameters()).device
     for name, tensor in saved.items():
         path, _, leaf = name.rpartition(".")

@@ -33,15 +33,15 @@ from bssearch.training.schedule import BranchSchedule, OwnSchedule, RateSchedule
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Workload
 
-CHUNK_BYTES = 16 * 2**20  # bytes per read or write; progress is reported after each
+CHUNK_BYTES = 16 * 2**20  # bytes per read or write; `on_progress` is called after each chunk
 
 FORMAT = 1
 
 IDENTITY, TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
 
-LARGEST_JSON = 64 * 2**20  # bytes of a ledger; a million steps take half of this
+LARGEST_JSON = 64 * 2**20  # bytes of a ledger; a million steps take half of these bytes
 
-LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100
+LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100 bytes
 
 MOST_OPERATIONS = 1_000_000  # operations of a pickle: a tensor takes about 32, and PyTorch reads a million in 1 to 3 s
 
@@ -62,7 +62,7 @@ Identity = Mapping[str, str]  # the values that decide a trial's steps, by name,
 
 
 def identity_of(request: TrialRequest, **others: object) -> dict[str, str]:
-    """Values that must be equal to resume a trial: the request's and ``others``."""
+    """Values that must be equal to resume a trial: the request's values and ``others``."""
     fields = {
         "configuration": asdict(request.plan.configuration),
         "seed": request.plan.seed,
@@ -224,17 +224,17 @@ def _check_size(name: str, size: int, most: int) -> None:
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
-    # Refuse parts that are compressed or overlap, and files whose parts PyTorch would find in another place.
+    # Refuse compressed or overlapping parts, and files whose parts PyTorch would find in another place.
     parts = archive.infolist()
     if sum(one.file_size for one in parts) > archive.start_dir:
-        raise ValueError("its parts unpack to more bytes than the file has")
+        raise ValueError("the parts unpack to more bytes than the file has")
     if not parts or min(one.header_offset for one in parts) > 0:
-        raise ValueError("its first part is not at the start of the file")
+        raise ValueError("the first part is not at the start of the file")
 
 
 def _check_pickle(file: IO[bytes]) -> None:
-    # Refuse a file of `torch.save` that takes minutes to read; leave the file at its start.
-    is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as PyTorch distinguishes its two formats
+    # Refuse a file of `torch.save` that takes minutes to read; rewind the file.
+    is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # PyTorch distinguishes two formats in the same way
     file.seek(0)
     if is_archive:
         with zipfile.ZipFile(file) as archive:
@@ -248,7 +248,7 @@ def _check_pickle(file: IO[bytes]) -> None:
         programs = [file.read(LARGEST_PICKLE)]
     file.seek(0)
     if not programs or not (is_archive or programs[0].startswith(_MAGIC)):
-        raise ValueError("it was not written by torch.save")
+        raise ValueError("torch.save did not write this file")
     for program in programs:
         _check_program(program, 1 if is_archive else _PICKLES)
 
@@ -258,7 +258,7 @@ def _check_program(program: bytes, pickles: int = 1) -> None:
     file = io.BytesIO(program)
     operations = chain.from_iterable(pickletools.genops(file) for _ in range(pickles))
     if sum(1 for _ in islice(operations, MOST_OPERATIONS + 1)) > MOST_OPERATIONS:
-        raise ValueError(f"its lists and numbers take more than {MOST_OPERATIONS:,} operations to read")
+        raise ValueError(f"lists and numbers take more than {MOST_OPERATIONS:,} operations to read")
 
 
 class _BoundedPickle:
@@ -276,7 +276,7 @@ class _BoundedPickle:
 
 def _cannot_resume(path: Path, error: Exception) -> CheckpointError:
     what = "the file does not exist" if isinstance(error, FileNotFoundError) else first_line(error)
-    return CheckpointError(f"the trial cannot resume from its checkpoint {path}: {what}")
+    return CheckpointError(f"the trial cannot resume from the checkpoint {path}: {what}")
 
 
 def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
@@ -284,7 +284,7 @@ def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
         require(
             saved.get(name) == wanted.get(name),
             f"the checkpoint {path} belongs to another trial: "
-            f"its {name} is {saved.get(name)}, this trial's is {wanted.get(name)}",
+            f"the checkpoint has {name} = {saved.get(name)}, the trial {wanted.get(name)}",
             error=CheckpointError,
         )
 
@@ -348,7 +348,7 @@ class SavedRun:
 def read_checkpoint(path: Path) -> SavedRun:
     """Read a checkpoint."""
     require(path.exists(), f"checkpoint {path} does not exist", error=NotFoundError)
-    require(not path.is_dir(), f"checkpoint {path} is a folder; it must be a file", hint=FORMAT_HINT)
+    require(not path.is_dir(), f"checkpoint {path} is a folder; expected a file", hint=FORMAT_HINT)
     saved = _of_trial(path) or _of_run(path, _load(path))
     for name, value in saved.model.items():
         if (
@@ -426,7 +426,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Load a branch's checkpoint into a fresh trainer, which keeps its data order and optimizer options."""
+    """Load a branch's checkpoint into a fresh trainer, but keep the trainer's data order and optimizer options."""
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
     load_weights(trainer.model, saved.model, path)
@@ -434,21 +434,21 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
         trainer.updates.take_over(saved.optimizer, saved.average)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"checkpoint {path}: its optimizer is not the study's: {error}",
+            f"checkpoint {path}: the optimizer is not the study's: {error}",
             hint="omit 'optimizer' from the file to restart the optimizer, or name the run's optimizer in the spec",
         ) from error
     trainer.schedule = branch_schedule(trainer.schedule, branch, batch_size)
 
 
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """A branch's schedule, from the whole run's at this batch size.
+    """A branch's schedule, from the whole run's schedule at this batch size.
 
     At an unknown position, a constant rate counts as past its warmup; other schedules raise `UsageError`.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
             raise UsageError(
-                f"checkpoint {branch.checkpoint} has neither step nor samples, and the learning rate depends on them",
+                f"checkpoint {branch.checkpoint} has neither step nor samples, but the learning rate depends on this",
                 hint="pass the samples before each checkpoint by --at",
             )
         offset = run.warmup_steps

@@ -168,12 +168,12 @@ class Workload(Protocol):
         """Each metric over a whole part; the model is in evaluation mode, without gradients."""
 
 
-# methods that take a group's own parameters
+# methods that take the parameters of a group
 TAKES = {"model": "build_model", "loss": "loss", "augmentation": "augment"}
 
 
 def check_takes(workload: Workload, names: Iterable[str]) -> None:
-    """Raise `WorkloadError` if a method lacks an own parameter, such as ``model.hidden``."""
+    """Raise `WorkloadError` if a method lacks a workload's parameter, such as ``model.hidden``."""
     for full in names:
         group, _, name = full.partition(".")
         try:
@@ -183,7 +183,7 @@ def check_takes(workload: Workload, names: Iterable[str]) -> None:
         kinds = {one.name: one.kind for one in signature.parameters.values()}
         require(
             inspect.Parameter.VAR_KEYWORD in kinds.values() or kinds.get(name) in BY_NAME,
-            f"space.{full}: {TAKES[group]}{signature} of the workload takes no {name!r}",
+            f"space.{full}: {TAKES[group]}{signature} of the workload has no parameter {name!r}",
             hint=f"give {TAKES[group]}() a keyword {name}, or **parameters for all, or remove {name} from the space",
             error=WorkloadError,
         )
@@ -209,8 +209,8 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     )
     require(
         not lies_in_no_file(name),
-        f"workload {name!r} is not in a file, but in a notebook or in the script that ran",
-        hint="pass the class from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or move the "
+        f"workload {name!r} is in a notebook or in the script that ran, not in a file",
+        hint="pass the class to Python, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or move the "
         "class into a file",
         error=WorkloadError,
     )
@@ -233,7 +233,7 @@ def found_attribute(name: str, folder: Path) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
-        raise WorkloadError(f"workload {name!r}: {location} has no {attribute!r}; it has {offered}") from None
+        raise WorkloadError(f"workload {name!r}: {location} has no {attribute!r}, only {offered}") from None
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
@@ -342,21 +342,21 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
     info = workload.metrics.get(metric, MetricInfo())
     require(
         not (info.low is not None and value < info.low) and not (info.high is not None and value > info.high),
-        f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared",
+        f"evaluate() returned {metric} = {value:g}, outside the declared range [{info.low}, {info.high}]",
         error=WorkloadError,
     )
     return value
 
 
-# code in these folders is named by module, which is equal on every machine
+# name code in these folders by module, because modules are equal on every machine
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
-LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer settings only the type is stored
+LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer settings, only the type is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWorkload:
-    """A workload's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's).
+    """A workload's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's settings).
 
     ``in_process`` is the class or object if no other process can load it.
     """
@@ -381,14 +381,14 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
         return GivenWorkload(name=workload)
     require(
         workload is not None and not isinstance(workload, ModuleType),
-        f"workload = {workload!r} must be a class, an object or the name of one",
+        f"workload = {workload!r} must be a class, an object or the name of a class or object",
     )
     maker: Any = workload if is_maker(workload) else type(workload)
     settings = None if is_maker(workload) else _settings(workload)
     name = _name(maker, folder)
     try:
         is_rebuilt = settings is None or bool(vars(maker(**settings)) == vars(workload))
-    except Exception:  # the user's own constructor, or values that do not compare, such as tensors
+    except Exception:  # the user's constructor failed, or values such as tensors do not compare
         is_rebuilt = False
     if name is None or not is_rebuilt:
         return GivenWorkload(name=f"{MAIN}:{maker.__name__}", settings=settings, in_process=workload)
@@ -445,7 +445,7 @@ def _as_json(value: Any) -> Any:
 
 
 def kind_of(value: object) -> str:
-    """A value's type, and its shape if any."""
+    """A value's type, and the value's shape if any."""
     if getattr(value, "is_nested", False):
         return f"a nested {type(value).__name__}"
     shape = getattr(value, "shape", None)

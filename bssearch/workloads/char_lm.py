@@ -45,7 +45,7 @@ class CharLM:
     heads: int = 4
     width: int = 64
     validation_sequences: int = 128
-    vocabulary: str = field(default="", init=False)  # of the training part; one more token means any other character
+    vocabulary: str = field(default="", init=False)  # characters of the training part; one more token means any other
     # mean cross-entropy in nats per character; chance is ln(tokens)
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
 
@@ -69,7 +69,7 @@ class CharLM:
             f"needs {_HELD_OUT_SHARE} × (context + 1) = {_HELD_OUT_SHARE * (self.context + 1)}",
             error=WorkloadError,
         )
-        # A worker's stderr is its slot's log.
+        # A worker's stderr is the log of the worker's slot.
         print(f"char_lm: {len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}", file=sys.stderr)
         train, validation, test = text[: -2 * held_out], text[-2 * held_out : -held_out], text[-held_out:]
         self.vocabulary = "".join(sorted(set(train)))
@@ -84,7 +84,7 @@ class CharLM:
         """A transformer over the text's vocabulary; call `load` first."""
         require(
             self.vocabulary,
-            "char_lm builds its model over the text's characters; call load() first",
+            "char_lm builds the model over the text's characters; call load() first",
             error=WorkloadError,
         )
         return CharTransformer(

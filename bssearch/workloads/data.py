@@ -128,7 +128,7 @@ class DatasetPart(HostPart):
 
     def _whole(self) -> NoReturn:
         raise WorkloadError(
-            f"a part made of a {type(self.samples).__name__} has no inputs and targets as a whole",
+            f"a part of a {type(self.samples).__name__} has no whole inputs and targets",
             hint="read the part in batches: for inputs, targets in part.chunks(256)",
         )
 
@@ -192,17 +192,17 @@ class Data:
 
 
 def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
-    # a lone tensor takes the fast path, because every step pays for it
+    # a lone tensor takes the fast path, because every step cuts rows
     return mapped(lambda leaf: leaf[rows], value) if isinstance(value, CONTAINERS) else value[rows]
 
 
 def pair_of(batch: Any, maker: str) -> Batch:
-    """A batch as (inputs, targets); a mapping or lone tensor is inputs only. `WorkloadError` if no pair."""
+    """A batch as (inputs, targets); a mapping or lone tensor is inputs only. `WorkloadError` for another form."""
     if not isinstance(batch, tuple | list):
         return _as_dict(batch), None
     require(
         len(batch) == 2,
-        f"{maker} gave a {type(batch).__name__} of {len(batch)} as a batch; it must be a pair (inputs, targets), "
+        f"{maker} gave a {type(batch).__name__} of {len(batch)} as a batch; expected a pair (inputs, targets), "
         "or a mapping",
         error=WorkloadError,
     )
@@ -224,7 +224,7 @@ def evenly(rows: np.ndarray, count: int) -> np.ndarray:
     return rows[np.arange(count) * len(rows) // count]
 
 
-TRIED_SAMPLES = 8  # samples that are collated as a test
+TRIED_SAMPLES = 8  # number of samples in a test of collate()
 
 
 def check_data(data: object, workload: object = None) -> Data:
@@ -259,28 +259,28 @@ def _check_sequence(data: object, given: object, name: str) -> None:
     returned = f"load() returned a {type(data).__name__} whose {name} is a {type(given).__name__}"
     require(
         not isinstance(given, DataLoader),
-        f"{returned}; bssearch chooses the batch size and the order itself",
-        hint="give the loader's dataset, and its collate_fn as the workload's collate; "
+        f"{returned}; but bssearch chooses the batch size and the order",
+        hint="return the loader's dataset, and use the loader's collate_fn as the workload's collate; "
         "if only the loader can make the training batches, write train_batches(batch_size, seed)",
         error=WorkloadError,
     )
     require(
         not isinstance(given, IterableDataset),
-        f"{returned}, which has no rows to choose from",
+        f"{returned}, without rows to choose",
         hint="let train_batches(batch_size, seed) make the training batches from the dataset; "
-        "for validation and test give a list of samples",
+        "for validation and test, return a list of samples",
         error=WorkloadError,
     )
     no_samples = given is None or isinstance(given, tuple | Mapping | str | bytes | torch.Tensor)
     require(
         not no_samples and (hasattr(given, "__len__") and hasattr(given, "__getitem__")),
-        f"{returned}; it must return bssearch.Data of three bssearch.Part, Datasets or lists of samples",
+        f"{returned}; return bssearch.Data of three bssearch.Part, Datasets or lists of samples",
         error=WorkloadError,
     )
 
 
 def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
-    require(len(part), f"load() returned no samples as {name}; there must be at least one", error=WorkloadError)
+    require(len(part), f"load() returned no samples as {name}; return at least one sample", error=WorkloadError)
     found = part if part.collate is not None or collate is None else DatasetPart(part.samples, collate)
     try:
         next(found.chunks(min(TRIED_SAMPLES, len(found))))
@@ -323,8 +323,8 @@ def _check_rows(part: Part, name: str) -> None:
 
 
 _HINT = (
-    "a sample is a row of each tensor; for rows of unequal length give the samples themselves, a list or a Dataset, "
-    "and a method collate(samples) that pads them; or let inputs be row numbers (torch.arange) that loss() and "
+    "a sample is a row of each tensor; for rows of unequal length, return a list or Dataset of samples, and write a "
+    "method collate(samples) that pads the rows; or return row numbers (torch.arange) as inputs, which loss() and "
     "evaluate() look up"
 )
 
@@ -332,7 +332,7 @@ _HINT = (
 def _refused(whole: object, field: str, place: str, leaf: object = None) -> WorkloadError:
     which = f"; {field}{place} is {kind_of(leaf)}" if place else ""
     return WorkloadError(
-        f"load() returned {in_words(whole)} as {field}{which}; it must be a tensor of shape (samples, …), "
+        f"load() returned {in_words(whole)} as {field}{which}; expected a tensor of shape (samples, …), "
         "or dicts, lists and tuples of such tensors",
         hint=_HINT,
     )

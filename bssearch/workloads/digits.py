@@ -29,12 +29,12 @@ class Digits(TenClasses):
         self.test_samples = test_samples
 
     def load(self, device: torch.device) -> Data:
-        """Images (samples, 1, 8, 8), standardised, and their digits."""
+        """Standardised images (samples, 1, 8, 8) and digits (samples,)."""
         images, labels = _read()
         held_out = self.validation_samples + self.test_samples
         require(
             held_out < len(labels),
-            f"validation_samples + test_samples = {held_out} leave no training samples; they must be < {len(labels)}",
+            f"validation_samples + test_samples = {held_out} leaves no training samples; it must be < {len(labels)}",
             error=WorkloadError,
         )
         order = stratified_order(labels)
@@ -73,7 +73,7 @@ class Digits(TenClasses):
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:
-    # images (1797, 8, 8) as float32 in 0 … 1 and digits (1797,) as int64
+    # Read images (1797, 8, 8) as float32 in 0 … 1, and digits (1797,) as int64.
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise WorkloadError("the digits are part of scikit-learn, which is not installed")

@@ -2,10 +2,10 @@
 
 Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, in this order:
 
-1. the folder in ``BSSEARCH_DATA_DIR``, its ``fashion-mnist`` or ``FashionMNIST/raw`` (torchvision); if set, no other
+1. the folder in ``BSSEARCH_DATA_DIR``, ``fashion-mnist`` or ``FashionMNIST/raw`` inside; if set, no other place
 2. Debian's package ``dataset-fashion-mnist``
 3. an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
-4. a download into it with torchvision
+4. a download into this folder with torchvision
 """
 
 import gzip
@@ -36,10 +36,10 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-WAYS = f"""get them in one of these ways:
+WAYS = f"""get the images in one of these ways:
   apt-get install dataset-fashion-mnist    (Debian, Ubuntu)
   pip install torchvision                  (downloads 30 MB at the first use)
-  bssearch run ... --data-dir DIR          (or {DATA_DIR_VARIABLE}=DIR: a folder with {FILES[0]}.gz and the others)"""
+  bssearch run ... --data-dir DIR          (or {DATA_DIR_VARIABLE}=DIR: with {FILES[0]}.gz and the other files)"""
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
@@ -92,7 +92,7 @@ def _downloaded(folder: Path) -> dict[str, Path]:
             try:
                 Path(temporary, "FashionMNIST", "raw").rename(folder)
             except OSError:
-                if not folder.is_dir():  # if it exists, another process was faster
+                if not folder.is_dir():  # if the folder exists, another process was faster
                     raise
     except Exception as error:  # torchvision and the network may raise anything
         raise WorkloadError(
@@ -129,7 +129,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     found, expected = len(content) - header_bytes, math.prod(shape)
     require(
         found == expected,
-        f"{path} has {found} bytes after its header; the header requires {' × '.join(map(str, shape))} = {expected}",
+        f"{path} has {found} bytes after the header; the header requires {' × '.join(map(str, shape))} = {expected}",
         error=WorkloadError,
     )
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
@@ -148,7 +148,7 @@ def _content(path: Path) -> bytes:
 
 
 SIDE = 28
-HELD_OUT = 5000  # images that are never trained on, even if fewer images validate
+HELD_OUT = 5000  # number of images outside training, even if fewer images validate
 
 MODELS = ("resnet", "mlp")
 NORMS = ("group", "batch")
@@ -180,9 +180,7 @@ class FashionMnist(TenClasses):
         if norm is not None and norm not in NORMS:
             raise ValueError(f"norm = {norm!r} must be one of {', '.join(NORMS)}")
         if norm is not None and model == "mlp":
-            raise ValueError(
-                f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; leave norm out"
-            )
+            raise ValueError(f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; omit norm")
         if type(validation_samples) is not int or not 1 <= validation_samples <= HELD_OUT:
             raise ValueError(f"validation_samples = {validation_samples!r} must be a whole number from 1 to {HELD_OUT}")
         if type(augment) is not bool:
@@ -237,12 +235,12 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     labels = read_idx(labels_file, dimensions=1)
     if len(labels) and labels.max() >= CLASSES:
         row = int(np.argmax(labels >= CLASSES))
-        raise WorkloadError(f"{labels_file}: label {row} is {labels[row]}; it must be < {CLASSES}")
+        raise WorkloadError(f"{labels_file}: label {row} is {labels[row]}; labels must be < {CLASSES}")
     images = read_idx(images_file, dimensions=3)
     count, height, width = images.shape
     require(
         height == width == SIDE,
-        f"{images_file} holds images of {height} × {width} pixels; they must be {SIDE} × {SIDE}",
+        f"{images_file} holds images of {height} × {width} pixels; expected {SIDE} × {SIDE}",
         error=WorkloadError,
     )
     require(
@@ -253,7 +251,7 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     checksum = zlib.crc32(labels.tobytes())
     require(
         checksum == _LABELS_CRC32[part],
-        f"{labels_file} does not hold the labels of Fashion-MNIST: its {len(labels)} labels have the CRC-32 "
+        f"{labels_file} does not hold the labels of Fashion-MNIST: the {len(labels)} labels have the CRC-32 "
         f"{checksum:08x} instead of {_LABELS_CRC32[part]:08x}; MNIST's files have the same names",
         error=WorkloadError,
     )

@@ -34,7 +34,7 @@ def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -
 
     ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from a seed.
     """
-    # include PyTorch and the CPU, because the same training gives other bits elsewhere
+    # include PyTorch and the CPU, because training gives other bits with another PyTorch or CPU
     digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
     for part in (Path(__file__).read_bytes(), *made_of):
         digest.update(hashlib.sha256(part).digest())
@@ -43,7 +43,7 @@ def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -
     found = _read(path, recipe)
     if found is not None:
         return found
-    print(f"{name}: training the initial weights of the trials, kept in {path}", file=sys.stderr)
+    print(f"{name}: training the initial weights of the trials for the cache {path}", file=sys.stderr)
     with _alone():
         weights = {key: tensor.detach().clone() for key, tensor in make().items()}
     try:
@@ -51,7 +51,7 @@ def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing([path], binary=True) as (file,):
             torch.save({"recipe": recipe, "digest": _digest_of_weights(weights), "weights": weights}, file)
-    except (UsageError, OSError, RuntimeError) as error:  # PyTorch reports a full disk by a RuntimeError
+    except (UsageError, OSError, RuntimeError) as error:  # PyTorch raises a RuntimeError if the disk is full
         print(f"{name}: {error}; each process trains the weights again", file=sys.stderr)
     return weights
 
@@ -98,7 +98,7 @@ _FEATURES = 64
 
 _PRETRAINING_EPOCHS = 2
 _PRETRAINING_BATCH = 64
-_PRETRAINING_RATE = 3e-3  # of AdamW, decaying linearly to zero; found by trials
+_PRETRAINING_RATE = 3e-3  # AdamW's learning rate, which decays linearly to zero; found by trials
 
 
 @dataclass(eq=False)
@@ -152,7 +152,7 @@ class FineTune:
     def build_model(self, *, dropout: float) -> nn.Module:
         """The pre-trained network with a fresh head; call `load` first."""
         if self._weights is None:
-            raise WorkloadError("finetune builds its model from pre-trained weights: call load() first")
+            raise WorkloadError("finetune builds the model from pre-trained weights: call load() first")
         model = TwoHeaded(dropout)
         model.load_state_dict(self._weights, strict=False)
         return model

@@ -144,7 +144,7 @@ def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -
     ("arguments", "code", "words"),
     [
         (["task", "5"], 2, "trial 5 of 'task' cannot be run again: the trial has not started yet"),
-        (["task", "99"], 3, "has no trial 99: its trials are 1 to 5"),
+        (["task", "99"], 3, "has no trial 99: the trials are 1 to 5"),
         (["task", str(2**70)], 3, f"has no trial {2**70}"),
         (["tusk", "1"], 3, "no study 'tusk' in this database"),
         (["task", "1", "--runs", "0"], 2, "--runs"),

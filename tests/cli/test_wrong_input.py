@@ -237,7 +237,7 @@ def test_a_pruner_that_cannot_be_loaded_is_refused_before_anything_is_written(
 def test_a_metric_outside_its_declared_range(tmp_path: Path) -> None:
     write_task(tmp_path, executor=INLINE)
     (tmp_path / "task.py").write_text(WORKLOAD.replace(".float().mean().item()", ".float().mean().item() * 100"))
-    assert "outside the [0, 1] declared" in refused(tmp_path, "run", "task.yaml", code=2)
+    assert "outside the declared range [0, 1]" in refused(tmp_path, "run", "task.yaml", code=2)
 
 
 @pytest.mark.parametrize("arguments", [["run", "digits", "--dry-run"], ["schema", "spec"]])

@@ -85,7 +85,7 @@ def test_an_object_that_its_settings_do_not_make_again_is_run_itself(
 
 @pytest.mark.parametrize("given", [None, pytest])
 def test_what_is_no_workload_is_refused_before_anything_is_made(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must be a class, an object or the name of one"):
+    with pytest.raises(UsageError, match="must be a class, an object or the name of a class or object"):
         given_workload(given, Path())
     with pytest.raises(WorkloadError, match="lacks metrics"):
         run_study(load_spec(FIELDS), Launch(workload=object(), db=f"sqlite:///{tmp_path}/studies.db"))

@@ -163,7 +163,7 @@ def test_a_key_that_no_method_takes_is_refused_before_anything_is_written(folder
     )
     url = f"sqlite:///{folder / 'none.db'}"
     with pytest.raises(
-        WorkloadError, match=r"space\.model\.depth: build_model\(.*hidden, activation\).* takes no 'depth'"
+        WorkloadError, match=r"space\.model\.depth: build_model\(.*hidden, activation\).* has no parameter 'depth'"
     ):
         run_study(spec, Launch(folder=folder, db=url))
     assert not (folder / "none.db").exists()

@@ -224,7 +224,7 @@ def test_a_trial_whose_checkpoint_is_gone_fails(executor: Executor, tmp_path: Pa
     request = changed(request_endless_trial(1), checkpoint=str(tmp_path / "gone"), resumes=True)
     outcome, observed = run_to_the_end(executor, request)
     assert (outcome.state, observed) == (TrialState.FAILED, [])
-    assert f"cannot resume from its checkpoint {tmp_path / 'gone'}" in outcome.reason
+    assert f"cannot resume from the checkpoint {tmp_path / 'gone'}" in outcome.reason
 
 
 def test_a_full_house_and_a_measurement_beside_a_trial_are_the_callers_mistakes(executor: Executor) -> None:

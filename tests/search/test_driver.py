@@ -169,7 +169,7 @@ def test_a_broken_batch_size_is_given_up_and_the_study_completes(tmp_path: Path)
 
 
 def test_a_study_whose_trials_all_fail_stops_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"5 trials in a row failed, the last one .* broken"):
+    with pytest.raises(LaunchError, match=r"5 trials in a row failed, most recently trial .* broken"):
         run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset(range(1000))))
 
 
@@ -251,7 +251,7 @@ def test_a_target_in_percent_ends_the_study_after_the_default(tmp_path: Path) ->
             run(make_spec(**SHORT, **PERCENT), tmp_path, executor)
     assert [one.plan.configuration.batch_size for one in executor.requests] == [32]
     longer = {"budget": {**SHORT["budget"], "trial_train_seconds": 200.0}}
-    with pytest.raises(SpecError, match=r"trial [2-9] trained"):
+    with pytest.raises(SpecError, match=r"trial [2-9] reached"):
         run(make_spec(**{**SHORT, **longer}, **PERCENT), tmp_path, OwnLoop(reachable=False))
 
 

@@ -286,7 +286,7 @@ def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_its_progress(paused: 
     assert paused.leases.mark_lost("toy", is_alive={"second": False}.get) == [1]
     lost = paused.trials.get("toy", 1)
     assert lost.state is TrialState.LOST and lost.outcome is not None
-    assert (lost.outcome.reason, lost.outcome.steps) == ("its driver second is gone", 10)
+    assert (lost.outcome.reason, lost.outcome.steps) == ("the driver second is gone", 10)
     assert (lost.outcome.best_metric, lost.outcome.last_miss_step) == (None, None)
     with pytest.raises(DatabaseError, match="is not running but lost"):
         pause(paused, 1)

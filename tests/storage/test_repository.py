@@ -204,7 +204,7 @@ class TestTrials:
         start(store)
         start(store)
         for call in (store.trials.get, store.trials.observations):
-            with pytest.raises(NotFoundError, match=r"no trial 9: its trials are 1 to 2"):
+            with pytest.raises(NotFoundError, match=r"no trial 9: the trials are 1 to 2"):
                 call("toy", 9)
 
     def test_only_a_running_trial_can_be_finished(self, store: Store) -> None:

@@ -248,8 +248,8 @@ class TestLeases:
         assert store.leases.mark_lost("toy", is_alive={"dead": False}.get) == [2, 3]
         one, dead, late, ended = store.trials.of("toy")
         assert [one.state, dead.state, late.state, ended.state] == ["running", "lost", "lost", "reached"]
-        assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="its driver dead is gone")
-        assert not_none(late.outcome).reason.startswith("its lease ended at ")
+        assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="the driver dead is gone")
+        assert not_none(late.outcome).reason.startswith("the lease ended at ")
         assert late.ended_at is not None
         assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
 
@@ -302,7 +302,7 @@ class TestLeases:
         resumed = store.trials.get("toy", 1)
         assert store.trials.append_observations("toy", [(1, second)], owner="first") == {1}
         store.trials.save_log("toy", 1, "by the first", owner="first")
-        with pytest.raises(DatabaseError, match="second holds its lease"):
+        with pytest.raises(DatabaseError, match="second holds the lease"):
             store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None, owner="first")
         assert store.trials.get("toy", 1) == resumed
         assert store.trials.observations("toy", 1) == [first]

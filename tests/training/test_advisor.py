@@ -160,7 +160,7 @@ def test_a_doubling_saves_the_steps_of_the_law() -> None:
     assert 0 < saved[1] < saved[0] < saved[2] < 0.5
     text = str(advice(256, 256))
     assert "saves 25% [11%, 39%] of the steps and takes 50% more samples" in text
-    assert "less than 0.0133 s; a step of 256 takes 0.01 s" in text
+    assert "less than 0.0133 s; a step of batch 256 takes 0.01 s" in text
 
 
 def test_the_report_offers_a_smaller_batch_above_the_noise_scale() -> None:

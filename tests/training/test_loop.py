@@ -413,7 +413,7 @@ def test_training_on_past_the_target_leaves_the_steps_and_the_crossing_as_they_w
     metrics = [seen.metric for seen in going_on.observations]
     assert (whole.final_metric, whole.best_metric) == (metrics[-1], max(metrics))
     assert (whole.best_metric or 0) > (stopped.best_metric or 0)
-    assert whole.reason == f"{stopped.reason}, then trained on: the limit of 20.04 train seconds passed"
+    assert whole.reason == f"{stopped.reason}; further training ended: the limit of 20.04 train seconds passed"
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_the_horizon_ends_a_trial_that_trains_on_and_its_test_part_is_seen() -> 
     toy = Toy(on_evaluate=metric_by_evaluation([0.5, 0.95, 0.96, 0.97, 0.98]))
     outcome = Run(request(decaying, stop_at_target=False, tested=True), toy).outcome
     assert (outcome.state, outcome.steps, outcome.first_hit_step) == (TrialState.REACHED, 13, 5)
-    assert outcome.reason.endswith("then trained on: the schedule's horizon ended at step 13")
+    assert outcome.reason.endswith("further training ended: the schedule's horizon ended at step 13")
     assert (outcome.final_metric, outcome.test_metric) == (0.97, 0.98)
 
 

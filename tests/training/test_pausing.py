@@ -387,10 +387,10 @@ class TestWhatCannotBeReadBack:
         self, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Random, "build_model", lambda self, dropout: nn.Linear(6, 2))
-        assert_refused(parts, "parameter weight of shape (2, 6) was saved missing")
+        assert_refused(parts, "parameter weight of shape (2, 6) is missing in the checkpoint")
 
     def test_a_request_without_one(self, parts: Parts) -> None:
-        with pytest.raises(CheckpointError, match="trial 7 cannot resume: its request names no checkpoint"):
+        with pytest.raises(CheckpointError, match="trial 7 cannot resume: the request names no checkpoint"):
             parts.run(checkpoint=None)
 
 

@@ -154,5 +154,5 @@ def test_much_unused_memory_of_the_gpus_allocator_is_a_warning(
     sentence = unused_memory(device, 40 * gib)
     assert (sentence is not None) == said
     if sentence is not None:
-        assert "57 GiB of the device's 80 for 40 GiB" in sentence
+        assert "57 GiB of the device's 80 GiB for 40 GiB" in sentence
     assert unused_memory(CPU, 40 * gib) is None

@@ -183,7 +183,7 @@ FORMS = f"neither a shipped workload ({', '.join(sorted(SHIPPED))}) nor of the f
         ("nowhere_at_all:Mine", {}, ["No module named 'nowhere_at_all'"]),
         ("broken.py:Mine", {}, ["SyntaxError", "{folder}/broken.py:2"]),
         ("failing.py:Mine", {}, ["AttributeError", "failing.py:3: x = math.nothing_there"]),
-        ("mine.py:Other", {}, ["mine.py has no 'Other'; it has Mine, ready"]),
+        ("mine.py:Other", {}, ["mine.py has no 'Other', only Mine, ready"]),
         ("mine.py:Mine", {"hight": 3}, ["unexpected keyword argument 'hight'"]),
         ("half.py:Half", {}, ["lacks metrics (a mapping of names to MetricInfo), loss, evaluate"]),
         (
@@ -373,6 +373,6 @@ def test_the_training_part_decides_the_samples_of_an_epoch_of_own_batches() -> N
 
 
 def test_a_part_made_of_samples_has_no_whole_tensors() -> None:
-    with pytest.raises(WorkloadError, match="a part made of a list has no inputs and targets as a whole") as caught:
+    with pytest.raises(WorkloadError, match="a part of a list has no whole inputs and targets") as caught:
         _ = Part.of(ROWS).inputs
     assert "part.chunks" in str(caught.value.hint)

@@ -1,6 +1,6 @@
 """The pruner interface.
 
-A pruner decides from `Standings` alone, so that a resumed search decides as an uninterrupted one.
+Pruners decide from `Standings` alone, so that a resumed search makes the decisions of an uninterrupted search.
 """
 
 import math
@@ -32,7 +32,7 @@ class Standings:
 
     ``limit``: longest train seconds of a trial. ``waiting``: curves of paused trials that can resume. ``winners``:
     curve and seconds of trials that set a record time to the target, fastest first. ``can_wait``: whether trials can be
-    checkpointed; if not, they are stopped instead of paused.
+    checkpointed; if not, trials stop instead of pausing.
     """
 
     limit: float
@@ -47,7 +47,7 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """Train seconds after which trials are capped: ``slack`` × the fastest trial's; ∞ before the first hit."""
+        """Train seconds at which trials are capped: ``slack`` × the fastest trial's seconds; ∞ before the first hit."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
@@ -69,7 +69,7 @@ class Pruner:
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Number of the paused trial to end first if checkpoints exceed the disk limit; here the newest."""
+        """Number of the paused trial to end first if checkpoints exceed the disk limit; here the newest trial."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
@@ -84,7 +84,7 @@ class Cap(Pruner):
 
 
 def slack_for(seed_noise: float) -> float:
-    """1 + 2c for a seed-to-seed standard deviation c of log time: the incumbent may be lucky and a rival unlucky."""
+    """1 + 2c for a seed-to-seed standard deviation c of log time: the incumbent may be lucky, a rival unlucky."""
     return 1 + 2 * seed_noise
 
 
@@ -191,7 +191,7 @@ class PruningController:
         if self._hits[place : place + 1] == [hit]:
             return
         self._hits.insert(place, hit)
-        if place < len(self._hits) - 1:  # Another driver's hit, seen late: recompute the winners.
+        if place < len(self._hits) - 1:  # Another driver's hit was seen late, so recompute the winners.
             self._winners_are_old = True
         else:
             self._note_winner(trial.number)
@@ -221,5 +221,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """Spec's slack, else the initial one, used until seed noise is known."""
+    """Spec's slack, else the initial slack until seed noise is known."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

@@ -37,9 +37,9 @@ from bssearch.storage.repository import Store
 
 HEADER_BYTES = 512  # more than the JSON of two digests and two numbers needs
 
-CHUNK_BYTES = 4 * 2**20  # at 1 MB/s there is progress every few seconds
+CHUNK_BYTES = 4 * 2**20  # at 1 MB/s, a chunk takes a few seconds
 
-PATIENCE_SECONDS = 60.0  # without progress; long, because the store's library retries failed requests
+PATIENCE_SECONDS = 60.0  # longest time without progress; long, because the store's library retries failed requests
 
 TICK_SECONDS = 0.2  # longest delay before an unwanted transfer is abandoned
 
@@ -211,7 +211,7 @@ class CheckpointStore:
         return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        # Make the study's folder, but never the URL's own, whose mount may be missing.
+        # Make the study's folder, but never the URL's own folder, because a mount may be missing.
         files, folder = self._opened
         with suppress(FileExistsError):
             files.mkdir(folder, create_parents=False)

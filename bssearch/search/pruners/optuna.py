@@ -12,7 +12,7 @@ from optuna.trial import TrialState as OptunaState
 from bssearch.records import TrialState
 from bssearch.search.pruners.base import Action, Cap, Standings
 
-GRID = 81  # a power of Optuna's reduction factor
+GRID = 81  # grid positions: a power of Optuna's reduction factor
 
 FACTOR = 3  # Hyperband's default reduction factor; successive halving's is 4
 
@@ -50,13 +50,13 @@ class OptunaPruner(Cap):
         return Action.STOP if self._report(number, standings) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        """Optuna's pruners compare trials from the first on."""
+        """Always True: Optuna's pruners also compare trials before a hit."""
         return True
 
     def _report(self, number: int, standings: Standings) -> bool:
-        # Report a trial's new evaluations one by one, because pruners update rungs only when asked; True to prune.
+        # Report a trial's new evaluations one by one, because pruners update rungs only when asked. True: prune.
         if number in self._told:
-            return False  # Lost to another driver: already reported as ended.
+            return False  # Another driver took over this trial, so Optuna was already told that the trial ended.
         curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
         for index in range(self._read[number], len(curve.gains)):
             place = int(GRID * curve.train_seconds[index] / standings.limit)
@@ -69,7 +69,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        # Tell Optuna that a trial ended: capped and exhausted ones as complete, paused ones not at all.
+        # Tell Optuna that a trial ended: capped and exhausted trials count as complete. Do not report paused trials.
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return

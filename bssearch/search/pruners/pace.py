@@ -6,8 +6,8 @@ at which that winner had no more than the trial's best gain. A trial is hopeless
     (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
     f / u > ``slack``.
 
-First line: f / u times slower than the winner, the trial must become (1 − u) / (1 − f) times faster to end at T. Second
-line: at its pace it ends after slack × T; the slack allows for seed noise, and is 1 for `fast`.
+First line: the trial is f / u times slower than the winner, and must become (1 − u) / (1 − f) times faster to end at T.
+Second line: at its pace the trial ends after slack × T; the slack allows for seed noise, and is 1 for `fast`.
 """
 
 import math
@@ -23,17 +23,17 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 #
 # Every trial runs to `FIRST` of its limit and pauses. The best paused trial of a rung resumes to twice the rung's train
 # seconds, whenever `PROMOTED` times as many trials reached the rung as left it. A trial better than all earlier trials
-# at its rung does not pause. Neither do the leaders if many trials run at once, because a pause would only lose time.
+# at its rung does not pause. The leaders do not pause either if many trials run at once: a pause only loses time.
 #
-# A trial reaches a rung with its first evaluation at the rung's train seconds or later. It has left the rung if it
-# runs, or was evaluated again.
+# A trial reaches a rung with its first evaluation at the rung's train seconds or later. A trial has left the rung if
+# the trial runs, or was evaluated again later.
 
-FIRST = 1 / 16  # share of the limit at the first rung; each rung doubles it, which gives five rungs
+FIRST = 1 / 16  # share of the limit at the first rung; each rung doubles the share, which gives five rungs
 
 # Trials per promotion; Li et al. recommend a reduction factor of 3 to 4.
 PROMOTED = 3
 
-LEADERS = 2  # concurrent trials per leader, which does not pause above the first rung
+LEADERS = 2  # concurrent trials per leader; a leader does not pause above the first rung
 
 
 def waits_on_rung(number: int, standings: Standings) -> bool:
@@ -50,7 +50,7 @@ def waits_on_rung(number: int, standings: Standings) -> bool:
 
 
 def promoted(standings: Standings, *, fresh: bool) -> int | None:
-    """Best paused trial of the highest promotable rung; otherwise, unless ``fresh``, the best on any rung."""
+    """Best paused trial of the highest promotable rung; otherwise, unless ``fresh``, the best trial on any rung."""
     limit = standings.limit
     at = {number: rung_of(curve, limit) for number, curve in standings.waiting.items()}
     rungs = set(at.values())
@@ -104,7 +104,7 @@ FROM = 0.1  # share of the incumbent's time up to which no trial is hopeless, be
 class Pace(Cap):
     """Cap, and pause hopeless trials; resume a trial that is not hopeless compared with a later winner.
 
-    Without checkpoints, hopeless trials stop, and none pauses before the first hit.
+    Without checkpoints, hopeless trials stop, and no trial pauses before the first hit.
     """
 
     heeds_seed_noise = True
@@ -123,7 +123,7 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Trial to resume: the hopeful one of least predicted time, or before the first hit the promoted one."""
+        """The hopeful trial of least predicted time; before a hit, the promoted trial."""
         if not standings.winners:
             return promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]

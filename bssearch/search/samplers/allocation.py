@@ -3,10 +3,10 @@
 1. The default configuration, uncapped: baseline of speed-ups and first incumbent.
 2. Every feasible batch size once, nearest to the incumbent first, then up to `FLOOR` trials each.
 3. From `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (largest
-   without accumulation, default, a factor 4 to each side of the incumbent), because caps hide how slow they are and
+   without accumulation, default, a factor 4 to each side of the incumbent), because caps hide slow times, and
    untuned learning rates inflate speed-ups.
-4. Then each in proportion to its weight (incumbent's value / batch size's best value)², at least ½ for neighbours of
-   the incumbent.
+4. Then batch sizes in proportion to their weights: (incumbent's value / batch size's best value)², at least ½ for
+   neighbours of the incumbent.
 
 If a quick answer's interval holds the incumbent, step 2 starts from the quick answer's batch size, and step 3 runs one
 trial at sizes outside the interval.
@@ -20,11 +20,11 @@ from typing import Literal
 from bssearch.records import ParameterValue, TrialRecord
 from bssearch.search.history import TRIED_AGAIN, History, octaves
 
-FLOOR = 2  # trials per batch size; a single trial may be lucky
+FLOOR = 2  # trials per batch size, because a single trial may be lucky
 
 EVIDENCE_FROM = 0.5  # share of the budget spent before evidence trials start
 
-EVIDENCE_TRIALS = 3  # per batch size: the fewest that tune a learning rate
+EVIDENCE_TRIALS = 3  # evidence trials per batch size: the fewest that tune a learning rate
 
 RULED_OUT_TRIALS = 1  # evidence trials per batch size outside the quick answer's interval
 

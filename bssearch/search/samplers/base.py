@@ -50,7 +50,7 @@ class Sampler(ABC):
         """Next configuration, optionally at a batch size; None if no configuration is left."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Batch sizes that may be as fast as the best, if this sampler models them."""
+        """Batch sizes that may be as fast as the best batch size, if this sampler models times."""
         return ()
 
     def ending(self, history: History) -> str | None:
@@ -83,7 +83,7 @@ def default_choice(spec: StudySpec) -> Choice:
     return Choice(default, spec.space.encode(default), uncapped=True)
 
 
-MOST_CELLS = 1_000_000  # combinations at one batch size, all of which are kept in memory
+MOST_CELLS = 1_000_000  # limit of combinations at one batch size, because memory holds all combinations
 
 
 class Grid(Sampler):
@@ -91,13 +91,13 @@ class Grid(Sampler):
 
     def __init__(self, spec: StudySpec) -> None:
         dimensions = spec.space.dimensions()
-        # "reference_" belongs to the coordinate of the learning rate.
+        # The learning rate's coordinate has the prefix "reference_".
         ranges = [one.name.removeprefix("reference_") for one in dimensions if not one.choices]
         require(not ranges, f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
         each = math.prod(len(one.choices) for one in dimensions)
         require(
             each <= MOST_CELLS,
-            f"sampler = grid would try {each} combinations at each batch size; it must be at most {MOST_CELLS}",
+            f"sampler = grid would try {each} combinations at each batch size; the limit is {MOST_CELLS}",
         )
         names = [dimension.name for dimension in dimensions]
         cells = [

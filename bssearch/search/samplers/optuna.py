@@ -1,11 +1,11 @@
 """Optuna's samplers for all parameters but the batch size.
 
 A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
-trials within an octave of the batch size, or within more if they are few. Optuna sees:
+trials within an octave of the batch size, or within more octaves if such trials are few. Optuna sees:
 
 * trials with a value of the objective: complete
 * pruned, capped, exhausted, diverged: pruned at one constant step, valued by the gain missing to the incumbent's at
-  equal time, so that no cap is read as a time
+  equal time, so that Optuna takes no cap for a time
 * out of memory: pruned, violating a constraint
 * running: running
 * failed, lost, cancelled or outside the space: omitted
@@ -34,11 +34,11 @@ from bssearch.spec import StudySpec
 from bssearch.spec.parts import parameters_of
 from bssearch.spec.space import Dimension
 
-CENSORED_STEP = 1  # the same for all censored trials, so that Optuna compares them
+CENSORED_STEP = 1  # the same step for all censored trials, so that Optuna compares these trials
 
 WORSE_THAN_ANY = 1e9
 
-# Samplers without state in a trial; others store a generation or their place in a sequence
+# These samplers keep no state in a trial; other samplers store a generation or their place in a sequence
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
     optuna.samplers.GPSampler,

@@ -34,7 +34,7 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
-# Similar names may be typos.
+# Mask similar names, too, because a similar name may be a typo.
 _SECRETS = ("password", "passwd", "passphrase", "sslpassword")
 
 _LARGEST_PORT = 65535
@@ -45,9 +45,9 @@ def masked(url: str | URL) -> str:
     text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
-        # Without a host, the text in its place may be the password.
+        # Without a host, the text in the host's place may be the password.
         text = re.sub(r"^([^:/@]*:?//[^:/@\[\]]*):(?!\d{1,5}(?:[/?]|$))[^@]*$", r"\1:***", text, flags=re.DOTALL)
-    # Only a URL shows the end of the value.
+    # Without a URL, the end of the value is unknown.
     rest = "[^&]*" if "://" in text else ".*"
     return re.sub(rf"(\w+)(\s*=)({rest})", _masked_option, text, flags=re.DOTALL)
 
@@ -56,7 +56,7 @@ def _masked_option(found: re.Match[str]) -> str:
     name, equals, value = found.groups()
     if _is_secret(name):
         return f"{name}{equals}***"
-    # In libpq's form other options follow: check their names too.
+    # In libpq's form, other options follow the value: check the names of these options, too.
     rest = re.sub(r"(\w+)(\s*=)(.*)", _masked_option, value, flags=re.DOTALL)
     return f"{name}{equals}{rest}"
 
@@ -102,7 +102,7 @@ def _form_for(text: object) -> str:
         return URL_FORMS
     if text.count("@") > 1:
         return f"{ENCODE_HINT}; {URL_FORMS}"
-    # With a = it is libpq's form, which may hold a password.
+    # A text with = has libpq's form, which may hold a password.
     if text and not set(text) & set(":@="):
         return f"for a file write sqlite:///{text}; {URL_FORMS}"
     return _nearest_driver(text) + URL_FORMS
@@ -115,7 +115,7 @@ def _nearest_driver(text: str) -> str:
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
-    # An unescaped @ would end the password and show the rest as host.
+    # An unescaped @ would end the password early, and show the rest as the host.
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
     require(given.count("@") <= expected, f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)
 
@@ -125,7 +125,7 @@ def _checked_sqlite(url: URL) -> URL:
     require(not url.host and not url.username, f"{given!r} names a host; a file takes three slashes", hint=URL_FORMS)
     require(
         not url.query and not (url.database or "").startswith("file:"),
-        f"{given!r}: a SQLite URL is a path alone, without options",
+        f"{given!r}: a SQLite URL takes a path only, without options",
         hint=URL_FORMS,
     )
     require(
@@ -159,22 +159,22 @@ BUSY_TIMEOUT_S = 30.0
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
 # SQLSTATEs of a lost or refused connection (https://www.postgresql.org/docs/current/errcodes-appendix.html). 25P03:
-# silent for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
+# no statement for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
 _LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
-# Conflicts and deadlocks, which can be retried.
+# SQLSTATEs of conflicts and deadlocks, after which a retry may succeed.
 _GAVE_WAY = ("40001", "40P01")
 
-# After a wait of `lock_timeout`.
+# SQLSTATE after a wait of `lock_timeout`.
 LOCK_TIMEOUT = "55P03"
 
-# No privilege, or no schema with a right to create.
+# SQLSTATEs of a missing privilege, or of no schema with a right to create.
 _NO_RIGHT = ("42501", "3F000")
 
 MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
 
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
-    # libpq's messages for a refused connection, which has no SQLSTATE. Waiting would not help.
+    # libpq's messages for a refused connection, which has no SQLSTATE. A retry would not help.
     re.compile(r'database "[^"]*" does not exist'): "make it with createdb, or " + OTHER_DATABASE_HINT,
     re.compile(r'role "[^"]*" does not exist'): "create the role with createuser, or use another user in the URL",
     re.compile(r"password authentication failed|no password supplied|empty password"): (
@@ -189,7 +189,7 @@ _REFUSED = {
 
 
 class ConnectionLostError(DatabaseError):
-    """Server unreachable, or transaction refused for another; retry."""
+    """Server unreachable, or transaction refused for another transaction; retry."""
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
@@ -265,7 +265,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
             hint="ask its owner to run `bssearch db upgrade`",
         )
     named = re.search(r"permission denied for (\w+ \S+)", cause)
-    if named is None and cause.startswith("permission denied"):  # to create a role, or to grant membership
+    if named is None and cause.startswith("permission denied"):  # right to create a role, or to grant membership
         return DatabaseError(
             f"{where}: {cause}", hint=f"the role {_role(url)!r} lacks the right; ask the server's administrator"
         )
@@ -285,9 +285,9 @@ def _role(url: URL) -> str:
 
 
 SERVER_OPTIONS: dict[str, int] = {
-    # Seconds per address of a host: two (IPv6, IPv4) take at most ten.
+    # Seconds per address of a host: two addresses (IPv6, IPv4) take at most ten seconds.
     "connect_timeout": 5,
-    # Notice a cut network within half a minute; most systems take two hours.
+    # Notice a cut network within half a minute; by default, most systems take two hours.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -296,7 +296,7 @@ SERVER_OPTIONS: dict[str, int] = {
 
 _MOST_DIGITS = 309
 
-# A connection used this recently counts as alive: no server restarts that fast.
+# A connection used within these seconds counts as alive, because no server restarts so fast.
 UNASKED_S = 0.1
 
 _WRITES = "bss_writes"
@@ -424,7 +424,7 @@ def _check_file(path: Path, *, write: bool) -> None:
 
 
 def _is_writable(path: Path) -> bool:
-    # Root too needs a write permission.
+    # `os.access` always permits root, so also check the permission bits.
     return _has_write_bit(path) and os.access(path, os.W_OK)
 
 
@@ -486,7 +486,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     connection = _open(path, "mode=rwc")
     try:
         _enter_wal_mode(connection)
-        # In WAL mode this keeps all commits after a kill; only a power cut can lose the last ones.
+        # In WAL mode, this setting keeps all commits after a kill; only a power cut can lose the last commits.
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
@@ -495,7 +495,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _enter_wal_mode(connection: sqlite3.Connection) -> None:
-    # SQLite's busy timeout does not help: changing the mode upgrades a read lock and fails at once on conflict.
+    # SQLite's busy timeout does not help: a change of mode upgrades a read lock, and a conflict fails at once.
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -509,13 +509,13 @@ def _enter_wal_mode(connection: sqlite3.Connection) -> None:
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:
     if _is_writable(path) and _is_writable(path.parent):
-        # A reader that can write deletes the log when it closes last; `query_only` prevents that.
+        # A reader with write permission deletes the log when closing last; `query_only` prevents the deletion.
         connection = _open(path, "mode=rw")
         connection.execute("PRAGMA query_only = ON")
         return connection
     log = path.with_name(path.name + "-wal")
     if not log.exists() and not (_has_write_bit(path) and _has_write_bit(path.parent)):
-        # The file has no writers. As a reader, root would leave a log and a shared-memory file there.
+        # The file has no writers. As a reader, root would leave a log and a shared-memory file in the folder.
         return _open(path, "mode=ro&immutable=1")
     connection = _open(path, "mode=ro")
     try:
@@ -537,7 +537,7 @@ def _begin(file: _OpenFile, connection: Connection) -> None:
     writes = connection.get_execution_options().get(_WRITES, False)
     if writes:
         file.check()
-    # IMMEDIATE waits for other writers first and never fails later.
+    # A transaction with BEGIN IMMEDIATE first waits for other writers, and later never fails on a lock.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -556,7 +556,7 @@ def from_json(stored: str | bytes) -> Any:
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = _DECODER.decode(text)
-        if "\\u" in text:  # else it is Unicode already
+        if "\\u" in text:  # other texts are valid Unicode already
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
@@ -597,7 +597,7 @@ def copy_sqlite(source: Path, copy: Path) -> None:
 # https://sqlite.org/wal.html ("all processes using a database must be on the same host computer"),
 # https://sqlite.org/howtocorrupt.html (2.1, file systems with broken or missing locks).
 
-# Some lock correctly across machines, but no such system shares the memory that a write-ahead log needs.
+# Even file systems with correct locks do not share the memory of a write-ahead log between machines.
 NETWORK_FILE_SYSTEMS = frozenset(
     {
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "davfs"),
@@ -605,7 +605,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
     }
 )
 
-# Prefixes of FUSE subtypes. Not 9p: WSL, gVisor and virtual machines use it for folders of the host.
+# Prefixes of FUSE subtypes. 9p is absent, because WSL, gVisor and virtual machines use 9p for folders of the host.
 NETWORK_FUSE = (
     "sshfs",
     "nfs",
@@ -631,7 +631,7 @@ def file_system_of(path: Path) -> str:
 
 
 def is_shared_by_machines(file_system: str) -> bool:
-    """True if several machines may write here."""
+    """True if machines may share this file system."""
     kind, _, subtype = file_system.lower().partition(".")
     return kind in NETWORK_FILE_SYSTEMS or (kind in {"fuse", "fuseblk"} and subtype.startswith(NETWORK_FUSE))
 
@@ -652,13 +652,13 @@ def refuse_network_file(path: Path) -> None:
 
 LONGEST_WAIT_S = 10.0  # longest wait for a lock on a server
 
-LOOK_EVERY_S = 0.5  # interval between looks at the sessions that hold a lock; a shorter wait needs no second connection
+LOOK_EVERY_S = 0.5  # seconds between queries for blocking sessions; shorter waits need no second connection
 
-ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"  # conflicts with itself, not with reading or writing rows
+ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"  # conflicts with the same mode, but with neither reads nor writes of rows
 
-ALONE = "ACCESS EXCLUSIVE"  # conflicts with everything; `ALTER TABLE` takes it
+ALONE = "ACCESS EXCLUSIVE"  # conflicts with every mode; `ALTER TABLE` takes this lock
 
-STATEMENT_TIMEOUT = "57014"  # the SQLSTATE after a statement that took longer than `statement_timeout`
+STATEMENT_TIMEOUT = "57014"  # SQLSTATE after a statement that took longer than `statement_timeout`
 
 _BLOCKERS = text(
     "SELECT pid, usename, application_name FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(:pid)) ORDER BY pid"
@@ -676,10 +676,10 @@ def lock_tables(connection: Connection, names: Collection[str], mode: str = ONE_
     """
     if connection.dialect.name != "postgresql":
         return
-    # Writers lock a study before anything else.
+    # Lock the studies first, as writers do.
     ordered = sorted(names, key=lambda name: (name != "bss_study", name))
     with limited_waits(connection, STATEMENT_TIMEOUT):
-        # `lock_timeout` limits the wait for one table; this limits the wait for all.
+        # `lock_timeout` limits the wait for one table, `statement_timeout` the wait for all tables.
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{LONGEST_WAIT_S:g}s'")
         connection.exec_driver_sql(f"LOCK TABLE {', '.join(ordered)} IN {mode} MODE")
         connection.exec_driver_sql("SET LOCAL statement_timeout = DEFAULT")
@@ -730,7 +730,7 @@ class _Watch:
         pids = "; ".join(f"SELECT pg_terminate_backend({pid})" for pid, _, _ in self._blockers)
         return BlockedError(
             f"{self._where}: waited {LONGEST_WAIT_S:g} s for a lock that another session holds: {', '.join(named)}",
-            hint=f"ask them to end the transaction, or end the session as an administrator: {pids}",
+            hint=f"ask the users to end their transactions, or end the sessions as an administrator: {pids}",
         )
 
     def _look(self) -> None:

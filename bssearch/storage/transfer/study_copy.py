@@ -77,14 +77,14 @@ NAMES = {"environment_id": "environment", "trial_id": "trial"}
 # Parts of a finding that trials cannot reproduce.
 KEPT_OF_FINDINGS = ("quick", "search_end")
 
-# Trial numbers are smaller, so that further trials fit.
+# Trial numbers are below this bound, so that further trials fit.
 MOST_TRIALS = 2**40
 
 _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 class Kind(StrEnum):
-    """Kinds of rows; each follows the kinds that its rows refer to."""
+    """Kinds of rows; each follows the kinds to which its rows refer."""
 
     ENVIRONMENT = "environment"
     STUDY = "study"
@@ -172,7 +172,7 @@ _SPECIAL: Mapping[str, Any] = {
 }
 
 
-_ABSENT: Mapping[type, Any] = {bool: False, int: 1}  # in files of earlier versions: `contended`, `world_size`
+_ABSENT: Mapping[type, Any] = {bool: False, int: 1}  # files of earlier versions lack `contended` and `world_size`
 
 
 def _field(column: Column[Any]) -> tuple[Any, Any]:
@@ -302,7 +302,7 @@ def check_study(copy: Copy) -> None:
     for name in sorted(asked.keys() & study.keys() - {"spec"}):
         require(
             asked[name] == study[name],
-            f"{copy.source}: study {copy.name!r}: {name} = {shown(study[name])}, but its spec says "
+            f"{copy.source}: study {copy.name!r}: {name} = {shown(study[name])}, but the study's spec has "
             f"{shown(asked[name])}",
         )
 
@@ -314,7 +314,7 @@ def _check_digest(kind: Kind, values: Mapping[str, Any]) -> None:
         digest = spec_digest(values["spec"])
     else:
         return
-    require(digest == values["digest"], f"{words(kind, values)}: the digest of its content is {digest}")
+    require(digest == values["digest"], f"{words(kind, values)}: the digest of the content is {digest}")
 
 
 def _rows(connection: Connection, kind: Kind, study_id: int, with_running: bool) -> Iterator[Row]:
@@ -363,7 +363,7 @@ ASKED = frozenset(
     }
 )
 
-# States that give way to an end in the copy.
+# An end in the copy replaces these states.
 _OPEN = {TrialState.QUEUED, TrialState.RUNNING, TrialState.PAUSED, TrialState.LOST}
 
 _COUNTED = {
@@ -398,7 +398,7 @@ class Joined:
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
         done = f"{new} trials added, {changed} replaced" if self.is_changed else "no changes"
         running = ", ".join(map(str, self.skipped))
-        skipped = f"; skipped because a driver runs them here: trial {running}" if running else ""
+        skipped = f"; skipped, because a driver runs here: trial {running}" if running else ""
         return f"study {self.study} {'is new' if self.is_new else 'already existed'}: {done}{skipped}"
 
 
@@ -435,7 +435,7 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
         raise UsageError(
             f"another study {name!r} exists, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; the study of {copy.source} "
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",
-            hint="rename one with `bssearch study rename OLD NEW`, or import with --as NAME",
+            hint="rename the study here with `bssearch study rename OLD NEW`, or import with --as NAME",
         )
     return connection.execute(select(StudyRow.id).where(StudyRow.name == name)).scalar_one()
 
@@ -512,7 +512,7 @@ class _Join:
             taken = self.added | self.replaced
             return [row for row in rows.values() if row["trial"] in taken]
         if kind is Kind.ENVIRONMENT:
-            return []  # inserted with the first row that names it
+            return []  # an environment is inserted with the first row that names the environment
         return [row for key, row in rows.items() if key not in self.here.rows[kind]]
 
     def _binds(self) -> bool:
@@ -576,7 +576,7 @@ class _Join:
                 with self.connection.begin_nested():
                     self.connection.execute(statement, [self._columns(kind, row) for row in chunk])
             except (IntegrityError, DataError):
-                for row in chunk:  # retry one by one, to name the refused row
+                for row in chunk:  # retry row by row, to name the refused row
                     self._execute(kind, row, statement.values(self._columns(kind, row)))
 
     def _execute(self, kind: Kind, row: Row, statement: Executable) -> None:
@@ -612,7 +612,7 @@ class _Join:
 
 
 FORMAT = "bssearch study"
-# Increment if older readers could not read the file.
+# Increment this number if older readers could not read the file.
 FORMAT_VERSION = 1
 
 SUFFIX = ".bssearch.jsonl.gz"
@@ -675,7 +675,7 @@ def read_study(path: Path) -> Copy:
             if last == "":
                 _check_header(kind, row)
             elif last == "end":
-                raise UsageError("a line follows the last one")
+                raise UsageError("a line follows the last line")
             elif kind == "end":
                 _check_end(row, digest.hexdigest())
             elif kind in _KINDS:

@@ -238,5 +238,5 @@ def test_a_space_with_a_range_or_too_many_combinations_is_refused(monkeypatch: p
     with pytest.raises(UsageError, match="learning_rate, dropout is given as a range"):
         make_sampler(study_spec("grid"))
     monkeypatch.setattr("bssearch.search.samplers.base.MOST_CELLS", 5)
-    with pytest.raises(UsageError, match="6 combinations at each batch size; it must be at most 5"):
+    with pytest.raises(UsageError, match="6 combinations at each batch size; the limit is 5"):
         grid()

@@ -37,15 +37,15 @@ from bssearch.search.samplers.time_model.candidates import (
 LAWS = 512
 BEYOND_OCTAVES = 2.0  # range of B_crit beyond the batch sizes
 
-UNINFORMED = 0.2  # share of laws that ignores the gradient noise scale, a rough estimate
+UNINFORMED = 0.2  # share of laws that ignore the gradient noise scale, because this scale is a rough estimate
 
-KNEE_OCTAVES = 2.0  # above B_crit, in which the best learning rate may still grow
+KNEE_OCTAVES = 2.0  # octaves above B_crit in which the best learning rate may still grow
 
 # Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 
-DEEPEST = 3.0  # largest cost of a learning rate, in nats; trials this far behind all miss the target
+DEEPEST = 3.0  # largest cost of a learning rate, in nats; all trials so far behind miss the target
 
 LEVEL = 3.0  # prior deviation of the overall log time
 
@@ -122,7 +122,7 @@ def _squares(values: Numbers, length: float) -> Numbers:
     return ((values[:, None] - values[None, :]) / length) ** 2
 
 
-SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # each with its prior weight
+SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # seed noises, each with its prior weight
 
 DEPARTURES = (0.15, 0.50)
 
@@ -208,7 +208,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
 
 
 def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
-    # Averaging a point's runs is exact, because repeats differ by noise alone.
+    # The average of a point's runs loses no information, because repeats differ by noise alone.
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
@@ -279,7 +279,7 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
     return Posterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
 
 
-SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to a smaller batch size's
+SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to the step time of a smaller batch size
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
@@ -293,7 +293,7 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
     return max(known[low] + slope * (batch_size - low), SLOWEST_FALL * known[low])
 
 
-MOST_TRIED = 128  # points with runs that count: the best, and a sample of the rest
+MOST_TRIED = 128  # limit of tried points that count: the best, and a sample of the rest
 
 PROMISING = 3  # best points whose neighbours are candidates
 
@@ -301,7 +301,7 @@ PROMISING = 3  # best points whose neighbours are candidates
 COST_POWER = 0.5
 LEAST_COST = 0.35
 
-BEHIND = 0.1  # in nats; a trial this far behind the incumbent will probably be pruned
+BEHIND = 0.1  # in nats; a trial so far behind the incumbent will probably be pruned
 
 NOT_AGAIN = 1e6  # penalty that exceeds any gain
 
@@ -342,7 +342,7 @@ class KnowledgeGradient:
         """Largest expected gain at the last ask, in nats; ∞ before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Point to run next; the default if there are no runs. At a given ``batch_size``, the price does not count."""
+        """Point to run next; the default without runs. At a given ``batch_size``, the price does not count."""
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -367,7 +367,7 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Batch sizes that may match the incumbent, ascending; all before a hit.
+        """Batch sizes that may match the incumbent, ascending; before a hit, all.
 
         Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
@@ -424,7 +424,7 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    # Beside trials that use every core, two BLAS threads wait for each other for seconds.
+    # If trials use every core, two BLAS threads block each other for seconds.
     return ThreadpoolController()
 
 

@@ -192,7 +192,7 @@ LATE = 0.7  # predictions are averaged after this share of a trial's time
 
 FIRST_SHARE = 1e-3  # smallest resolved share of a winner's time
 
-WORST = 6.0  # if slower than the fastest winner by this factor, a trial gives only a bound
+WORST = 6.0  # a trial slower than the fastest winner by this factor gives only a bound
 
 BOUND_DEVIATION = 0.3
 

@@ -36,7 +36,8 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Uses the model of bssearch's own search, with the learning curves of all trials.
 
     The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``, reports the metric with
-    *train milliseconds* as the step, and returns the train seconds to the target. It prunes a trial that misses::
+    *train milliseconds* as the step, and returns the train seconds to the target. The objective
+    prunes a trial that misses::
 
         import math
 
@@ -57,14 +58,14 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         study.optimize(objective, n_trials=20)
 
     The study minimises, so Optuna's pruners would stop the best trials if the metric is maximised. Failed trials, and
-    trials pruned before any report, count as never reaching the target.
+    trials pruned before any report, count as misses of the target.
 
     Args:
-        default: First trial, and centre of the learning-rate prior. Missing parameters start in their middle.
-        step_seconds: Seconds of a training step by batch size. By default learned from trials with a user attribute
-            ``steps``; until two batch sizes are known, a step is half fixed, half proportional at the middle.
+        default: First trial, and centre of the learning-rate prior. Missing parameters start mid-range.
+        step_seconds: Seconds of a training step by batch size. Default: learned from trials with a user attribute
+            ``steps``; until two batch sizes are known, half of a step at the middle size is fixed.
         seconds_per_report_step: Unit of the report step, if not milliseconds.
-        seed: The same seed and trials give the same suggestions, without ``n_jobs``.
+        seed: Without ``n_jobs``, the same seed and trials give the same suggestions.
 
     Raises:
         ValueError: If an argument is out of bounds, or the objective does not suggest a parameter of ``default``.
@@ -118,7 +119,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
-        candidates = SpaceCandidates(cast(SearchSpace, space), space.batch_sizes)  # `_Space` has all that it calls
+        candidates = SpaceCandidates(cast(SearchSpace, space), space.batch_sizes)  # `_Space` has all called methods
         trials = [one for one in self._others(study, trial) if set(one.params) >= NEEDED]
         runs = [self._run(one, candidates.add(*space.point(one.params))) for one in trials]
         model = KnowledgeGradient(
@@ -133,7 +134,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """The default's value in the first trial, else a random value."""
+        """The default value in the first trial, else a random value."""
         if trial.number == 0 and param_name in self._default:
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):
@@ -144,7 +145,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def _check_names(self, others: list[FrozenTrial]) -> None:
         first = next((one for one in others if one.number == 0 and one.state is OptunaState.COMPLETE), None)
         if first is None or any(self._default.get(name, value) != value for name, value in first.params.items()):
-            return  # enqueued, or from another sampler
+            return  # the first trial was enqueued, or another sampler chose its values
         for name in self._default:
             if name not in first.params:
                 advice = nearest(name, first.params, f"it suggests {', '.join(first.params)}")

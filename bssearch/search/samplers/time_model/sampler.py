@@ -16,7 +16,7 @@ from bssearch.spec import StudySpec
 class TimeModelSampler(Sampler):
     """Chooses trials by `KnowledgeGradient`; cached state only saves time.
 
-    ``startup_trials`` counts only for `tpe`, which replaces this sampler unless trials race.
+    ``startup_trials`` only affects `tpe`, which replaces this sampler unless trials race.
     """
 
     models_time = True
@@ -113,7 +113,7 @@ def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
 
 
 def _noise_scale(history: History) -> float | None:
-    # As the optimizer sees gradients: Adam's own scale, if measured.
+    # Prefer the noise scale as Adam sees gradients, if measured.
     measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
     scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
     before = None if history.quick is None else history.quick.noise_scale
