@@ -284,7 +284,7 @@ def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
         require(
             saved.get(name) == wanted.get(name),
             f"the checkpoint {path} belongs to another trial: "
-            f"the checkpoint has {name} = {saved.get(name)}, the trial {wanted.get(name)}",
+            f"{name} is {saved.get(name)} in the checkpoint, {wanted.get(name)} in the trial",
             error=CheckpointError,
         )
 

@@ -172,7 +172,7 @@ class FakeExecutor:
             try:
                 _restore(playing)
             except Exception as error:
-                reason = f"the trial cannot resume from its checkpoint {request.checkpoint}: {error}"
+                reason = f"the trial cannot resume from the checkpoint {request.checkpoint}: {error}"
                 playing.next = TrialOutcome(state=TrialState.FAILED, reason=reason)
                 return
         self._draw(playing)

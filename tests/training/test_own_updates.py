@@ -80,7 +80,7 @@ def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> 
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda model, _: model, "returned a Sequential; it must be a torch.optim.Optimizer"),
+        (lambda model, _: model, "returned a Sequential; return a torch.optim.Optimizer"),
         (lambda model, _: None, "returned a NoneType"),
         (lambda model, configuration: [sgd(model, configuration), 1], "returned a int"),
         (lambda model, _: {}, "an empty dict"),

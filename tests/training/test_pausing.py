@@ -375,13 +375,13 @@ class TestWhatCannotBeReadBack:
         ],
     )
     def test_one_of_another_trial(self, parts: Parts, name: str, changes: Mapping[str, Any]) -> None:
-        assert_refused(parts, f"belongs to another trial: its {name} is ", **changes)
+        assert_refused(parts, f"belongs to another trial: {name} is ", **changes)
 
     def test_one_of_another_precision_or_workload(self, parts: Parts) -> None:
         parts.settings = {"precision": "bf16"}
-        assert_refused(parts, "its precision is")
+        assert_refused(parts, "precision is")
         parts.settings, parts.toy = {}, Toy
-        assert_refused(parts, "its workload is")
+        assert_refused(parts, "workload is")
 
     def test_one_of_a_model_that_has_changed_although_its_file_has_not(
         self, parts: Parts, monkeypatch: pytest.MonkeyPatch
