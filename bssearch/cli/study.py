@@ -190,7 +190,11 @@ def audit(
     ] = None,
     runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs per configuration of a rule.", show_default="confirm.runs"),
+        typer.Option(
+            min=1,
+            help="Runs per configuration of a rule.",
+            show_default="confirm.runs; up to confirm.max_runs while undecided",
+        ),
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Judge stored runs; run nothing.")] = False,
     form: FormatOption = Format.TABLE,

@@ -577,7 +577,8 @@ def _open_study(
         refuse_changed_workload(study, store)
     if launch.pretended_gib is None:
         store.studies.bind(spec.name, found.environment, again=has_changed)
-        store.studies.update_spec(spec.name, spec.model_dump(mode="json"))
+        preset = {} if spec.preset is None else {"preset": spec.preset}
+        store.studies.update_spec(spec.name, spec.model_dump(mode="json") | preset)
     listener.opened(study, store.masked_url, continued=stored is not None)
     outside = "; ".join(spec.space.outside(spec.default_configuration)) if stored is None else ""
     for note in (

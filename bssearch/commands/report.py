@@ -21,7 +21,7 @@ from bssearch.figures.plots import curve_trials, objective_picture
 from bssearch.records import Phase, StudyRecord, TrialRecord
 from bssearch.records.step_times import step_seconds_of
 from bssearch.records.text import ends, number, plural, span
-from bssearch.search.finding import answer
+from bssearch.search.finding import answer, scratch_answers
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
@@ -79,9 +79,14 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
         answer=found,
         trials=trials,
         curves={size: curves[number] for size, number in chosen.items()},
-        audit=audit(spec, trials, found, store.probes.step_times(name), store.probes.memory_boundary(name)).model_dump(
-            mode="json"
-        )
+        audit=audit(
+            spec,
+            trials,
+            found,
+            store.probes.step_times(name),
+            store.probes.memory_boundary(name),
+            scratch=scratch_answers(store, spec),
+        ).model_dump(mode="json")
         if any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
         else None,
         grown=None if grown is None else (grown, curves[grown.number]),

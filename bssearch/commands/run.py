@@ -17,8 +17,13 @@ from bssearch.analysis.rules.audit import (
     Audit,
     Case,
     audit,
+    by_cost,
     cases,
     is_result,
+    of_case,
+    run_seconds,
+    runs_of,
+    runs_to_decide,
     spent_train_seconds,
     tuned_optima,
 )
@@ -28,10 +33,11 @@ from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.commands.trials import configuration_of, enqueue
 from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records.step_times import step_seconds_of
 from bssearch.search import after_search, confirmation as confirm
 from bssearch.search.calibration import COMPARING_VISITS, default_at, untimed_on_devices
 from bssearch.search.confirmation import CompletedRuns, repeat
-from bssearch.search.finding import answer, quick_prior, stored_quick
+from bssearch.search.finding import answer, quick_prior, scratch_answers, stored_quick
 from bssearch.search.history import History, trial_seed
 from bssearch.search.stored_finding import stored_end
 from bssearch.spec import StudySpec
@@ -213,8 +219,9 @@ def audit_stored(
     train_samples: int | None = None,
 ) -> Audit:
     """Judge the rules of thumb from stored runs."""
+    spec = spec_of(store.studies.get(study))
     return audit(
-        spec_of(store.studies.get(study)),
+        spec,
         store.trials.of(study),
         answer(store, study),
         store.probes.step_times(study),
@@ -222,6 +229,7 @@ def audit_stored(
         runs=runs,
         train_seconds=train_seconds,
         train_samples=train_samples,
+        scratch=scratch_answers(store, spec),
     )
 
 
@@ -233,10 +241,10 @@ def audit_study(
     train_seconds: float | None = None,
     run: bool = True,
 ) -> Audit:
-    """Make the missing runs by the rules of thumb and judge the rules; can be resumed.
+    """Make the missing runs by the rules of thumb, cheapest first, and judge the rules; can be resumed.
 
     Args:
-        runs: runs per configuration (default: ``confirm.runs``).
+        runs: runs per configuration (default: ``confirm.runs``; up to ``confirm.max_runs`` while undecided).
         train_seconds: budget, after which no run starts (default: `FULL_TRIALS` full trials).
         run: if False, judge stored runs only.
 
@@ -255,8 +263,10 @@ def audit_study(
     with opened(spec, launch, keeps_name=True, reports=True) as study:
         answer(study.store, spec.name)
         known = cache(lambda: _cases_of(study.store, spec))
-        study.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")
-        study.driver().run_planned(next_audit_run(known, runs or spec.confirm.runs, budget), Phase.AUDIT)
+        first = runs or spec.confirm.runs
+        most = first if runs else spec.confirm.max_runs or first
+        study.listener.note(f"auditing with {first} to {most} runs each, {budget:g} train seconds in all")
+        study.driver().run_planned(next_audit_run(known, first, budget, most), Phase.AUDIT)
         time_accumulation(study, answer(study.store, spec.name))
         return audit_stored(
             study.store,
@@ -278,17 +288,39 @@ def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
 
 
 def next_audit_run(
-    found: Callable[[], Sequence[Case]], runs: int, train_seconds: float
+    found: Callable[[], Sequence[Case]], runs: int, train_seconds: float, most: int
 ) -> Callable[[History], TrialPlan | None]:
-    """Planner of an audit's missing runs within ``train_seconds``."""
+    """Planner of an audit's missing runs within ``train_seconds``: ``runs`` per case, more while undecided."""
 
     def job(history: History) -> TrialPlan | None:
         if spent_train_seconds(history.all_trials) >= train_seconds:
             return None
         # The cases are made only now, because confirmation may have changed them.
-        return next(missing_audit_runs(history, found(), runs), None)
+        by_rule = by_cost(history.spec, found())
+        return next(missing_audit_runs(history, by_rule, runs), None) or _further_run(history, by_rule, runs, most)
 
     return job
+
+
+def _further_run(history: History, found: Sequence[Case], runs: int, most: int) -> TrialPlan | None:
+    # An undecided case gets twice the runs. Few looks are taken, because an interval that is checked after every run
+    # passes any bound at some time. The case with the least expected seconds to a verdict is first.
+    spec, trials = history.spec, [*history.all_trials]
+    step_seconds = step_seconds_of(history.probes.values(), spec.timed_model)
+    undecided: list[tuple[float, int, Case]] = []
+    for case in found:
+        made = 0 if case.configuration is None else len(runs_of(spec, trials, case.configuration))
+        level = min(most, runs * 2 ** math.ceil(math.log2(max(made, runs) / runs)))
+        if (plan := next(missing_audit_runs(history, [case], level), None)) is not None:
+            return plan
+        if not case.can_be_decided or not runs <= made < most:
+            continue
+        judged = of_case(spec, trials, case, step_seconds, runs)
+        if judged.verdict == "undecided":
+            seconds = (runs_to_decide(judged.regret, made) - made) * run_seconds(spec, case)
+            undecided.append((seconds, min(most, 2 * level), case))
+    plans = (missing_audit_runs(history, [one], level) for _, level, one in sorted(undecided, key=lambda one: one[0]))
+    return next((plan for each in plans for plan in each), None)
 
 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:

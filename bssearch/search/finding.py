@@ -28,6 +28,7 @@ from bssearch.search.history import History
 from bssearch.search.stored_finding import SearchEnd
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
+from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.storage.repository import Store
 
 ANSWERS = 27  # version of stored answers; increase this number when the same trials give another answer
@@ -121,6 +122,27 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
     """Answer of a study: the stored one if up to date; for another ``target``, computed from stored curves."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
+
+
+def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
+    """Answers of the studies of a fine-tuning study's workload and objective that train from scratch, by name.
+
+    A learning rate of a tenth of the usual one or less counts as fine-tuning, too: specs need no preset.
+    """
+    found: dict[str, Answer] = {}
+    for one in store.studies.summaries() if spec.preset == FINE_TUNING else ():
+        if (one.workload, one.objective) != (spec.workload, spec.objective):
+            continue
+        if spec_of(store.studies.get(one.name)).preset != FINE_TUNING:
+            with suppress(TargetNotReachedError):
+                found[one.name] = answer(store, one.name)
+    return {name: one for name, one in found.items() if _is_from_scratch(one)}
+
+
+def _is_from_scratch(found: Answer) -> bool:
+    rate, optimizer = (found.optimal.parameters.get(name) for name in ("learning_rate", "optimizer"))
+    usual = SCRATCH_RATES.get(str(optimizer))
+    return isinstance(rate, float) and usual is not None and rate > usual / FINE_TUNING_FACTOR
 
 
 def _current(store: Store, name: str) -> Answer | None:

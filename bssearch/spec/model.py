@@ -356,7 +356,7 @@ class StudySpec(StrictModel):
         """Name of the spec's preset, if any."""
         return self._preset
 
-    def from_preset(self, name: str) -> Self:
+    def from_preset(self, name: str | None) -> Self:
         """Copy of the spec that notes its preset's name."""
         noted = self.model_copy()
         noted._preset = name

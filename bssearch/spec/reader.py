@@ -236,7 +236,7 @@ def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, ov
         origins[location] = f"--set {override}"
     _check_values(data, source)
     spec = _validated(data, origins, source)
-    return spec if preset is None else spec.from_preset(preset)
+    return spec.from_preset(preset)
 
 
 def _check_values(data: Any, source: str) -> None:
@@ -270,7 +270,7 @@ def _copied(value: Any) -> Any:
 
 def checked(spec: StudySpec) -> StudySpec:
     """Validate a spec made in Python, because pydantic's ``model_copy`` does not."""
-    return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON)
+    return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON).from_preset(spec.preset)
 
 
 def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source: str) -> StudySpec:
@@ -440,7 +440,9 @@ NEWER = "a newer bssearch may have written it: upgrade this one"
 def spec_of(study: StudyRecord) -> StudySpec:
     """Spec of a stored study."""
     try:
-        spec = StudySpec.model_validate(study.spec)
+        stored: dict[str, Any] = dict(study.spec)
+        preset = stored.pop("preset", None)
+        spec = StudySpec.model_validate(stored).from_preset(preset)
     except ValidationError as error:
         first, *more = error.errors()
         place = ".".join(map(str, first["loc"])) or "spec"

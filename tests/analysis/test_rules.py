@@ -8,7 +8,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.rules.audit import Audit, RuleFinding, audit
+from bssearch.analysis.rules.audit import Audit, RuleFinding, about_fine_tuning, audit
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.analysis.shape import CriticalBatch, Fit, Interval
 from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialRecord, TrialState
@@ -425,6 +425,122 @@ def test_below_8192_samples_the_belief_is_undecided() -> None:
     one = layerwise((1.0, 1.2, 0.9), (0.5, 0.6, 0.45), 512, best="lamb")
     assert one.verdict == "undecided" and "batch 512 is below 8,192" in one.reason
     assert one.regret is not None and one.regret.value == pytest.approx(2.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("size", "sgd", "adam", "state", "verdict"),
+    [
+        (128, 0.5, 1.0, TrialState.REACHED, "held"),
+        (128, 1.0, 0.5, TrialState.REACHED, "broke"),
+        (128, 0.5, 1.0, TrialState.DIVERGED, "held"),
+        (256, 0.5, 1.0, TrialState.REACHED, "not_run"),
+        (1024, 0.5, 1.0, TrialState.REACHED, "broke"),
+        (1024, 1.0, 0.5, TrialState.REACHED, "held"),
+    ],
+)
+def test_sgd_is_said_to_win_up_to_batch_128_and_adam_above_512(
+    size: int, sgd: float, adam: float, state: TrialState, verdict: str
+) -> None:
+    seconds = {"sgd": sgd, "adamw": adam}
+    tuned, other = (
+        replace(TUNED, batch_size=size, micro_batch_size=size, optimizer=name, parameters=ADAM if name != "sgd" else {})
+        for name in sorted(seconds, key=lambda one: seconds[one])
+    )
+    later = seconds[other.optimizer]
+    spec = make_spec(
+        space={**SPACE, "batch_size": [16, size], "optimizer": [{"name": "sgd"}, {"name": "adamw"}]},
+        default={**DEFAULT, "optimizer": {"name": "sgd"}},
+    )
+    one = of(
+        audited(
+            make_trial(2, configuration=other, seconds=later),
+            *runs_of(tuned, *(later / 2 * one for one in (1.0, 1.1, 0.9)), start=10),
+            *runs_of(other, *(later * one for one in (1.0, 1.1, 0.9)), start=20, phase=Phase.AUDIT, state=state),
+            spec=spec,
+        ),
+        Rule.SGD_OR_ADAM,
+        size,
+    )
+    assert one.verdict == verdict
+    if verdict != "not_run" and state is TrialState.REACHED:
+        assert not_none(one.regret).value == pytest.approx(0.5 if verdict == "held" else 2.0)
+
+
+def small_batch(
+    *seconds: float, default: int = 16, confirmed: float | None = None, parameters: dict[str, Any] = ADAM
+) -> RuleFinding:
+    """Hold runs with one micro-batch per step against the optimum, which accumulates four.
+
+    ``confirmed``: learning rate of the confirmed optimum at one micro-batch per step.
+    """
+    optimizer = {"name": "adamw"} if parameters else {"name": "sgd"}
+    spec = make_spec(
+        space={**SPACE, "batch_size": [default, 64], "max_micro_batch_size": 16, "optimizer": optimizer},
+        default={**DEFAULT, "batch_size": default},
+    )
+    tuned = replace(
+        TUNED, batch_size=64, micro_batch_size=16, accumulation_steps=4, parameters=parameters,
+        optimizer=optimizer["name"],
+    )  # fmt: skip
+    near = replace(tuned, batch_size=16, accumulation_steps=1, learning_rate=confirmed or 0.15)
+    given = replace(near, parameters={**parameters, "beta2": 0.999**0.25})
+    found = audited(
+        *runs_of(tuned, 1.0, 1.1, 0.9, start=10),
+        *(runs_of(near, 5.0, 5.1, 4.9, start=30) if confirmed else ()),
+        *runs_of(given, *seconds, start=20, phase=Phase.AUDIT),
+        spec=spec,
+    )
+    return next(one for one in found.rules if one.rule is Rule.SMALL_BATCH)
+
+
+@pytest.mark.parametrize("confirmed", [None, 0.07])
+@pytest.mark.parametrize(("seconds", "verdict"), [((0.5, 0.55, 0.45), "held"), ((2.0, 2.2, 1.8), "broke")])
+def test_accumulation_is_held_against_one_micro_batch_with_the_half_life_of_beta2(
+    seconds: tuple[float, ...], verdict: str, confirmed: float | None
+) -> None:
+    one = small_batch(*seconds, confirmed=confirmed)
+    assert (one.verdict, one.batch_size, one.trial_numbers) == (verdict, 16, [20, 21, 22])
+    assert not_none(one.configuration)["learning_rate"] == pytest.approx(confirmed or 0.15)
+    assert "batch 16 for 64" in one.reason
+
+
+def test_without_accumulation_or_beta2_the_small_batch_is_not_run() -> None:
+    for found, reason in (
+        (small_batch(parameters={}), "is about Adam's betas"),
+        (small_batch(default=32), "is no batch size of the space"),
+        (of(judged([]), Rule.SMALL_BATCH), "accumulates"),
+    ):
+        assert found.verdict == "not_run" and reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("from_scratch", "flat", "provisional", "verdict"),
+    [
+        (2048, [2048, 2048], False, "held"),
+        (2048, [2048, 2048], True, "undecided"),
+        (2048, [512, 2048], False, "undecided"),
+        (512, [512, 1024], False, "broke"),
+        (4096, [4096, 8192], False, "broke"),
+    ],
+)
+def test_fine_tuning_is_compared_with_studies_from_scratch(
+    from_scratch: int, flat: list[int], provisional: bool, verdict: str
+) -> None:
+    answer = answer_to_base().model_copy(update={"provisional": False})
+    optimal = answer.optimal.model_copy(update={"batch_size": from_scratch})
+    scratch = answer.model_copy(update={"optimal": optimal, "flat_range": flat, "provisional": provisional})
+    spec = SPEC.from_preset("fine_tuning")
+    (one,) = about_fine_tuning(spec, answer, {"long": scratch})
+    assert answer.flat_range == [128, 128]
+    assert (one.verdict, one.batch_size, not_none(one.regret).value) == (verdict, 128, from_scratch / 128)
+    assert about_fine_tuning(spec, answer, {})[0].verdict == "not_run"
+    assert about_fine_tuning(SPEC, answer, {"long": scratch})[0].verdict == "not_run"
+
+
+def test_a_rule_without_runs_says_what_they_would_cost() -> None:
+    assert of(judged([]), Rule.LINEAR_RATE).reason.endswith("3 runs take about 3 train seconds")
+    one_made = runs_of(replace(TUNED, learning_rate=0.8), 1.0, start=100, phase=Phase.AUDIT)
+    assert of(judged(one_made), Rule.LINEAR_RATE).reason.endswith("2 runs take about 2 train seconds")
 
 
 def test_without_a_trial_of_the_other_kind_the_belief_is_not_run() -> None:

@@ -15,12 +15,13 @@ from bssearch.analysis.rules.audit import Audit, Case, RuleFinding
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
-from bssearch.commands.run import audit_stored, audit_study, missing_audit_runs, run_study, seeds_of
+from bssearch.commands.run import audit_stored, audit_study, missing_audit_runs, next_audit_run, run_study, seeds_of
 from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
-from bssearch.search.finding import compute_answer
+from bssearch.search.finding import compute_answer, scratch_answers
 from bssearch.search.history import History, trial_seed
-from bssearch.spec import StudySpec
+from bssearch.spec import StudySpec, load_spec
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor, interrupt
@@ -244,6 +245,66 @@ def test_seeds_are_those_the_tuned_optimum_had_whatever_the_study_would_give_now
 def test_a_rule_that_gives_the_tuned_configuration_takes_no_runs() -> None:
     case, history = case_and_history(SPEC)
     assert not list(missing_audit_runs(history, [replace(case, configuration=not_none(case.tuned).configuration)], 4))
+
+
+def noisy(rate: float, *seconds: float, batch_size: int = 64, number: int = 50) -> tuple[Case, list[TrialRecord]]:
+    """A rule's case with runs of these seconds, against a tuned optimum of about 1 s with the same seeds."""
+    tuned = Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=rate / 4)
+    rule = replace(tuned, learning_rate=rate)
+    seeds = [trial_seed(SPEC.seed, Phase.CONFIRM, index) for index in range(max(3, len(seconds)))]
+    each = batch_size / 64
+    confirmed = [
+        make_trial(number + n, configuration=tuned, seed=seed, seconds=each * (1 + 0.1 * (n % 2)), phase=Phase.CONFIRM)
+        for n, seed in enumerate(seeds)
+    ]
+    ran = [
+        make_trial(number + 20 + n, configuration=rule, seed=seeds[n], seconds=each * value, phase=Phase.AUDIT)
+        for n, value in enumerate(seconds)
+    ]
+    return Case(Rule.LINEAR_RATE, batch_size, rule, Candidate(tuned, tuple(confirmed))), [*confirmed, *ran]
+
+
+def planned(*given: tuple[Case, list[TrialRecord]], most: int = 12) -> TrialPlan | None:
+    trials = [trial for _, made in given for trial in made]
+    history = History(SPEC, trials, {size: make_probe(size) for size in SPEC.batch_sizes})
+    return next_audit_run(lambda: [case for case, _ in given], 3, math.inf, most)(history)
+
+
+def test_an_undecided_rule_gets_twice_the_runs_and_a_decided_one_no_more() -> None:
+    assert planned(noisy(0.8, 2.0, 2.2, 2.0)) is None
+    wide = 0.5, 1.1, 1.0
+    fourth = not_none(planned(noisy(0.8, *wide)))
+    assert fourth.seed == trial_seed(SPEC.seed, Phase.CONFIRM, 3)
+    assert planned(noisy(0.8, *wide), most=3) is None
+    at_six = not_none(planned(noisy(0.8, 0.2, 2.2, 1.0, 3.0, 1.0, 2.0)))
+    assert at_six.seed == trial_seed(SPEC.seed, Phase.CONFIRM, 6)
+    begun = not_none(planned(noisy(0.8, 2.0, 2.2, 2.0, 2.2)))
+    assert begun.seed == trial_seed(SPEC.seed, Phase.CONFIRM, 4), "a level that was begun is completed"
+
+
+def test_the_cheapest_rule_runs_first_and_then_the_one_that_is_cheapest_to_decide() -> None:
+    assert not_none(planned(noisy(0.8, batch_size=256), noisy(0.7, number=100))).configuration.batch_size == 64
+    unclear, nearly = noisy(0.8, 1.0, 1.5, 1.0), noisy(0.7, 1.5, 2.5, 1.2, number=100)
+    for alone in (unclear, nearly):
+        assert planned(alone) is not None
+    for pair in ((unclear, nearly), (nearly, unclear)):
+        assert not_none(planned(*pair)).configuration.learning_rate == 0.7 / 4
+
+
+def test_a_fine_tuning_study_remembers_its_preset_and_finds_the_study_from_scratch(tmp_path: Path) -> None:
+    launch = Launch(db=url(tmp_path), make_executor=lambda *_: LawExecutor())
+    run_study(SPEC, launch)
+    run_study(SPEC.model_copy(update={"name": "tuned"}).from_preset("fine_tuning"), launch)
+    slow = {**SPEC.space.model_dump(), "learning_rate": 0.004}, {**SPEC.default.model_dump(), "learning_rate": 0.004}
+    run_study(load_spec({**SPEC.model_dump(), "name": "no_preset", "space": slow[0], "default": slow[1]}), launch)
+    with open_store(url(tmp_path), write=False) as store:
+        about = {
+            name: next(one for one in audit_stored(store, name).rules if one.rule is Rule.FINE_TUNING)
+            for name in ("tuned", "toy")
+        }
+        assert list(scratch_answers(store, spec_of(store.studies.get("tuned")))) == ["toy"]
+    assert "of study toy /" in about["tuned"].reason
+    assert about["toy"].verdict == "not_run"
 
 
 def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumulation(studied: Path) -> None:

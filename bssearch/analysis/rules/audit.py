@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
@@ -13,14 +14,30 @@ from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
 from bssearch.analysis.objectives import make_objective, objective_of
 from bssearch.analysis.optimum import Candidate, decide, estimate, ratio_interval
-from bssearch.analysis.rules.rule_book import NONE, RULES, Finding, Judgement, Regret, Rule, judge
+from bssearch.analysis.rules.rule_book import (
+    ADAM,
+    ADAM_ABOVE,
+    BROKE,
+    HELD,
+    NONE,
+    RULES,
+    SGD,
+    SGD_UP_TO,
+    Finding,
+    Judgement,
+    Regret,
+    Rule,
+    judge,
+    small_batch,
+)
 from bssearch.analysis.shape import CriticalBatch, Model, Parameters, parameters_of
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState, train_seconds_of
-from bssearch.records.intervals import FEWEST_SIZES, FROM_90_TO_95, student_t
+from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FROM_90_TO_95, student_t
 from bssearch.records.scaling import LARGE_BATCH, LAYERWISE
 from bssearch.records.step_times import StepSeconds, step_seconds_of
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
+from bssearch.spec.space.optimizers import FINE_TUNING
 
 MEMORY_SHARE = 0.8
 
@@ -33,6 +50,8 @@ APART = 2.0  # factor beyond which noise scale and critical batch size differ
 LARGER, EPOCHS = 4, (1.5, 2.0)  # ratio of batch sizes, and of the epochs that the rule claims
 
 COSTS = (1.5, 2.0)  # ratio of step times that the rule claims for accumulation
+
+SMALLER = (10.0, 20.0)  # batch size from scratch over the batch size for fine-tuning, as the rule claims
 
 
 def command(spec: StudySpec, words: str) -> str:
@@ -142,6 +161,8 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
         known = "no two batch sizes were trained to the same full limit"
+        cost = 2 * FEWEST_RUNS * spec.budget.trial_train_seconds
+        known += f", which takes at least {cost:.3g} train seconds"
         return _not_run(Rule.GENERALISATION, None, known + command(spec, f"confirm {spec.name} --to-budget"))
     largest, points = found.batches[-1], found.notable_gap
     numbers = tuple(largest.trial_numbers)
@@ -224,29 +245,73 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
     return _finding(Rule.ACCUMULATION, whole.batch_size, Judgement(_within(ratio, COSTS), reason, ratio))
 
 
+def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Answer]) -> list[RuleFinding]:
+    """Compare the optimum with those of studies from ``scratch``; the interval is from their flat ranges."""
+    if spec.preset != FINE_TUNING:
+        return [_not_run(Rule.FINE_TUNING, None, f"the spec has no preset {FINE_TUNING}")]
+    found, (low, high) = [], answer.flat_range
+    for name, one in scratch.items():
+        size, from_scratch = answer.optimal.batch_size, one.optimal.batch_size
+        ends = one.flat_range[0] / high, one.flat_range[1] / low
+        ratio = Regret(value=from_scratch / size, low=ends[0], high=ends[1], at_least=False)
+        reason = f"batch {from_scratch} of study {name} / batch {size}, with both ranges within 5 %"
+        finding = _within(ratio, SMALLER)
+        if answer.provisional or one.provisional:
+            finding, reason = "undecided", f"{reason}; an answer is provisional"
+        found.append(_finding(Rule.FINE_TUNING, size, Judgement(finding, reason, ratio)))
+    known = f"no study of {spec.workload} from scratch with this objective is in this database"
+    return found or [_not_run(Rule.FINE_TUNING, None, known)]
+
+
 def _not_run(rule: Rule, batch_size: int | None, reason: str) -> RuleFinding:
     return _finding(rule, batch_size, Judgement("not_run", reason))
 
 
-def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
-    """Best search configuration with the other kind of optimizer, or why it is unknown."""
-    size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
+def other_kind(
+    trials: Sequence[TrialRecord], tuned: Candidate, is_other: Callable[[str], bool], wanted: str
+) -> Configuration | str:
+    """Best search configuration with the other kind of optimizer, ``wanted`` in words, or why it is unknown."""
+    size = tuned.configuration.batch_size
     found = [
         (figure, trial.number, trial.configuration)
         for trial in trials
         if trial.phase is Phase.SEARCH
         and trial.state is TrialState.REACHED
         and trial.configuration.batch_size == size
-        and (trial.configuration.optimizer in LAYERWISE) != is_layerwise
+        and is_other(trial.configuration.optimizer)
         if (figure := tuned.objective.figure(trial)) is not None
     ]
     if not found:
-        wanted = "an optimizer other than lars and lamb" if is_layerwise else "lars or lamb"
         return (
             f"no search trial with {wanted} reached the target; `bssearch trial add STUDY batch_size={size} "
             "optimizer=… learning_rate=…` runs one to the full limit"
         )
     return min(found, key=lambda one: one[:2])[2]
+
+
+def _other_of_layerwise(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
+    if tuned.configuration.optimizer in LAYERWISE:
+        return other_kind(trials, tuned, lambda one: one not in LAYERWISE, "an optimizer other than lars and lamb")
+    return other_kind(trials, tuned, lambda one: one in LAYERWISE, "lars or lamb")
+
+
+def _sgd_or_adam(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
+    size, optimizer = tuned.configuration.batch_size, tuned.configuration.optimizer
+    if SGD_UP_TO < size <= ADAM_ABOVE:
+        return f"the rule leaves the optimizer open above batch {SGD_UP_TO} and up to {ADAM_ABOVE}"
+    if optimizer not in (*SGD, *ADAM):
+        return f"the optimum trains with {optimizer}"
+    other = ADAM if optimizer in SGD else SGD
+    return other_kind(trials, tuned, lambda one: one in other, " or ".join(other))
+
+
+def judge_sgd_or_adam(
+    other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
+) -> Judgement:
+    """Judge by the figure of the optimizer that the rule names over the other's."""
+    named = SGD if tuned.configuration.batch_size <= SGD_UP_TO else ADAM
+    pair = (tuned, other) if tuned.configuration.optimizer in named else (other, tuned)
+    return _of_pair(*pair, step_seconds, wanted=wanted, limit=limit)
 
 
 def judge_layerwise(
@@ -257,17 +322,22 @@ def judge_layerwise(
     Undecided below `LARGE_BATCH`.
     """
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
-    plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)
-    if layerwise.estimate.reached:
-        found = judge(plain, layerwise, step_seconds, wanted=wanted, limit=limit).reversed()
-    else:
-        runs = len(layerwise.runs)
-        found = Judgement("broke" if runs >= wanted else "undecided", f"0 of {runs} runs with it reached")
-    reason = f"{plain.configuration.optimizer} against {layerwise.configuration.optimizer}: {found.reason}"
+    pair = (other, tuned) if is_layerwise else (tuned, other)
+    found = _of_pair(*pair, step_seconds, wanted=wanted, limit=limit).reversed()
     if size >= LARGE_BATCH:
-        return replace(found, reason=reason)
+        return found
     below = f"batch {size} is below {LARGE_BATCH:,}, from which they are said to be needed"
-    return Judgement("undecided", f"{below}; {reason}", found.regret)
+    return Judgement("undecided", f"{below}; {found.reason}", found.regret)
+
+
+def _of_pair(rule: Candidate, other: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float) -> Judgement:
+    names = rule.configuration.optimizer, other.configuration.optimizer
+    if other.estimate.reached:
+        found = judge(rule, other, step_seconds, wanted=wanted, limit=limit)
+    else:
+        runs = len(other.runs)
+        found = Judgement("held" if runs >= wanted else "undecided", f"0 of {runs} runs with {names[1]} reached")
+    return replace(found, reason=f"{names[0]} against {names[1]}: {found.reason}")
 
 
 ROUNDING = 1e-9
@@ -324,6 +394,11 @@ class Case:
             self.configuration is not None and self.tuned is not None and self.configuration == self.tuned.configuration
         )
 
+    @property
+    def can_be_decided(self) -> bool:
+        """False for LARS and LAMB below `LARGE_BATCH`: their runs only inform."""
+        return self.rule is not Rule.LAYERWISE or self.batch_size >= LARGE_BATCH
+
 
 def audit(
     spec: StudySpec,
@@ -335,8 +410,12 @@ def audit(
     runs: int | None = None,
     train_samples: int | None = None,
     train_seconds: float | None = None,
+    scratch: Mapping[str, Answer] = MappingProxyType({}),
 ) -> Audit:
-    """Compare every rule with a study's records; ``train_seconds``: budget of the audit's runs."""
+    """Compare every rule with a study's records.
+
+    ``train_seconds``: budget of the audit's runs. ``scratch``: answers of studies from scratch, for fine-tuning.
+    """
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
     step_seconds = step_seconds_of(step_times, spec.timed_model)
@@ -346,7 +425,7 @@ def audit(
         study=answer.study,
         rules=[
             *(
-                _of_case(spec, trials, case, step_seconds, wanted, unmade)
+                of_case(spec, trials, case, step_seconds, wanted, unmade)
                 for case in cases(spec, trials, answer, optima)
             ),
             about_memory(spec, answer, optima, step_seconds, memory, train_samples),
@@ -354,6 +433,7 @@ def audit(
             *about_epochs(spec, optima),
             about_generalisation(spec, answer),
             *about_accumulation(spec, step_times),
+            *about_fine_tuning(spec, answer, scratch),
         ],
         learning_rate_slope=learning_rate_slope(spec, answer),
         spent_train_seconds=spent,
@@ -371,13 +451,20 @@ def cases(
     )
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
     top, best = max(answer.optimal.batch_size, largest), answer.optimal.batch_size
-    layerwise = _case(spec, base, Rule.LAYERWISE, top, optima.get(top), trials)
-    growing = _case(spec, base, Rule.GROWING, best, optima.get(best), trials, answer.batch_schedule)
+    others = [
+        _case(spec, base, Rule.LAYERWISE, top, optima.get(top), trials),
+        *(
+            _case(spec, base, Rule.SGD_OR_ADAM, size, optima.get(size), trials)
+            for size in sorted({answer.optimal.batch_size, largest})
+        ),
+        _small_batch(spec, optima, best),
+        _case(spec, base, Rule.GROWING, best, optima.get(best), trials, answer.batch_schedule),
+    ]
     if not sizes:
         reason = "it changes nothing: the optimum and the largest confirmed batch size are the default's"
-        return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), layerwise, growing]
+        return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), *others]
     found = [_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes]
-    return [*found, layerwise, growing]
+    return [*found, *others]
 
 
 def tuned_optima(
@@ -468,7 +555,9 @@ def _case(
         return Case(rule, batch_size, reason=f"only {reached} tuned runs reached the target")
     given: Configuration | str
     if rule is Rule.LAYERWISE:
-        given = other_kind(trials, tuned)
+        given = _other_of_layerwise(trials, tuned)
+    elif rule is Rule.SGD_OR_ADAM:
+        given = _sgd_or_adam(trials, tuned)
     elif rule is Rule.GROWING:
         given = growing_batch(spec, trials, tuned, found)
     elif not spec.default_is_known:
@@ -478,14 +567,59 @@ def _case(
     return Case(rule, batch_size, reason=given) if isinstance(given, str) else Case(rule, batch_size, given, tuned)
 
 
-def _of_case(
+def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) -> Case:
+    accumulated = min(
+        (one for one in optima.values() if one.is_confirmed and one.configuration.accumulation_steps > 1),
+        key=lambda one: one.value,
+        default=None,
+    )
+    if accumulated is None or not math.isfinite(accumulated.value):
+        return Case(Rule.SMALL_BATCH, best, reason="no confirmed batch size that reached the target accumulates")
+    size = accumulated.configuration.batch_size // accumulated.configuration.accumulation_steps
+    if size not in spec.batch_sizes:
+        return Case(Rule.SMALL_BATCH, size, reason="one micro-batch is no batch size of the space")
+    near = optima.get(size)
+    confirmed = near.configuration if near is not None and near.is_confirmed else None
+    given = small_batch(spec.space, accumulated.configuration, confirmed)
+    if isinstance(given, str):
+        return Case(Rule.SMALL_BATCH, size, reason=given)
+    return Case(Rule.SMALL_BATCH, size, given, accumulated)
+
+
+def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
+    """The cases to run, cheapest first; on a tie in the order of `RULES`, from the learning rate to the averages.
+
+    The optimum's own batch size is cheapest if trials race.
+    """
+
+    asked = (case for case in found if case.configuration is not None and not case.is_tuned)
+    return sorted(asked, key=lambda case: (not case.can_be_decided, run_seconds(spec, case)))
+
+
+def run_seconds(spec: StudySpec, case: Case) -> float:
+    """Expected train seconds of a run: the tuned optimum's."""
+    known = None if case.tuned is None else case.tuned.time.median
+    return spec.budget.trial_train_seconds if known is None else known
+
+
+def runs_to_decide(regret: Regret | None, made: int) -> float:
+    """Runs after which the rule would hold or break if only the interval's width ∝ 1/√runs changes; may be infinite."""
+    if regret is None or not regret.low or regret.high is None:
+        return 2.0 * made
+    distance = max(math.log(HELD / regret.value), math.log(regret.value / BROKE))
+    half = math.log(regret.high / regret.low) / 2
+    return made * (half / distance) ** 2 if distance > 0 else math.inf
+
+
+def of_case(
     spec: StudySpec,
     trials: Sequence[TrialRecord],
     case: Case,
     step_seconds: StepSeconds,
     wanted: int,
-    unmade: str,
+    unmade: str = "",
 ) -> RuleFinding:
+    """Judge a rule by its runs so far; ``unmade``: why there are no more."""
     if case.configuration is None or case.tuned is None:
         return _not_run(case.rule, case.batch_size, case.reason)
     if case.is_tuned:
@@ -509,14 +643,23 @@ def _of_runs(
     unmade: str,
 ) -> Judgement:
     assert case.configuration is not None and case.tuned is not None, "there is something to run"
+    if len(runs) < wanted and not spec.is_imported:
+        cost = (wanted - len(runs)) * run_seconds(spec, case)
+        unmade = f"{unmade}; {wanted - len(runs)} runs take about {cost:.2g} train seconds"
     if not runs:
         return Judgement("not_run", _why_in_vain(trials, case.configuration) or unmade)
     objective = case.tuned.objective
     tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), objective)
     rule = Candidate(case.configuration, runs, objective)
-    compare = {Rule.LAYERWISE: judge_layerwise, Rule.GROWING: judge_growing}.get(case.rule, judge)
+    compare = {
+        Rule.LAYERWISE: judge_layerwise,
+        Rule.SGD_OR_ADAM: judge_sgd_or_adam,
+        Rule.GROWING: judge_growing,
+    }.get(case.rule, judge)
     judgement = compare(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
     why = f"{judgement.reason}; {_difference(case.configuration, tuned.configuration)}"
+    if case.rule is Rule.SMALL_BATCH:
+        why += f", batch {case.batch_size} for {tuned.configuration.batch_size}"
     if len(runs) < wanted and judgement.finding == "undecided":
         why += f"; {_why_in_vain(trials, case.configuration) or unmade}"
     return replace(judgement, reason=why)

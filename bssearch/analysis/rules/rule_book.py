@@ -47,12 +47,15 @@ class Rule(StrEnum):
     SDE = "Adam's SDE stays: learning rate ∝ √batch, 1 − β ∝ batch, ε ∝ 1/√batch"
     EMA_HALF_LIFE = "the weights' average keeps its half-life in samples"
     LAYERWISE = "large batches need LARS or LAMB"
+    SGD_OR_ADAM = "SGD up to batch 128, Adam above 512"
+    SMALL_BATCH = "a small batch with β₂'s half-life replaces accumulation"
     MEMORY = "fill 80 % of memory"
     NOISE_SCALE = "the noise scale is the critical batch"
     EPOCHS = "4× the batch takes 1.5 to 2× the epochs"
     GENERALISATION = "larger batches generalise worse by over 2 points"
     ACCUMULATION = "accumulation costs 1.5 to 2×"
     GROWING = "growing the batch saves time"
+    FINE_TUNING = "fine-tuning takes a batch 10 to 20× smaller"
 
 
 def _unknown(base: Configuration, tuned: Configuration, name: str) -> str | None:
@@ -127,6 +130,21 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
     return replace(tuned, parameters={**tuned.parameters, "beta2": beta2})
 
 
+def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
+    """One micro-batch per step with β₂^κ (Marek et al. 2025, arXiv 2507.07101); κ = 1 / accumulation steps.
+
+    ``near``: the tuned configuration at this size. Without one, the learning rate follows the space's rule.
+    """
+    if reason := _without_beta2(accumulated, accumulated) or _unknown(accumulated, accumulated, "learning_rate"):
+        return reason
+    size, steps = accumulated.batch_size // accumulated.accumulation_steps, accumulated.accumulation_steps
+    if near is None or near.optimizer != accumulated.optimizer:
+        factor = learning_rate_factor(space.rate_rule(accumulated.optimizer), size, accumulated.batch_size)
+        near = replace(accumulated, batch_size=size, learning_rate=accumulated.learning_rate * factor)
+    beta2 = half_life(_number(accumulated, "beta2"), 1 / steps)
+    return replace(near, parameters={**near.parameters, "beta2": beta2}).in_micro_batches(accumulated.micro_batch_size)
+
+
 def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
     """The full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
     if reason := _without_beta2(base, tuned) or _unknown(base, tuned, "learning_rate"):
@@ -183,6 +201,8 @@ CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.BETA_HALF_LIFE: "beta2",
     Rule.EMA_HALF_LIFE: "ema_decay",
     Rule.LAYERWISE: "optimizer",
+    Rule.SGD_OR_ADAM: "optimizer",
+    Rule.SMALL_BATCH: "beta2",
 }
 
 
@@ -191,6 +211,9 @@ Finding = Literal["held", "broke", "undecided", "not_run"]
 HELD = FLAT_RATIO  # a rule holds if the regret's upper end is below
 
 BROKE = 1.10  # a rule breaks if the lower end is above: twice the 5 %
+
+SGD, ADAM = ("sgd",), ("adam", "adamw")
+SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
