@@ -90,7 +90,7 @@ def begin_with(study: OpenStudy, source: str) -> None:
     store, spec = study.store, study.spec
     trials, found = store.trials.of(source), answer(store, source)
     if store.trials.of(spec.name):
-        study.listener.note(f"study {spec.name} has trials already; {source} changes nothing")
+        study.listener.note(f"study {spec.name} has trials already, so --from {source} is ignored")
         return
     best = {name: value for name, value in found.optimal.parameters.items() if value is not None}
     own = {name: value for name, value in best.items() if name in spec.searched and name != "optimizer"}
