@@ -1,5 +1,6 @@
 """Answers of stored studies, cached or recomputed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -125,24 +126,23 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
 
 
 def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
-    """Answers of the studies of a fine-tuning study's workload and objective that train from scratch, by name.
-
-    A learning rate of a tenth of the usual one or less counts as fine-tuning, too: specs need no preset.
-    """
+    """Answers of the studies of a fine-tuning study's workload and objective that train from scratch, by name."""
     found: dict[str, Answer] = {}
     for one in store.studies.summaries() if spec.preset == FINE_TUNING else ():
-        if (one.workload, one.objective) != (spec.workload, spec.objective):
-            continue
-        if spec_of(store.studies.get(one.name)).preset != FINE_TUNING:
+        if (one.workload, one.objective) == (spec.workload, spec.objective) and _is_from_scratch(
+            spec_of(store.studies.get(one.name))
+        ):
             with suppress(TargetNotReachedError):
                 found[one.name] = answer(store, one.name)
-    return {name: one for name, one in found.items() if _is_from_scratch(one)}
+    return found
 
 
-def _is_from_scratch(found: Answer) -> bool:
-    rate, optimizer = (found.optimal.parameters.get(name) for name in ("learning_rate", "optimizer"))
-    usual = SCRATCH_RATES.get(str(optimizer))
-    return isinstance(rate, float) and usual is not None and rate > usual / FINE_TUNING_FACTOR
+def _is_from_scratch(spec: StudySpec) -> bool:
+    # Fine-tuning needs no preset, but its learning rates are a tenth of the usual ones or less.
+    middle = math.sqrt(spec.space.learning_rates[0] * spec.space.learning_rates[-1])
+    return spec.preset != FINE_TUNING and any(
+        middle * one.learning_rate_scale > SCRATCH_RATES[one.name] / FINE_TUNING_FACTOR for one in spec.space.optimizers
+    )
 
 
 def _current(store: Store, name: str) -> Answer | None:

@@ -521,18 +521,28 @@ def test_without_accumulation_or_beta2_the_small_batch_is_not_run() -> None:
         (2048, [512, 2048], False, "undecided"),
         (512, [512, 1024], False, "broke"),
         (4096, [4096, 8192], False, "broke"),
+        (8, [8, 8], False, "broke"),
+        (4, [4, 4], False, "broke"),
+        (9999, [9999, 9999], False, "broke"),
+        (2048, [4, 2048], False, "undecided"),
+        (2048, [2048, 9999], False, "undecided"),
     ],
 )
 def test_fine_tuning_is_compared_with_studies_from_scratch(
     from_scratch: int, flat: list[int], provisional: bool, verdict: str
 ) -> None:
     answer = answer_to_base().model_copy(update={"provisional": False})
+    rows = [answer.batches[0].model_copy(update={"batch_size": size}) for size in (4, 128, 9999)]
+    answer = answer.model_copy(update={"batches": rows})
     optimal = answer.optimal.model_copy(update={"batch_size": from_scratch})
     scratch = answer.model_copy(update={"optimal": optimal, "flat_range": flat, "provisional": provisional})
     spec = SPEC.from_preset("fine_tuning")
     (one,) = about_fine_tuning(spec, answer, {"long": scratch})
     assert answer.flat_range == [128, 128]
     assert (one.verdict, one.batch_size, not_none(one.regret).value) == (verdict, 128, from_scratch / 128)
+    at_an_end = answer.model_copy(update={"batches": rows[1:]})
+    if from_scratch < 2048:  # smaller batch sizes may be better for fine-tuning
+        assert about_fine_tuning(spec, at_an_end, {"long": scratch})[0].verdict == "undecided"
     assert about_fine_tuning(spec, answer, {})[0].verdict == "not_run"
     assert about_fine_tuning(SPEC, answer, {"long": scratch})[0].verdict == "not_run"
 

@@ -246,14 +246,22 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
 
 
 def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Answer]) -> list[RuleFinding]:
-    """Compare the optimum with those of studies from ``scratch``; the interval is from their flat ranges."""
+    """Compare the optimum with those of studies from ``scratch``.
+
+    The interval is from their flat ranges; a range at the end of the batch sizes leaves it open.
+    """
     if spec.preset != FINE_TUNING:
         return [_not_run(Rule.FINE_TUNING, None, f"the spec has no preset {FINE_TUNING}")]
-    found, (low, high) = [], answer.flat_range
+    found, (low, high) = [], _flat_range(answer)
     for name, one in scratch.items():
         size, from_scratch = answer.optimal.batch_size, one.optimal.batch_size
-        ends = one.flat_range[0] / high, one.flat_range[1] / low
-        ratio = Regret(value=from_scratch / size, low=ends[0], high=ends[1], at_least=False)
+        smallest, largest = _flat_range(one)
+        ratio = Regret(
+            value=from_scratch / size,
+            low=None if smallest is None or high is None else smallest / high,
+            high=None if largest is None or low is None else largest / low,
+            at_least=False,
+        )
         reason = f"batch {from_scratch} of study {name} / batch {size}, with both ranges within 5 %"
         finding = _within(ratio, SMALLER)
         if answer.provisional or one.provisional:
@@ -261,6 +269,11 @@ def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Ans
         found.append(_finding(Rule.FINE_TUNING, size, Judgement(finding, reason, ratio)))
     known = f"no study of {spec.workload} from scratch with this objective is in this database"
     return found or [_not_run(Rule.FINE_TUNING, None, known)]
+
+
+def _flat_range(answer: Answer) -> tuple[int | None, int | None]:
+    (low, high), rows = answer.flat_range, answer.batches
+    return None if low == rows[0].batch_size else low, None if high == rows[-1].batch_size else high
 
 
 def _not_run(rule: Rule, batch_size: int | None, reason: str) -> RuleFinding:
@@ -675,7 +688,7 @@ def _difference(rule: Configuration, tuned: Configuration) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _why_in_vain(trials: Sequence[TrialRecord], configuration: Configuration) -> str:
