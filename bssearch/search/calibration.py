@@ -84,7 +84,7 @@ def missing_step_times(
 def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
     """Batch sizes without accumulation whose step time is implausible.
 
-    A size and the next smaller one are doubtful if the smaller one's step takes longer by more than `STANDARD_ERRORS`.
+    Two adjacent sizes are doubtful if the smaller size's step takes longer by more than `STANDARD_ERRORS`.
     A size is doubtful if uncontended trials of the same `kind_of` were faster per step by more than a factor of
     `TOLERANCE`.
     """

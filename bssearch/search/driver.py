@@ -83,7 +83,7 @@ class Listener:
         """A trial was evaluated."""
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """A trial ended; the history includes it."""
+        """A trial ended; the history includes the trial."""
 
     def search_ended(self, reason: str, history: History) -> None:
         """The search ended."""
@@ -93,7 +93,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM; on the second, or the first if ``at_once()``, raises KeyboardInterrupt.
+    """Counts SIGINT and SIGTERM; on the second signal, or the first if ``at_once()``, raises KeyboardInterrupt.
 
     The second signal also calls ``on_second``. Handles no signal outside the main thread.
     """
@@ -203,7 +203,7 @@ class Shift:
                 interrupts.ask()
 
     def wait(self) -> None:
-        """Record that the driver waits for others."""
+        """Record that the driver waits for other drivers."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
@@ -221,7 +221,7 @@ POLL_SECONDS = 0.2  # longest wait for the executor's events, which delays Ctrl-
 LOOK_SECONDS = 1.0  # a waiting driver reads the store this often
 
 
-FLUSH_SECONDS = 1.0  # a crash loses at most the evaluations of this time
+FLUSH_SECONDS = 1.0  # a crash loses at most the evaluations of these seconds
 
 FINDING_SHARE = 0.02  # maximum share of the drivers' time for computing the answer
 
@@ -397,7 +397,7 @@ class Driver:
                 yield
                 save_finding(self.store, self.spec.name)
         except KeyboardInterrupt:
-            raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
+            raise InterruptedRunError("killed; all ended trials are stored", hint=CONTINUE) from None
         finally:
             self._abandon()
 

@@ -282,7 +282,7 @@ class EngineStage(StrEnum):
 class Running:
     """A trial running here, with its isolated step time as known at its start and its latest evaluation.
 
-    ``stopping``: the state in which the engine asked the trial to end.
+    ``stopping``: end state that the engine asked for.
     """
 
     plan: TrialPlan
@@ -431,7 +431,7 @@ class Engine:
         return []
 
     def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
-        """Register a started trial; ``is_savable``: it has a checkpoint file."""
+        """Register a started trial; ``is_savable``: a checkpoint file is known."""
         self.running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
         self._take(trial)
         return []

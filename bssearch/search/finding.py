@@ -47,7 +47,7 @@ class Told(NamedTuple):
 
 
 class _Kept(BaseModel):
-    """A stored finding; invalid parts are ignored."""
+    """A stored finding without its invalid parts."""
 
     made_by: int | None = None
     answer: Answer | None = None
@@ -65,7 +65,7 @@ class _Kept(BaseModel):
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer, unless it is stored already, and the search's end, if given."""
+    """Store the current answer, unless already stored, and the search's end, if given."""
     if search_end is None and _current(store, name) is not None:
         return
     stamp, last = store.findings.stamp(name), _Kept.model_validate(store.findings.last(name))
@@ -120,7 +120,7 @@ def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Answer of a study: the stored one if up to date; for another ``target``, computed from stored curves."""
+    """Answer of a study: the stored answer if up to date; for another ``target``, computed from stored curves."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
 

@@ -151,7 +151,7 @@ class Leases:
         return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
-        """Record which leases were renewed."""
+        """Record renewed leases."""
         leases, now = self._store.leases.ends(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:

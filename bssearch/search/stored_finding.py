@@ -11,7 +11,7 @@ from bssearch.storage.repository import Store
 
 
 class SearchEnd(BaseModel):
-    """Why a search ended."""
+    """Reasons for the end of a search."""
 
     reason: str
     spent: int
@@ -19,7 +19,7 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """How the search ended; None if the search is open or the stored value is invalid."""
+    """End of the search; None if the search is open or the stored value is invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None

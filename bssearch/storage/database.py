@@ -218,7 +218,7 @@ class Database:
 
     @property
     def has_secret(self) -> bool:
-        """Whether the database's URL holds a secret."""
+        """True if the database's URL holds a secret."""
         return self.masked_url != self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
 
     def reading(self) -> AbstractContextManager[Connection]:
@@ -399,7 +399,7 @@ def writes(
 def environment_digest(environment: Environment) -> str:
     """Digest that equal environments share."""
     told = json.loads(to_json(environment))
-    for name in ("git_dirty", "libraries"):  # fields added later count only if known
+    for name in ("git_dirty", "libraries"):  # fields of later versions count only if known
         if told[name] in (None, []):
             del told[name]
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -154,7 +154,7 @@ def right_statements(roles: Roles, schema: str) -> list[str]:
 
 
 def _owned(owner: str, schema: str, tables: Sequence[str]) -> list[str]:
-    # Exact names: similarly named objects of other programs must not get the rights.
+    # Use exact names, because similarly named objects of other programs must not get the rights.
     things = [("TABLE", "pg_class", "relowner", f"{schema}.{name}", "regclass") for name in tables]
     things += [("FUNCTION", "pg_proc", "proowner", f"{schema}.{name}", "regprocedure") for name in FUNCTIONS]
     return [
@@ -421,7 +421,7 @@ def _current(engine: Engine, *, to_write: bool = False) -> str | None:
             connection.rollback()
             if _has_version_table(connection):
                 refuse_without_reading(connection, to_write=to_write)
-                return _revision(connection)  # Created by another process in the meantime, unless this fails again.
+                return _revision(connection)  # works if another process created the table in the meantime
             _check_schema_is_visible(connection)
             return None
 

@@ -267,7 +267,7 @@ def at_most_one(*columns: str) -> list[CheckConstraint]:
 # Leases use the database's clock, because drivers' clocks may differ.
 
 
-class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
+class database_now(FunctionElement[datetime]):  # noqa: N801 - named like an SQL function
     """The database's clock."""
 
     type = UtcDateTime()
@@ -278,7 +278,7 @@ compiles(database_now)(lambda *_, **__: "clock_timestamp()")
 compiles(database_now, "sqlite")(lambda *_, **__: "strftime('%Y-%m-%d %H:%M:%f000', 'now')")
 
 
-class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
+class database_started(FunctionElement[datetime]):  # noqa: N801 - named like an SQL function
     """The server's start; NULL on SQLite."""
 
     type = UtcDateTime()

@@ -68,9 +68,9 @@ def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> 
 def bind_study(
     connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool
 ) -> None:
-    """Bind a study to a kind of device; raise `OtherDeviceError` if it is bound to another kind.
+    """Bind a study to a kind of device; raise `OtherDeviceError` if bound to another kind.
 
-    ``again`` replaces the environment by one of the same kind.
+    ``again`` replaces the environment by an environment of the same kind.
     """
     study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
     same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint

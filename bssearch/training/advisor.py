@@ -54,7 +54,7 @@ class BatchAdvice:
         samples: Samples seen.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
         step_seconds: Median seconds of a step, if known.
-        reason: Why the last attempt to measure a step failed.
+        reason: Cause of the last failure to measure a step.
     """
 
     batch_size: int

@@ -34,7 +34,7 @@ LEAST_OTHERS = 0.2  # CPUs used by other programs; smaller use is normal for an 
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 
 UNKNOWN = (
-    "the processes on this device are unknown: the driver's process list is not readable, or has other process ids, "
+    "the processes on this device are unknown: the driver's process list is unreadable, or has other process ids, "
     "as in a container; other programs may have used the device"
 )
 
@@ -45,7 +45,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Whether and why other work shared the machine; ``unknown`` names a check that was impossible."""
+    """Result of a check for other work on the machine; ``unknown`` names an impossible check."""
 
     contended: bool
     reason: str | None = None
@@ -68,7 +68,7 @@ class CpuUse:
     cpus: int
 
     def less(self, other: CpuUse) -> CpuUse:
-        """Use since an earlier reading."""
+        """CPU use since an earlier reading."""
         return CpuUse(
             wall=self.wall - other.wall,
             busy=self.busy - other.busy,

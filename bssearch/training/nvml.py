@@ -227,7 +227,7 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Use since the start; energy of train segments only."""
+        """Device use since the start; energy of train segments only."""
         joules = self._joules if self._joules > 0 else None
         return DeviceUse(
             energy_joules=joules,

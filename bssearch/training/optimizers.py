@@ -178,7 +178,9 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     if configuration.optimizer in IN_ONE_KERNEL:
         keywords["fused"] = one_kernel
         if not fused and all(one.device.type == "cpu" for one in model.parameters()):
-            keywords["foreach"] = False  # the default on a CPU; unset, PyTorch determines the default in each step
+            keywords["foreach"] = (
+                False  # the default on a CPU; without a value, PyTorch determines the default in each step
+            )
     if configuration.optimizer == "adafactor":
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
     return cast(torch.optim.Optimizer, kind(groups, lr=configuration.learning_rate, **keywords))
@@ -201,7 +203,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """One or several optimizers as a tuple; `WorkloadError` if one trains no parameter of the model."""
+    """One or several optimizers as a tuple; `WorkloadError` if an optimizer trains no parameter of the model."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     require(

@@ -38,7 +38,7 @@ from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import Data
 
-WARM_UP_STEPS = 5  # untimed steps, which allocate, choose algorithms and create the optimizer's state
+WARM_UP_STEPS = 5  # number of untimed steps, which allocate, choose algorithms and create the optimizer's state
 
 RUN_SECONDS = 0.01  # seconds of steps timed together, so that the clock and the wait for the GPU cost little
 

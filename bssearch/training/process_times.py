@@ -39,6 +39,6 @@ def children_of(pid: int) -> list[int]:
     """Children of a process, if the kernel lists them."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # if the thread has ended meanwhile
+        with suppress(OSError):  # the thread may have ended
             found += map(int, children.read_text().split())
     return found

@@ -106,7 +106,7 @@ class OwnSchedule(RateSchedule):
         except (TypeError, ValueError):
             value = math.nan
         if not 0 <= value < math.inf:
-            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; it must be a number >= 0")
+            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; expected a number >= 0")
         return value
 
 

@@ -207,7 +207,7 @@ def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
     scalar = loss.total if isinstance(loss, WeightedLoss) else loss
     if not isinstance(scalar, torch.Tensor) or scalar.ndim:
         shape = f" of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else ""
-        raise WorkloadError(f"{method}() returned a {type(scalar).__name__}{shape}; it must return {wanted}")
+        raise WorkloadError(f"{method}() returned a {type(scalar).__name__}{shape}; expected {wanted}")
     return scalar
 
 
@@ -494,7 +494,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             loss = self.loss(self.model, inputs, targets)
         require(
             _scalar(loss, "loss", "a scalar tensor or a WeightedLoss with a scalar total").requires_grad,
-            "loss() returned a tensor without a gradient; it must depend on the model",
+            "loss() returned a tensor without a gradient; the loss must depend on the model",
             error=WorkloadError,
         )
         return loss

@@ -117,7 +117,7 @@ class Checkpoint:
     on_progress: Callable[[], None]
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Replace the file or, on failure, leave it; ``measured`` states are JSON."""
+        """Replace the file, or keep the old file on failure. ``measured`` states are JSON."""
         part = self.path.with_name(self.path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")

@@ -113,7 +113,7 @@ class Workload(Protocol):
       a pure function from step (from 0) to factor. ``horizon_samples`` in ``configuration.parameters`` still ends the
       trial.
     * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step; returns the loss to
-      log. The gradient noise scale is then not measured.
+      log. bssearch then measures no gradient noise scale.
     * ``tokens_per_sample: int``: tokens that a training sample predicts.
     * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
       global generators, which the trial seeds, for all samples at once on the inputs' device. Parameters under
@@ -322,7 +322,7 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
     model.train()
     require(
         isinstance(metrics, Mapping),
-        f"evaluate() returned a {type(metrics).__name__}; it must be a mapping of metrics",
+        f"evaluate() returned a {type(metrics).__name__}; return a mapping of metrics",
         error=WorkloadError,
     )
     return metrics

@@ -57,7 +57,7 @@ Batch = tuple[Nesting, Nesting]
 class Part:
     """One part of the data on one device: ``inputs`` (samples, …) and ``targets`` (samples, …).
 
-    Each is a tensor or a nesting of tensors; batches have the same nesting.
+    Both are tensors or nestings of tensors; batches have the same nesting.
 
     Example: ``bssearch.Part(inputs=torch.zeros(100, 8), targets=torch.zeros(100))``
     """

@@ -404,7 +404,7 @@ def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> No
     noisy = noisy_law(0.5)
     stopped = noisy_law(0.5, on_look=lambda law: sum(one.plan.is_tested for one in law.requests) > 2 and interrupt())
     go_on(whole, noisy, max_runs=6)
-    with pytest.raises(InterruptedRunError, match="every trial that had ended is stored"):
+    with pytest.raises(InterruptedRunError, match="all ended trials are stored"):
         go_on(begun, stopped, max_runs=6)
     assert Counter(trial.state for trial in confirmation(begun))[TrialState.CANCELLED] == 1
     go_on(begun, noisy)  # the settings are those that were stored

@@ -115,7 +115,7 @@ def test_a_workloads_schedule_replaces_warmup_and_schedule_until_the_horizon_end
     [
         (lambda *_: 0.5, "build_schedule\\(\\) returned a float"),
         (lambda *_: lambda step: float("nan"), "gave nan at step 0"),
-        (lambda *_: lambda step: -1.0, "gave -1.0 at step 0; it must be a number >= 0"),
+        (lambda *_: lambda step: -1.0, "gave -1.0 at step 0; expected a number >= 0"),
         (lambda *_: lambda step: None, "gave None at step 0"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_training_step_equal_to_bssearchs_trains_the_same_weights(settings: di
     ("step", "said"),
     [
         (lambda step: next(step.micro_batches)[0].sum(), "took 1 of 3 micro-batches"),
-        (lambda step: list(step.micro_batches) and None, "returned a NoneType; it must return the loss to log"),
+        (lambda step: list(step.micro_batches) and None, "returned a NoneType; expected the loss to log"),
         (lambda step: next(zip(*step.micro_batches, strict=True))[0], "a Tensor of shape \\(10, 6\\)"),
     ],
 )

@@ -345,9 +345,9 @@ def test_micro_batches_that_do_not_fill_the_batch_are_refused() -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (0.5, "returned a float; it must return a scalar tensor"),
-        (torch.ones(3, requires_grad=True), r"shape \(3,\); it must return a scalar"),
-        (torch.tensor(0.5), "without a gradient; it must depend on the model"),
+        (0.5, "returned a float; expected a scalar tensor"),
+        (torch.ones(3, requires_grad=True), r"shape \(3,\); expected a scalar"),
+        (torch.tensor(0.5), "without a gradient; the loss must depend on the model"),
     ],
 )
 def test_a_loss_that_cannot_be_differentiated_is_refused(loss: object, message: str) -> None:

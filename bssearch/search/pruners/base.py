@@ -130,7 +130,7 @@ class PruningController:
         self._note_waiting(number)
 
     def found_saved(self, numbers: Collection[int]) -> None:
-        """Record which trials have a checkpoint that this driver can read."""
+        """Record the trials whose checkpoint this driver can read."""
         changed = self._saved ^ frozenset(numbers)
         self._saved = frozenset(numbers)
         for number in changed:

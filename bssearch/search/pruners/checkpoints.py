@@ -1,7 +1,7 @@
 """Checkpoints of paused trials: in a local folder, or in a remote store with a local staging folder.
 
-The remote store is any URL that fsspec opens, with one object per trial: a JSON header of `HEADER_BYTES` and the
-trial's file, written under a temporary name, then moved.
+The remote store is any URL that fsspec opens. Each trial is one object: a JSON header of `HEADER_BYTES` and the trial's
+file, written under a temporary name, then moved.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class CheckpointStore:
         self._make_folder()
         self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
         with file.open("rb") as content:
-            digest = _digest(content, on_progress)  # before the size is read
+            digest = _digest(content, on_progress)  # moves the file's position to the end, which gives the size
             said = {
                 "kind": _KIND,
                 "study": self._mark,
@@ -165,7 +165,7 @@ class CheckpointStore:
         """Download a trial's file while ``is_wanted()``; reject an incomplete, damaged or other trial's file."""
 
         def read(on_progress: OnProgress) -> None:
-            # A unique name, because an abandoned download may still write to its own file.
+            # Use a unique name, because an abandoned download may still write to the old name.
             part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
             try:
                 self._get(number, part, on_progress)
@@ -263,7 +263,7 @@ class _SilentError(_UnfitError):
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    # Run `work` in a thread, because a blocked library call can only be abandoned; it ends at its next progress.
+    # Run `work` in a thread, because a blocked library call can only be abandoned; it ends at the next progress.
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False
 
@@ -325,7 +325,7 @@ def _secrets(url: str) -> list[str]:
     return [password, unquote(password)] if password else []
 
 
-LOOK_SECONDS = 5.0  # between listings of a remote store
+LOOK_SECONDS = 5.0  # seconds between listings of a remote store
 
 SILENT_SECONDS = 600.0  # until a silent store is listed again, because each try takes `PATIENCE_SECONDS`
 
@@ -363,7 +363,7 @@ class Checkpoints:
         return self._place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """Test by writing to the folder and to the remote store; if False, `refusal` says why."""
+        """True if test files could be written to folder and remote store; if False, `refusal` gives the reason."""
         try:
             make_guarded_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder) as file:
@@ -471,7 +471,7 @@ class Checkpoints:
 
 
 class WaitingTrials(Checkpoints):
-    """Paused trials of a study; any driver with the checkpoint may resume one.
+    """Paused trials of a study; any driver with the checkpoint may resume a paused trial.
 
     While its trials are paused, this driver holds a claim as a sign of life.
     """
@@ -483,7 +483,7 @@ class WaitingTrials(Checkpoints):
 
     @property
     def are_saved(self) -> bool:
-        """Whether trials are checkpointed."""
+        """True if trials are checkpointed."""
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
@@ -508,7 +508,7 @@ class WaitingTrials(Checkpoints):
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
-        """Fetch a trial's checkpoint; on failure return the outcome: FAILED, or still PAUSED if it became unwanted."""
+        """Fetch a trial's checkpoint; on failure return FAILED, or PAUSED if the trial became unwanted."""
         try:
             self.bring(resumed.number, is_wanted)
         except CheckpointError as error:
@@ -520,7 +520,7 @@ class WaitingTrials(Checkpoints):
     def ended(self, trial: TrialRecord) -> None:
         """Delete an ended trial's checkpoint; for a paused trial take this driver's claim."""
         if trial.state is TrialState.PAUSED:
-            # Each time, because other drivers release the claim if its lease ended.
+            # Take the claim each time, because other drivers release a claim whose lease ended.
             self._leases.take(_claim_of(self._leases.owner))
         else:
             self.forget(trial.number)
@@ -548,7 +548,7 @@ class WaitingTrials(Checkpoints):
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        # True if this driver or a dead one paused the trial; a live process without a lease serves other studies.
+        # True if this driver or a dead driver paused the trial; a live process without a lease serves other studies.
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
             return True

@@ -123,7 +123,7 @@ def agrees_with_quick(history: History) -> bool:
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """Batch sizes that the answer compares with the best one."""
+    """Batch sizes that the answer compares with the best size."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1

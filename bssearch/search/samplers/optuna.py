@@ -236,7 +236,7 @@ def hub_sampler(package: str) -> type[OptunaSampler]:
             f"{named} cannot be loaded: {type(error).__name__}: {error}",
             hint="https://hub.optuna.org lists the packages, as in optunahub:samplers/auto_sampler",
         ) from error
-    require(len(found) == 1, f"{named} must have one sampler; it has {', '.join(found) or 'no sampler'}")
+    require(len(found) == 1, f"{named} must have one sampler; the package has {', '.join(found) or 'no sampler'}")
     return _named(*found.values())
 
 
@@ -265,7 +265,7 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Trials within an octave, or within as many as ``enough`` trials need."""
+    """Trials within an octave, or within more octaves until ``enough`` trials are found."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]

@@ -71,7 +71,7 @@ def parse_url(text: str | URL) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        # No cause: its text holds the URL, or the part mistaken for a port.
+        # Raise without the cause, whose text holds the URL or the part mistaken for a port.
         raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from None
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
@@ -238,7 +238,7 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     if state == LOCK_TIMEOUT:
         return DatabaseError(f"{where}: another session held a lock for too long", hint="try again")
     if state in _GAVE_WAY:
-        return ConnectionLostError(f"{where}: the transaction conflicted with another: {cause}")
+        return ConnectionLostError(f"{where}: the transaction conflicted with another transaction: {cause}")
     if state.startswith(_LOST_STATES) or getattr(error, "connection_invalidated", False):
         return ConnectionLostError(f"{where}: the connection was lost: {cause}")
     if state or not isinstance(error, DBAPIError):
@@ -262,7 +262,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
     if owned := re.search(r"must be owner of (\w+ \S+)", cause):
         return DatabaseError(
             f"{where}: the role {_role(url)!r} cannot change {owned.group(1)}, which another role owns",
-            hint="ask its owner to run `bssearch db upgrade`",
+            hint="ask the owner to run `bssearch db upgrade`",
         )
     named = re.search(r"permission denied for (\w+ \S+)", cause)
     if named is None and cause.startswith("permission denied"):  # right to create a role, or to grant membership
@@ -318,7 +318,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
         engine = create_engine(
             url,
             connect_args={name: value for name, value in SERVER_OPTIONS.items() if name not in url.query},
-            pool_size=1,  # keep one: a server has about a hundred for all drivers of a team
+            pool_size=1,  # keep one connection, because a server has about a hundred for all drivers of a team
             max_overflow=9,
             json_serializer=_to_json,
             json_deserializer=from_json,
@@ -372,7 +372,7 @@ def translated(url: URL) -> Iterator[None]:
     except SQLAlchemyError as error:
         fault = as_database_error(error, url)
         text = str(error)
-        # A traceback shows the cause, so drop it if it contains the password.
+        # A traceback shows the cause, so drop a cause that contains the password.
         raise fault from (error if text == without_secrets(text, url) else None)
 
 
@@ -383,7 +383,7 @@ def _note_use(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -
 def _ping_after_a_while(
     engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection
 ) -> None:
-    # SQLAlchemy's `pool_pre_ping` checks every time, which is a large part of a driver's messages.
+    # SQLAlchemy's `pool_pre_ping` checks before every use, which causes a large part of a driver's messages.
     used = record.info.get(_LAST_USE)
     if used is not None and time.monotonic() - used > UNASKED_S and not _answers(engine, connection):
         raise DisconnectionError
@@ -397,7 +397,7 @@ def _answers(engine: Engine, connection: DBAPIConnection) -> bool:
 
 
 def _check_file(path: Path, *, write: bool) -> None:
-    # Replaces SQLite's obscure errors. Never open the file here: closing it would drop all locks of this process.
+    # Replace SQLite's obscure errors. Never open the file here, because a close would drop all locks of this process.
     require(
         path.parent.is_dir(),
         f"no folder {path.parent} for the database {path.name}",

@@ -688,7 +688,7 @@ def read_study(path: Path) -> Copy:
         last = kind
     require(
         last == "end" and copy.rows[Kind.STUDY],
-        f"{path} is incomplete: it is truncated or has no study",
+        f"{path} is incomplete: the file is truncated or has no study",
         hint="export the study again",
     )
     return copy
@@ -718,7 +718,7 @@ def _parsed(line: bytes) -> tuple[str, Any]:
     except ValueError as error:
         raise UsageError(f"not a line of JSON: {error}") from None
     if not isinstance(value, dict) or len(value) != 1:
-        raise UsageError("expected an object with one kind of row")
+        raise UsageError("expected an object with a single kind of row")
     return next(iter(value.items()))
 
 

@@ -1,8 +1,8 @@
 """Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
 
 Chooses the configuration whose next run should most lower the least mean of the tried configurations, for its price.
-The posterior is a mixture over laws, departures from them, and seed noise; each part is a Gaussian process around a law
-with its own level.
+The posterior is a mixture over laws, departures from laws, and seed noise. Each part is a Gaussian process around a law
+with a free level.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LawPrior:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_width``: learning-rate range in nats; ``noise_scale``: near the target, in samples."""
+        """``log_rate_width``: learning-rate range in nats; ``noise_scale``: noise near the target, in samples."""
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
         normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])

@@ -1,4 +1,4 @@
-"""Candidate points: tried ones, neighbours of the best, and a Latin hypercube over the space."""
+"""Candidate points: tried points, neighbours of the best, and a Latin hypercube over the space."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-SPREAD = 220  # points of the Latin hypercube
+SPREAD = 220  # number of points of the Latin hypercube
 
 STEPS = (0.05, 0.2)  # from a point to its neighbours, as shares of a range
 
@@ -186,7 +186,7 @@ def order_of(value: ParameterValue) -> tuple[str, object]:
     return ("", value) if is_number(value) else (type(value).__name__, str(value))
 
 
-WINNERS = 12  # fastest runs to compare with
+WINNERS = 12  # number of fastest runs for comparisons
 
 LATE = 0.7  # predictions are averaged after this share of a trial's time
 

@@ -35,7 +35,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
     Uses the model of bssearch's own search, with the learning curves of all trials.
 
-    The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``, reports the metric with
+    The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``. It reports the metric with
     *train milliseconds* as the step, and returns the train seconds to the target. The objective
     prunes a trial that misses::
 
@@ -104,7 +104,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Parameters of the newest finished trial, else of the newest running one."""
+        """Parameters of the newest finished trial, else of the newest running trial."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
             raise ValueError("TimeToTargetSampler minimises seconds: the study's direction must be minimize")
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
