@@ -193,7 +193,7 @@ def make_roles(connection: Connection, roles: Roles) -> None:
     ).one()
     require(
         found >= len(roles.names) or may_make,
-        f"{shown(connection.engine.url)}: the role {login!r} may not make other roles: it lacks CREATEROLE",
+        f"{shown(connection.engine.url)}: the role {login!r} lacks CREATEROLE and may not make other roles",
         hint=f"ask an administrator to run the output of `{PRINT_COMMAND}` with psql",
         error=DatabaseError,
     )
@@ -239,7 +239,7 @@ def refuse_without_writing(connection: Connection) -> None:
     roles = found_roles(connection)
     if roles is None:
         raise missing_right(login, right, thing, shown(connection.engine.url))
-    raise needs(roles.writer, login, f"to write: it lacks the right {right} on {thing}", connection)
+    raise needs(roles.writer, login, f"to write, because the right {right} on {thing} is missing", connection)
 
 
 def needs(role: str, login: str | None, doing: str, connection: Connection) -> DatabaseError:

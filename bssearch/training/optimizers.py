@@ -178,9 +178,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     if configuration.optimizer in IN_ONE_KERNEL:
         keywords["fused"] = one_kernel
         if not fused and all(one.device.type == "cpu" for one in model.parameters()):
-            keywords["foreach"] = (
-                False  # the default on a CPU; without a value, PyTorch determines the default in each step
-            )
+            keywords["foreach"] = False  # the default on a CPU, which PyTorch would determine in each step
     if configuration.optimizer == "adafactor":
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
     return cast(torch.optim.Optimizer, kind(groups, lr=configuration.learning_rate, **keywords))

@@ -211,7 +211,7 @@ class TestWhoMakesThem:
         assert team.ask("bob", "SELECT count(*) FROM bss_trial") == [(0,)]
 
     def test_who_may_not_make_roles_is_told_to_print(self, team: Team) -> None:
-        with pytest.raises(DatabaseError, match="'bob' may not make other roles: it lacks CREATEROLE"):
+        with pytest.raises(DatabaseError, match="'bob' lacks CREATEROLE and may not make other roles"):
             migrate.upgrade(team.url("bob"), Roles("own"))
         assert migrate.current(team.url()) is None
 
