@@ -1,7 +1,6 @@
 """The script of measurements on a GPU: its calls fit their minutes, and their results are kept."""
 
 import json
-import os
 import signal
 import sys
 import textwrap
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bssearch.records import Configuration
@@ -29,6 +29,7 @@ from tests.evidence.runner import (
     section_of,
 )
 from tests.evidence.task import Found, Section, Task
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("call", gpu_evidence.CALLS)
@@ -126,8 +127,7 @@ def test_an_interrupted_call_ends_the_running_section(
     with pytest.raises(KeyboardInterrupt):
         run_section("C", "one", Task("cpu", True, tmp_path), 20.0)
     pid = json.loads((tmp_path / "section.json").read_text())["pid"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    wait_for(lambda: not psutil.pid_exists(pid))
 
 
 @pytest.mark.parametrize(
