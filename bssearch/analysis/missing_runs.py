@@ -17,7 +17,7 @@ ALIKE = 1.1  # ratio of learning rates that count as one
 
 @dataclass(frozen=True, slots=True)
 class MissingRun:
-    """A run to make; ``learning_rate`` is None if the imported runs do not tell theirs."""
+    """A run to make; ``learning_rate`` is None if unknown."""
 
     batch_size: int
     learning_rate: float | None
@@ -56,7 +56,7 @@ def missing_runs(
 def _wanted(
     trials: Sequence[TrialRecord], rivals: Mapping[int, Configuration], rates: Mapping[int, Sequence[float]]
 ) -> Iterator[MissingRun]:
-    """Runs that would help, the most useful first; the best batch size is the first rival."""
+    # the most useful first; the best batch size is the first rival
     best, own = next(iter(rivals.items()))
     sizes = {one.configuration.batch_size for one in trials}
     if len(sizes) > 1 and best in (min(sizes), max(sizes)):
@@ -79,7 +79,6 @@ def _wanted(
 
 
 def _rates(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
-    """Known learning rates at a batch size, in order."""
     here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
     alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and _is_known(one)}
     return sorted(alike) if _is_known(like) else []

@@ -32,7 +32,7 @@ class WalkStep(Model):
 
 @dataclass(frozen=True)
 class Walk:
-    """Measurements of a check that the steps start from: step times by batch size, and the default's short trial."""
+    """Measurements of a check: step times by batch size, and the default's short trial."""
 
     spec: StudySpec
     executor: Executor

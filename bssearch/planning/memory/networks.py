@@ -1,7 +1,6 @@
 """Convolutional networks by numbers: parameters, and elements that the backward pass keeps for a sample.
 
-A layer keeps its input if its weights or its derivative need it; an in-place activation shares its output with the next
-layer's input. Architectures: He et al. 2015 (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022
+A layer keeps its input for the gradients; an in-place activation's output is the next layer's input. Architectures: He et al. 2015 (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022
 (arXiv 2201.03545), Ronneberger et al. 2015 (arXiv 1505.04597, with padding and batch normalisation).
 """
 
@@ -16,7 +15,7 @@ INDEX_BYTES = 8  # of a maximum that pooling keeps
 
 @dataclass(slots=True)
 class Block:
-    """Layers that checkpointing computes twice, in elements for a sample."""
+    """Layers that checkpointing recomputes, in elements for a sample."""
 
     given: int  # its input
     kept: int = 0
@@ -24,13 +23,13 @@ class Block:
 
     @property
     def backward(self) -> int:
-        """Elements in its backward pass: kept tensors, and a gradient of a layer's output and of its input."""
+        """Kept elements, and the gradients of a layer's output and input."""
         return self.kept + 2 * self.widest
 
 
 @dataclass(slots=True)
 class Network:
-    """A network on its way from input to output; sizes are those of the present tensor."""
+    """A network built layer by layer; sizes are of the current tensor."""
 
     channels: int
     height: int
@@ -42,11 +41,11 @@ class Network:
 
     @property
     def elements(self) -> int:
-        """Elements of the present tensor."""
+        """Elements of the current tensor."""
         return self.channels * self.height * self.width
 
     def sample_bytes(self, width: int, *, checkpointing: bool) -> int:
-        """Bytes kept for a sample with elements of ``width`` bytes; checkpointing keeps inputs and one block."""
+        """Bytes kept for a sample with elements of ``width`` bytes."""
         first, *others = self.blocks
         if checkpointing and others:
             elements = first.kept + sum(one.given for one in others) + max(one.backward for one in others)
@@ -55,11 +54,11 @@ class Network:
         return width * elements + INDEX_BYTES * self.pooled
 
     def begin_block(self) -> None:
-        """Begin a block that checkpointing would compute twice."""
+        """Begin a `Block`."""
         self.blocks.append(Block(self.elements))
 
     def keep(self, elements: int | None = None) -> None:
-        """Keep the present tensor once, or another one of some elements."""
+        """Keep the current tensor once, or another tensor."""
         if elements is None and self.is_kept:
             return
         block = self.blocks[-1]
@@ -68,7 +67,7 @@ class Network:
         self.is_kept = self.is_kept or elements is None
 
     def convolve(self, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, bias: bool = False) -> None:
-        """Convolve with padding (``kernel`` > ``stride``); a linear layer over channels is a kernel of 1."""
+        """Convolve with padding; a kernel of 1 is a linear layer over channels."""
         self.keep()
         self.parameters += self.channels // groups * out * kernel**2 + out * bias
         self.channels, self.height, self.width = out, -(-self.height // stride), -(-self.width // stride)
@@ -81,12 +80,12 @@ class Network:
         self.is_kept = False
 
     def activate(self, *, in_place: bool) -> None:
-        """Activate: ReLU keeps its output, in place of its input; others keep their input."""
+        """Activate; if not in place, the input is kept."""
         self.keep()
         self.is_kept = in_place
 
     def pool(self) -> None:
-        """Halve the sides by the maximum."""
+        """Max-pool, halving the sides."""
         self.keep()
         self.height, self.width = -(-self.height // 2), -(-self.width // 2)
         self.pooled += self.elements
@@ -201,7 +200,7 @@ def _convolutions(net: Network, width: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A kind of network, with its usual blocks and channels for each stage."""
+    """A kind of network, with the usual blocks and channels of its stages."""
 
     build: Callable[[Network, Sequence[int], Sequence[int]], None]
     stages: tuple[int, ...]
@@ -231,11 +230,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 def network(
     name: str, shape: Sequence[int], stages: Sequence[int] | None = None, channels: Sequence[int] | None = None
 ) -> Network:
-    """Network of a kind on an input of ``shape``: channels, height, width.
-
-    Raises:
-        UsageError: The shape or the stages do not go with the kind.
-    """
+    """Network on an input of ``shape`` (channels, height, width); `UsageError` if the shape or stages do not fit."""
     kind = ARCHITECTURES[name]
     blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
     require(
