@@ -283,7 +283,7 @@ def _not_run(rule: Rule, batch_size: int | None, reason: str) -> RuleFinding:
 def other_kind(
     trials: Sequence[TrialRecord], tuned: Candidate, is_other: Callable[[str], bool], wanted: str
 ) -> Configuration | str:
-    """Best search configuration with the other kind of optimizer, ``wanted`` in words, or why it is unknown."""
+    """Best search configuration with the optimizers ``wanted``, or the reason against it."""
     size = tuned.configuration.batch_size
     found = [
         (figure, trial.number, trial.configuration)
@@ -321,7 +321,7 @@ def _sgd_or_adam(trials: Sequence[TrialRecord], tuned: Candidate) -> Configurati
 def judge_sgd_or_adam(
     other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge by the figure of the optimizer that the rule names over the other's."""
+    """Judge by the ratio of the named optimizer's figure to the other's."""
     named = SGD if tuned.configuration.batch_size <= SGD_UP_TO else ADAM
     pair = (tuned, other) if tuned.configuration.optimizer in named else (other, tuned)
     return _of_pair(*pair, step_seconds, wanted=wanted, limit=limit)
@@ -600,7 +600,7 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
 
 
 def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
-    """The cases to run, cheapest first; on a tie in the order of `RULES`, from the learning rate to the averages.
+    """The cases to run, cheapest first, then in the order of `RULES`.
 
     The optimum's own batch size is cheapest if trials race.
     """
@@ -616,7 +616,7 @@ def run_seconds(spec: StudySpec, case: Case) -> float:
 
 
 def runs_to_decide(regret: Regret | None, made: int) -> float:
-    """Runs after which the rule would hold or break if only the interval's width ∝ 1/√runs changes; may be infinite."""
+    """Runs until the rule holds or breaks if the interval's width is ∝ 1/√runs; may be infinite."""
     if regret is None or not regret.low or regret.high is None:
         return 2.0 * made
     distance = max(math.log(HELD / regret.value), math.log(regret.value / BROKE))

@@ -1,7 +1,8 @@
 """Convolutional networks by numbers: parameters, and elements that the backward pass keeps for a sample.
 
-A layer keeps its input for the gradients; an in-place activation's output is the next layer's input. Architectures: He et al. 2015 (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022
-(arXiv 2201.03545), Ronneberger et al. 2015 (arXiv 1505.04597, with padding and batch normalisation).
+A layer keeps its input for the gradients; an in-place activation's output is the next layer's input. He et al. 2015
+(arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022 (arXiv 2201.03545), Ronneberger et al. 2015 (arXiv
+1505.04597, with padding and batch normalisation).
 """
 
 from collections.abc import Callable, Mapping, Sequence
