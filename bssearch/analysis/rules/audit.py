@@ -600,11 +600,7 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
 
 
 def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
-    """The cases to run, cheapest first, then in the order of `RULES`.
-
-    The optimum's own batch size is cheapest if trials race.
-    """
-
+    """The cases to run, cheapest first, then in the order of `RULES`."""
     asked = (case for case in found if case.configuration is not None and not case.is_tuned)
     return sorted(asked, key=lambda case: (not case.can_be_decided, run_seconds(spec, case)))
 

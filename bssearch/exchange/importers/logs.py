@@ -1,6 +1,6 @@
-"""Training logs of other tools, found in files and folders: tables of evaluations, and what each tool writes for a run.
+"""Training logs of other tools: tables of evaluations, and the files of a run.
 
-Nothing in a log is executed: of pickles and YAML only plain values are read.
+No log is executed: only plain values of pickles and YAML are read.
 """
 
 import itertools
