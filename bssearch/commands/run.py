@@ -53,7 +53,8 @@ def run_study(
     """Run or resume a study and return the answer.
 
     Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
-    stored. The best configuration and missing runs of ``from_study`` come first; its seconds do not count. Changed workload code and a busy GPU are refused unless ``launch`` allows them.
+    stored. The best configuration and missing runs of ``from_study`` come first; its seconds do not
+    count. Refuses changed workload code and a busy GPU unless ``launch`` allows them.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
