@@ -184,7 +184,7 @@ def test_the_lightning_script_of_the_guide_is_a_study(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "own.yaml").write_text(spec)
     done = ran(tmp_path, "run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu")
-    assert "Trainer(max_epochs=4) ends trials there" in done.stderr
+    assert "Trainer(max_epochs=4) ends trials at this limit" in done.stderr
     assert any(trial["state"] == "reached" for trial in read(tmp_path, "trial", "list", "own-loop"))
 
 

@@ -101,7 +101,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     spec = spec_of(record)
     require(
         record.objective == TimeToTarget.name,
-        f"a harder target is predicted for objective {TimeToTarget.name}, not {record.objective}",
+        f"bssearch predicts a harder target for objective {TimeToTarget.name}, not {record.objective}",
         hint="run a new study with the harder target, under a new name",
     )
     probes, trials = store.probes.by_batch_size(study), store.trials.of(study)
@@ -109,7 +109,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     assert verdict is not None, "a study with an answer has a verdict"
     require(
         are_of_one_model(spec, verdict),
-        f"the best configurations of study {study!r} have different models: no prediction is possible",
+        f"the best configurations of study {study!r} have different models, which allow no prediction",
     )
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]
     return found, tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target)
@@ -183,7 +183,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
         starts = {
             one.batch_size: one.start_samples for one in run_stages(run, store.trials.observations(name, run.number))
         }
-        notes.append(f"the trials measured their own noise scale: the stages are from trial {run.number}")
+        notes.append(f"each trial measured the noise scale anew; the stages are from trial {run.number}")
     return ScheduledTraining(schedule_values(found), _stages(found, starts), tuple(notes))
 
 
@@ -223,7 +223,7 @@ def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[
 
 NO_GAIN: Mapping[SavesTime, str] = {
     "no": "the schedule saves no time over the best constant batch size",
-    "undecided": "it is undecided if the schedule saves time over the best constant batch size",
+    "undecided": "the runs do not show whether the schedule saves time over the best constant batch size",
     "not_run": "the schedule's time was not compared with the best constant batch size over several seeds",
 }
 
@@ -304,7 +304,7 @@ def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
     """
     values, first = found.values, found.stages[0]["batch_size"]
     kind, horizon = str(values.get("schedule") or "constant"), values.get("horizon_samples")
-    factor = _FACTORS.get(kind, _FACTORS["constant"])  # a program's own schedule has no code here
+    factor = _FACTORS.get(kind, _FACTORS["constant"])  # bssearch has no code of a program's own schedule
     if kind in _FACTORS and kind != "constant":
         factor = f"    if step >= @HORIZON@:\n        return 0.0\n{factor}"
     last = 0 if horizon is None else horizon_steps(float(horizon), first)

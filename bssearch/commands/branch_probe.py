@@ -156,7 +156,7 @@ class BranchedCheckpoint:
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Learning-rate rule of the space, else of the optimizer; and False if neither has a rule (then square root)."""
+    """Learning-rate rule of the space, else of the optimizer; and False if both lack a rule (then square root)."""
     rate = spec.space.learning_rate
     if "rule" in getattr(rate, "model_fields_set", ()) and (written := getattr(rate, "rule", None)) is not None:
         return written, True
@@ -248,11 +248,11 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
             f"`bssearch trial add {spec.name} {schedule_words(found)}`."
         )
     elif rises is not None:
-        yield "The batch size falls between two checkpoints, so this is no growing schedule."
+        yield "The batch size falls between two checkpoints, so a growing schedule does not fit."
     yield (
         f"Each branch has {plan.samples} samples. Its end is the mean validation {spec.target.metric} over the last "
-        f"quarter. A batch size holds if the mean end of its {repeats} branches is within the one-sided 95 % bound "
-        f"of the {repeats} branches at batch size {plan.batch_sizes[0]}."
+        f"quarter. Each batch size has {repeats} branches, and holds if their mean end is within the one-sided 95 % "
+        f"bound of batch size {plan.batch_sizes[0]}."
     )
 
 
@@ -271,7 +271,7 @@ def answer(found: LocalCriticalBatch, base: int) -> str:
     """A checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
-            return f"the local critical batch size is {found.low}: {found.high} loses."
+            return f"the local critical batch size is {found.low}: batch size {found.high} loses."
         case "at_least":
             return f"the local critical batch size is at least {found.low}: all batch sizes hold."
         case "below":
@@ -338,9 +338,9 @@ def branch(
         int, Option("Length of each branch in tokens, or in samples if the workload counts no tokens.", min=1)
     ],
     octaves: Annotated[int, Option("Largest number of doublings of the default's batch size.", min=1)] = OCTAVES,
-    repeats: Annotated[int, Option("Branches at each batch size, in other orders of the data.", min=3)] = (
-        FEWEST_REPEATS
-    ),
+    repeats: Annotated[
+        int, Option("Branches at each batch size; each branch has another order of the data.", min=3)
+    ] = (FEWEST_REPEATS),
     at: Annotated[
         list[int] | None,
         Option("Samples before each checkpoint, if missing in the checkpoint.", min=0, metavar="SAMPLES"),
@@ -449,7 +449,7 @@ class Branching:
                 return one
             found.append(one)
             if one.metric is None:
-                break  # one diverged branch settles that the batch size loses
+                break  # with a diverged branch the batch size loses
         return found
 
     def _branch(self, point: BranchPoint, batch_size: int, repeat: int) -> BranchMeasurement | str:
@@ -523,7 +523,7 @@ def notices(
         yield "the workload has no tokens_per_sample: --tokens counts samples"
     optimizer = spec.default_configuration.optimizer
     if not is_known:
-        yield f"optimizer {optimizer} has no known learning-rate rule; the square root of the batch size is used"
+        yield f"optimizer {optimizer} has no known learning-rate rule; bssearch uses the square root of the batch size"
     for point in points:
         if point.has_optimizer is False:
             yield (
@@ -534,8 +534,8 @@ def notices(
         falls = spec.default_configuration.parameters.get("schedule", "constant") != "constant"
         if rate is not None and (rate > SAME_RATE * default or (rate * SAME_RATE < default and not falls)):
             yield (
-                f"{point.path.name} was saved at learning rate {rate:g}; the branches at B use the learning rate of "
-                f"the spec, {default:g}, and its schedule"
+                f"{point.path.name} has learning rate {rate:g}; the branches at B use the spec's learning rate, "
+                f"{default:g}, and schedule"
             )
 
 
@@ -545,6 +545,6 @@ def _ends(batch_size: int, measured: Sequence[BranchMeasurement]) -> BranchedSiz
 
 def _digest(point: BranchPoint, request: TrialRequest) -> str:
     # The checkpoint's content identifies a branch, not the checkpoint's path.
-    assert request.branch is not None, "a branch is requested"
+    assert request.branch is not None, "the request has a branch"
     request = replace(request, branch=replace(request.branch, checkpoint=point.digest))
     return hashlib.sha256(to_json(request).encode()).hexdigest()[:32]

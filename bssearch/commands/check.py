@@ -68,14 +68,14 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     others = _other_values(spec, configuration)
     if not others:
         return
-    # A run has two warm-up steps, `STEPS` counted steps, one more before it stops, and three evaluations.
+    # A run has two warm-up steps, `STEPS` counted steps, a last step, and three evaluations.
     one_run = (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
     expected = (1 + len(others)) * one_run
     if expected > LONGEST_S:
         yield (
             "parameters_not_tried",
-            f"not checked if the workload uses {' and '.join(others)}: {1 + len(others)} runs of {STEPS} steps "
-            f"would take {expected:.3g} s, more than {LONGEST_S:g} s",
+            f"bssearch did not try the use of {' and '.join(others)}: {1 + len(others)} runs of {STEPS} steps would "
+            f"take {expected:.3g} s, more than {LONGEST_S:g} s",
         )
         return
     before = _losses(spec, executor, 2, configuration)
@@ -86,7 +86,7 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
             yield (
                 "parameter_ignored",
                 f"{name} is searched but has no effect: with {name} = {own} and {_shown(value)} the losses of "
-                f"{STEPS} steps are equal to the last bit; use the argument of {takes}(), or fix space.{name}",
+                f"{STEPS} steps are identical; use the argument of {takes}(), or fix space.{name}",
             )
 
 
@@ -138,7 +138,7 @@ def _losses(
 
 DROPPED_SHARE = 0.2  # a batch size that drops this share of the training samples per epoch is suspicious
 
-FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compared
+FEW_STEPS = 50  # with fewer steps per trial, learning rates are hardly comparable
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
             "metric_never_moves",
             never_moves,
             f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
-            f"{outcome.steps} steps: does evaluate() use the model it is given, and is the learning rate large enough?",
+            f"{outcome.steps} steps: does evaluate() use its model argument, and is the learning rate large enough?",
         ),
         (
             "target_far",
@@ -450,10 +450,10 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription,
     )
 
 
-# The next three are shares of the way from the untrained metric to the median of the runs' best metrics.
+# The next three constants are shares of the way from the untrained metric to the median of the runs' best metrics.
 MARGIN = 0.02  # least margin
 LEAST = 0.5  # least distance of a proposed target from the untrained metric, even if one seed trains badly
-WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)  # alternative targets; denser at the end, because a percent costs more time
+WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)  # alternative targets; denser at the end, where a percent costs more time
 
 # If the default takes longer than this share of the limit, slower configurations miss the target.
 LATE = 0.5
@@ -469,7 +469,7 @@ class DefaultRun(Model):
 
 
 class TargetRow(Model):
-    """A possible target: runs that reach it, and median time (null if half of the runs miss)."""
+    """A possible target: runs that reach it, and median time (null if half of the runs miss the target)."""
 
     target: float
     reached: int
@@ -565,7 +565,7 @@ def summarise(
     way = target.gain(median_best) - target.gain(untrained)
     require(
         way > 0,
-        f"{target.metric} never got better than {untrained:.4g}, the metric of an untrained model",
+        f"{target.metric} never improves on the {untrained:.4g} of an untrained model",
         hint="change default.learning_rate, or raise budget.trial_train_seconds",
         error=LaunchError,
     )
@@ -628,8 +628,8 @@ def _notes(
         (row.reached < len(runs), f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal"),
         (
             share > LATE,
-            f"the default takes {share:.0%} of budget.trial_train_seconds = {limit:g} to the proposal, so "
-            "slower batch sizes may miss it; raise the limit, or take an easier target",
+            f"the default reaches the proposal after {share:.0%} of budget.trial_train_seconds = {limit:g}; slower "
+            "batch sizes may miss this target; raise the limit, or take an easier target",
         ),
         (
             statistics.median(run.best_at_s for run in runs) > 0.9 * limit,

@@ -35,7 +35,7 @@ class Launch:
             shown_default="sqlite:///bssearch.db",
         ),
     ] = None
-    folder: Path | str = "."  # where a workload file is looked up
+    folder: Path | str = "."  # folder of workload files
     data_dir: Annotated[
         Path | str | None,
         Option(
@@ -50,17 +50,17 @@ class Launch:
     workload: Annotated[
         Any,
         Option(
-            "The code to run; a file is looked up from this folder.",
+            "The code to run; a file's path starts in the current folder.",
             metavar="FILE.py:NAME",
             shown_default="the stored workload, if you ran it on this machine",
         ),
     ] = None
     verbose: Annotated[bool, Option("Print a line for each trial that ends.")] = False
-    listener: "Listener | None" = None  # replaces the display of progress
+    listener: "Listener | None" = None  # a listener instead of the display of progress
     progress: bool | None = None  # True shows the run, None only in a notebook, False never
     make_executor: "Callable[[StudySpec, Path], Executor] | None" = None
-    pretended_gib: float | None = None  # limits device memory without binding the study to it
-    shift: "Shift | None" = None  # lets the study yield to others
+    pretended_gib: float | None = None  # limit of device memory that the study does not store
+    shift: "Shift | None" = None  # lets the study yield to other studies
 
 
 HERE = Launch()

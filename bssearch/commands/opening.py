@@ -111,8 +111,8 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
         spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
         f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: the workload came from a notebook "
         "or a running script",
-        hint="pass it again in Python, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
-        "as the objective of bssearch.Study(spec, objective=train)",
+        hint="pass the workload again in Python, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), "
+        "or as the objective of bssearch.Study(spec, objective=train)",
     )
 
 
@@ -138,7 +138,7 @@ def _identity(spec: StudySpec, folder: Path) -> dict[str, Any]:
         "workload_settings": spec.workload_settings,
         "executor": spec.executor.name,
         "sha256": _digest(folder / _location(spec)),
-        TEXTS: sorted(_texts(spec)),  # of space and default; a command puts them into shell words
+        TEXTS: sorted(_texts(spec)),  # texts of space and default, which a command puts into shell words
         FOLDER: str(folder.resolve()),
     }
     if spec.executor.address is not None:
@@ -182,7 +182,7 @@ def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tu
     return load_spec(path, overrides), launch
 
 
-# Parts of a spec outside its question; their changes are reported on resume.
+# Parts of a spec outside its question; a resume reports changes of these parts.
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 
 
@@ -254,7 +254,7 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
     before = spec_of(stored)
     differing = changed_fields(before.question, spec.question)
     threads = before.executor.threads, spec.executor.threads
-    if threads[0] != threads[1]:  # times with other thread counts are not comparable
+    if threads[0] != threads[1]:  # times with different thread counts are not comparable
         differing["executor.threads"] = threads
     if differing:
         listed = "; ".join(f"{field}: {old!r} → {new!r}" for field, (old, new) in differing.items())
@@ -271,7 +271,7 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
     earlier = spec_of(stored)
     before, now = earlier.budget, spec.budget
     least = min(before.least_trials, now.trials)
-    seconds_before, seconds = (one.wall_seconds or math.inf for one in (before, now))  # a wall limit is above 0
+    seconds_before, seconds = (one.wall_seconds or math.inf for one in (before, now))  # a wall limit is never 0
     if now.trials > before.trials or seconds > seconds_before:
         history = History(earlier, store.trials.of(spec.name))
         if 0 < history.spent < before.trials and history.time_share < 1:
@@ -286,7 +286,7 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     require(
         all(trial.state.is_missing for trial in store.trials.of(study.name)),
         f"the {part} of workload {name!r} has changed since the study {study.name!r} began: "
-        "new and stored trials could not be compared",
+        "new and stored trials would not be comparable",
         hint=f"give the spec another name, or `bssearch study delete {study.name}`; "
         "if the change does not matter, `run --allow-changed-workload` (in Python `allow_changed_workload=True`)",
     )
@@ -347,7 +347,7 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
     return spec if keeps_name else with_workload(spec, given)
 
 
-TOLD_AFTER_S = 30.0  # longer than imports take
+TOLD_AFTER_S = 30.0  # seconds; imports are shorter
 
 
 def _given(launch: Launch) -> GivenWorkload | None:
@@ -375,7 +375,7 @@ class OpenStudy:
     executor: Executor
     environment: Environment
     listener: Listener
-    train_samples: int | None = None  # of an epoch; None if unknown
+    train_samples: int | None = None  # samples of an epoch; None if unknown
     shift: Shift | None = None
 
     def driver(self) -> Driver:
@@ -400,7 +400,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
-    check_writable(launch.db)  # before the user's program runs for minutes to describe itself
+    check_writable(launch.db)  # first, because the user's program may run for minutes before the description
     check_checkpoint_place()
     with (
         watched(launch.listener, launch.progress) as watcher,
@@ -417,8 +417,8 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
                 remember(spec, store.studies.get(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(
-                    f"{given.label} is not in a file that a worker process could load: trials run in this process, "
-                    "one at a time, and a crash or hang of a trial affects this process"
+                    f"{given.label} is not in a file, so no worker process can load the code: trials run one at a "
+                    "time in this process, and a crash or hang of a trial affects this process"
                 )
             with (
                 _not_left_empty(store, spec.name) if is_new else nullcontext(),
@@ -462,8 +462,8 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
         load, cpus = os.getloadavg()[0], os.cpu_count() or 1
         busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs); otherwise " if load > cpus else ""
         listener.note(
-            f"{spec.workload} has made no step and evaluation for {TOLD_AFTER_S:g} s: {busy}check that a loop iterates "
-            "over trial.batches(loader, evaluate=...), and that a Trainer has callbacks=[TrialCallback(trial)]"
+            f"{spec.workload} has made no step with an evaluation for {TOLD_AFTER_S:g} s: {busy}check that a loop "
+            "iterates over trial.batches(loader, evaluate=...), and that a Trainer has callbacks=[TrialCallback(trial)]"
         )
 
     timer = Timer(TOLD_AFTER_S, tell)

@@ -14,7 +14,7 @@ Finding = tuple[str, str]  # a code and a sentence
 
 # Two shares of the way from the declared chance level to the target:
 CHANCE_TOLERANCE = 0.1  # an untrained model may miss the chance level by this share
-STARTS_TRAINED = 0.3  # above, the model probably has loaded weights; fresh models reach a sixth by luck
+STARTS_TRAINED = 0.3  # above this share, the model probably has loaded weights; fresh models reach a sixth by luck
 
 FINE_TUNING_BATCH = 64  # fine-tuning usually takes batches of 8 to 32
 
@@ -45,7 +45,7 @@ def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
         high = 2 ** math.ceil(math.log2(max(sizes[0], RANGE)))
         yield (
             "one_batch_size",
-            f"space.batch_size holds only {sizes[0]}, so no batch sizes are compared: give a range, such as "
+            f"space.batch_size holds only {sizes[0]}, so the study compares no batch sizes: give a range, such as "
             f"{{low: {high // RANGE}, high: {high}}}",
         )
 
@@ -87,7 +87,7 @@ def _about_the_learning_rate(spec: StudySpec) -> Iterator[Finding]:
         yield (
             "no_warmup",
             f"space.warmup_epochs = 0, and {reaches}: the literature recommends a warmup from {WARMUP_RATIO} × on; "
-            "search the warmup, such as [0, 1]",
+            "search the warmup, for example in [0, 1]",
         )
     if split_batch(largest, space.max_micro_batch_size)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (

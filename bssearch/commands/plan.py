@@ -31,7 +31,7 @@ class BeyondRequest(Request):
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
     samples: Annotated[
-        Positive | None, Option("Instead: samples of a training with the best batch size.", unit="samples")
+        Positive | None, Option("Samples of a training with the best batch size, instead of a target.", unit="samples")
     ] = None
     db: Database = None
 
@@ -63,7 +63,7 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
     best, size = predicted.optimal_batch_size, predicted.test_batch_size
     run = predicted.of(size).steps
     told = {
-        "predicted": f"predicted, not measured: the study's trials stopped at {measured.in_words}",
+        "predicted": f"bssearch predicted this answer; the study's trials stopped at {measured.in_words}",
         "test": f"to test the prediction, run batch {size} to {measured.metric} {number(predicted.metric.value)}: "
         f"the run should take {number(run.low or 0)} to {number(run.high or 0)} steps",
     }
@@ -85,7 +85,7 @@ JUDGED = ("held", "broke", "undecided")
 def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
     """Each rule's learning rate at ``batch``, with the verdicts of stored audits.
 
-    Without ``db`` the database file in this folder is read, if there is one.
+    Without ``db`` the function reads the database file in this folder, if any.
 
     Example: ``bssearch.plan_learning_rate(from_batch=256, learning_rate=0.1, batch=4096)``
     """
@@ -151,7 +151,7 @@ def _measured(study: str, asked: ScaleRequest) -> dict[str, Any]:
             best = None
     law = None if best is None else best.fit
     b_crit: CriticalBatch | QuickCriticalBatch | None = None if quick is None else quick.b_crit
-    # A law of too few batch sizes has only the quick answer's runs.
+    # A law of too few batch sizes uses only the quick answer's runs.
     if law is not None and (b_crit is None or law.verdict != "too_few_points"):
         b_crit = law.b_crit
     found: dict[str, Any] = {}

@@ -202,7 +202,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
-    remarks = [] if probe.settled else ["not known within 2 % in this time"]
+    remarks = [] if probe.settled else ["the time limit ended before 2 % precision"]
     if probe.micro_batch_size < probe.batch_size:
         remarks.append(f"in micro-batches of {probe.micro_batch_size}")
         if fit is not None:
@@ -244,7 +244,7 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
 
 BRACKET = 1.05  # largest final ratio of the smallest failing to the largest fitting size
 
-FINE = 1.01  # the same ratio below and above the marginal sizes, which themselves span less than `BRACKET`
+FINE = 1.01  # the same ratio below and above the marginal sizes, which span less than `BRACKET`
 
 GIB, MIB = 2**30, 2**20
 
@@ -340,7 +340,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
         if not use.fits:
             without_reserve = executor.measure_memory(request)
             if without_reserve.fits:
-                use = replace(use, reason=f"only without a reserve: {use.reason}")
+                use = replace(use, reason=f"fits only without a reserve: {use.reason}")
                 marginal.append(use)
                 tell(use)
                 continue
@@ -419,7 +419,7 @@ def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
     """Yield the noise scale and where it was measured."""
     noise = found.noise
     if noise.low is None:
-        yield f"The gradient could not be distinguished from its noise in {noise.passes or 'the'} passes."
+        yield f"The measurement could not separate the gradient from its noise in {noise.passes or 'the'} passes."
     else:
         scale = noise_scale(noise.scale, noise.low, noise.high)
         yield f"Gradient noise scale: {scale} samples ({noise.passes} passes)"

@@ -51,7 +51,7 @@ SHARE_OF_A_RUN = 0.25  # largest share of the time for one run: four runs test t
 
 NOISE_SHARE = 0.1  # share of the time for measuring gradients near the target
 
-LEAST_NOISE_SHARE = 0.25  # the least part of `NOISE_SHARE`, even if time is up
+LEAST_NOISE_SHARE = 0.25  # least part of `NOISE_SHARE`, even when the time is over
 
 # Runs at other batch sizes stop at this multiple of the fastest run's time: slower sizes are not optimal.
 SLOWER = 1.5
@@ -64,7 +64,7 @@ RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no smal
 
 FASTER = 1.25  # least speed-up of another learning rate, because of the seed-to-seed spread
 
-LONGER = 2.0  # a stopped run of the default is repeated if it may now train this many times as long
+LONGER = 2.0  # repeat a stopped run of the default if the limit is now this many times as long
 
 AS_FAR = 1.2  # limit of a run with another learning rate, relative to the time to beat
 
@@ -122,7 +122,7 @@ class QuickPlan:
                 return None
             try:
                 configuration = configuration_of(history.spec, {"batch_size": batch_size, "learning_rate": rate})
-            except UsageError:  # a search could not start from a rate outside the space
+            except UsageError:  # a search cannot start from a rate outside the space
                 return None
             return self._run(history, configuration, min(self.left, AS_FAR * fastest))
 
@@ -165,7 +165,7 @@ def rule_configuration(history: History, batch_size: int) -> Configuration:
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """A configuration's first uncapped search trial, else that with the highest limit."""
+    """A configuration's first uncapped search trial, else the trial with the highest limit."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
@@ -191,7 +191,9 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     low, high = optimum.interval
     left = [size for size in history.feasible if size not in run and low <= size <= high]
     if left and high > CLOSE * low:
-        return max(left, key=lambda size: min(abs(math.log(size / other)) for other in run))  # the farthest, in nats
+        return max(
+            left, key=lambda size: min(abs(math.log(size / other)) for other in run)
+        )  # the farthest size, in nats
     return None if optimum.step.batch_size in run else optimum.step.batch_size
 
 
@@ -265,7 +267,7 @@ MANY_EPOCHS = 5.0  # from this many epochs on, repeated data make samples to the
 
 AFTER_SEARCH = Notice(
     code="after_search",
-    message="the study's search has ended, and this answer uses its trials: the answer is not stored",
+    message="the study's search has ended, and this answer uses its trials, so bssearch does not store the answer",
 )
 
 # Error of the noise scale as an estimate of the critical batch size, measured on several models.
@@ -276,8 +278,8 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     """Yield caveats about a measured noise scale."""
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
-        known = "the gradient is lost in its noise" if low is None else f"the scale is above {low:.3g} samples"
-        yield Notice(code="noise_not_measured", message=f"the gradient noise scale was not measured: {known}")
+        known = "the noise hides the gradient" if low is None else f"the scale is above {low:.3g} samples"
+        yield Notice(code="noise_not_measured", message=f"bssearch could not measure the gradient noise scale: {known}")
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
@@ -312,14 +314,14 @@ def caveats(
         (
             "easier_target",
             target != spec.record_target,
-            f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: runs are "
-            f"compared at {target.value:.4g}, and the critical batch size grows on the way to the target",
+            f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: the answer "
+            f"compares runs at {target.value:.4g}, and the critical batch size grows on the way to the target",
         ),
         *((one.code, True, one.message) for one in of_noise),
         (
             "one_batch_size",
             len(sizes) < 2,
-            "only one batch size reached the metric that is compared; "
+            "only one batch size reached the compared metric; "
             + ("the noise scale is unknown, too" if noise_scale is None else rests),
         ),
         (
@@ -350,7 +352,7 @@ def caveats(
 
 SECONDS = 60.0
 
-WAY = 0.9  # if the default misses the target, runs are compared at this share of its progress
+WAY = 0.9  # if the default misses the target, the answer compares runs at this share of the default's progress
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
@@ -486,7 +488,9 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
             study, plan.noise_seconds(study.history()), train_seconds_limit=SHARE_OF_A_RUN * plan.seconds
         )
     except (WorkloadError, LaunchError, UsageError) as error:
-        return None, [Notice(code="noise_not_measured", message=f"the gradient noise scale was not measured: {error}")]
+        return None, [
+            Notice(code="noise_not_measured", message=f"bssearch could not measure the gradient noise scale: {error}")
+        ]
     return noise_scale_of(found.noise), list(about_noise(found))
 
 
@@ -497,7 +501,7 @@ def _epochs(run: TrialRecord, train_samples: int | None) -> float | None:
 
 def _run(trial: TrialRecord) -> QuickRun:
     outcome = trial.outcome
-    assert outcome is not None, "it has ended"
+    assert outcome is not None, "the trial has ended"
     return QuickRun(
         trial=trial.number,
         batch_size=trial.configuration.batch_size,
@@ -517,7 +521,7 @@ class TrackRecord(Model):
     """Quick answers compared with searches."""
 
     studies: list[Kept]
-    held: int  # how many intervals meet the search's flat range
+    held: int  # number of intervals that meet the search's flat range
     median_time_ratio: float | None  # time at the quick answer's batch size over the time at the optimum
     waiting: list[str]  # studies without a search yet
 

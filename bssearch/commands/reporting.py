@@ -186,7 +186,7 @@ def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[t
     try:
         reporter = Reporter(BoardProcess(names), watcher)
     except OSError as error:
-        watcher.note(f"log: cannot start the process of the boards ({error}); no trial is reported")
+        watcher.note(f"log: cannot start the process of the boards ({error}); the boards receive no trial")
         yield watcher, None
         return
     try:

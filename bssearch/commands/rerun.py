@@ -40,7 +40,7 @@ from bssearch.workloads.base import SHIPPED
 
 Known = str | int | float | bool | None
 
-# States of trials that no limit or user stopped.
+# States of trials that neither a limit nor a user stopped.
 ENDS_BY_ITSELF = frozenset({TrialState.REACHED, TrialState.DIVERGED, TrialState.OOM, TrialState.FAILED})
 
 FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}
@@ -79,7 +79,7 @@ class Ran(Model):
 
     @classmethod
     def of(cls, outcome: TrialOutcome) -> Ran:
-        """The fields of an outcome that are compared."""
+        """The compared fields of an outcome."""
         return cls.model_validate({name: getattr(outcome, name) for name in cls.model_fields})
 
 
@@ -110,7 +110,7 @@ class Rerun(Model):
     runs: list[RerunRun] = Field(min_length=1)
     identical: bool | None
     steps_ratio: float | None  # median of the reruns' steps to the target over the stored trial's
-    time_ratio: float | None  # of train seconds, up to the last common evaluation if one run missed the target
+    time_ratio: float | None  # ratio of train seconds, up to the last common evaluation if a run missed the target
     differences: list[Difference]
 
 
@@ -187,7 +187,7 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
 
 def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
     full = spec.budget.trial_train_seconds
-    # The full limit, because the trial's own limit could end a slower rerun too early.
+    # The request has the full limit, because the trial's own limit could end a slower rerun too early.
     plan = TrialPlan(
         **trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)},
         limit_state=TrialState.EXHAUSTED if trial.train_seconds_limit >= full else TrialState.CAPPED,

@@ -100,10 +100,10 @@ def begin_with(study: OpenStudy, source: str) -> None:
     for values in wanted:
         try:
             configuration = configuration_of(spec, values)
-            if configuration.key not in queued:  # a repeat of the best
+            if configuration.key not in queued:  # skip a repeat of the best configuration
                 queued[configuration.key] = enqueue(store, spec.name, values)[1]
         except UsageError as error:
-            study.listener.note(f"a run of study {source} is left out: {error.message}")
+            study.listener.note(f"leaving out a run of study {source}: {error.message}")
     words = "; ".join(f"batch {one.batch_size}, learning rate {one.learning_rate:.3g}" for one in queued.values())
     study.listener.note(f"the first trials are from study {source}, without its seconds: {words or 'none'}")
 
@@ -126,7 +126,7 @@ def add_devices(study: OpenStudy) -> None:
         try:
             study.driver().time_on_devices()
         except WorkloadError as error:  # the answer for the search's devices remains valid
-            study.listener.note(f"training on more devices fails, so they are left out: {error}")
+            study.listener.note(f"training on more devices fails, so the study leaves these device counts out: {error}")
             return
     before: Sequence[OnDevices] = ()
     for _ in range(FRONTS):
@@ -193,7 +193,7 @@ def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int
         else:
             sizes = sorted({one.batch_size for one in after_search.finalists(study.history())})
             study.listener.note(
-                f"batch {', '.join(map(str, sizes))}: {to_budget_runs} runs each, all to "
+                f"batch {', '.join(map(str, sizes))}: {to_budget_runs} runs each, up to "
                 f"{spec.budget.trial_train_seconds:g} train seconds"
             )
             driver.run_planned(after_search.next_run(to_budget_runs), Phase.TO_BUDGET)
@@ -207,7 +207,7 @@ FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget 
 # Micro-batches per batch for timing accumulation: the first number that divides the batch.
 MICRO_BATCHES = (4, 3, 2)
 
-STEP_SECONDS = 2.0  # the most seconds of steps timed at one batch size
+STEP_SECONDS = 2.0  # the most seconds of timing at a batch size
 
 
 def audit_stored(
@@ -366,7 +366,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
             try:
                 measured = study.executor.measure_step_time(default_at(spec, size, micro, STEP_SECONDS))
             except WorkloadError as error:  # a script may not support micro-batches
-                study.listener.note(f"the cost of accumulation is not timed: {error}")
+                study.listener.note(f"cannot time the cost of accumulation: {error}")
                 return
             if not measured.out_of_memory:
                 probe = probe_record(measured, spec.budget.trial_train_seconds)

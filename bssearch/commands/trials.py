@@ -95,7 +95,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     configuration = with_schedule(spec, configuration, values, probes)
     phase = Phase.GROWTH if configuration.grows else Phase.SEARCH
     if record.environment is not None:
-        from bssearch.search.calibration import refuse_where_nothing_fits  # loads the executors
+        from bssearch.search.calibration import refuse_where_nothing_fits  # this import loads the executors
 
         refuse_where_nothing_fits(spec, store, record.environment)
     return store.trials.enqueue(
@@ -257,7 +257,7 @@ class Status:
     budget_trials: int
     spent_trials: int
     running: tuple[int, ...]
-    train_seconds: float  # of all ended trials
+    train_seconds: float  # train seconds of all ended trials
     fastest: Fastest | None
     trials: dict[str, dict[str, int]]
     search_ended: str | None = None  # why the search ended

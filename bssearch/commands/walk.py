@@ -87,7 +87,7 @@ class Walk:
         return WalkStep(
             question=question,
             figures={"fixed_gib": fit.fixed_bytes / GIB, "sample_mib": fit.bytes_per_sample / MIB},
-            decision="a fixed part, and as much again for each sample",
+            decision="a fixed part, and an equal part for each sample",
         )
 
     def _most(self, fit: MemoryFit | None, usable: float) -> int | None:
@@ -99,11 +99,11 @@ class Walk:
     def _largest_step(self, most: int | None) -> WalkStep:
         largest = self.spec.batch_sizes[-1]
         if most is None:
-            decision = "unknown: `bssearch probe memory` looks for the limit itself"
+            decision = "unknown: `bssearch probe memory` finds the limit"
         elif most >= largest:
             decision = f"batch {largest}, the largest of the space, fits at once"
         else:
-            decision = f"larger batches than {most} accumulate: space.max_micro_batch_size: {most}"
+            decision = f"batches above {most} accumulate: set space.max_micro_batch_size: {most}"
         return WalkStep(
             question="What is the largest safe micro-batch?", figures={"safe_micro_batch": most}, decision=decision
         )
@@ -119,7 +119,7 @@ class Walk:
         elif drop > DROP:
             decision = f"{metric} drops by {drop:.1%} in {self.limit:g} s: take fewer samples, or retune and regularise"
         else:
-            decision = f"no drop of more than {DROP:.0%}: batch {largest} trains as well in {self.limit:g} s"
+            decision = f"the metric drops by at most {DROP:.0%}: batch {largest} trains as well in {self.limit:g} s"
         figures = {f"{metric}_at_{default}": mine, f"{metric}_at_{largest}": its, "drop": drop}
         yield WalkStep(question="Does the maximum converge?", figures=figures, decision=decision)
         times = {size: run.time_to_target_s for size, run in ((default, self.trial), (largest, other))}
@@ -131,7 +131,11 @@ class Walk:
                 **{f"step_s_at_{size}": probe.step_seconds for size, probe in self.probes.items()},
                 **{f"time_to_target_s_at_{size}": seconds for size, seconds in times.items()},
             },
-            decision=(f"batch {soonest} of these two, untuned" if soonest else f"neither within {self.limit:g} s")
+            decision=(
+                f"batch {soonest} of these two batch sizes, untuned"
+                if soonest
+                else f"neither batch size within {self.limit:g} s"
+            )
             + "; `bssearch run` tries the sizes between, each with its own learning rate",
         )
 

@@ -43,7 +43,7 @@ class Program:
     A script calls `bssearch.current_trial`, or is ``file.py:make_trainer``, a function that returns a trainer.
 
     Attributes:
-        default: configuration to describe the program with.
+        default: configuration of the program's description.
         names: parameters set by the study.
         report: progress expressions, see `bssearch.executors.programs.reports`.
         searched: placeholders required of a command that only reports.
@@ -122,7 +122,7 @@ class Executor(Protocol):
 
     @property
     def slots_apart(self) -> bool:
-        """True if runs in different slots compare as if each ran alone: each slot has a device or CPU cores."""
+        """True if trials in different slots do not slow each other: each slot has a device or CPU cores."""
 
     def describe(self) -> WorkloadDescription:
         """Describe the workload."""
@@ -140,14 +140,14 @@ class Executor(Protocol):
         """Start a trial in a free slot.
 
         Raises:
-            LaunchError: no worker can be started.
+            LaunchError: the worker cannot start.
             ValueError: no slot is free, or the trial is running.
         """
 
     def stop(self, stop: TrialStop) -> None:
         """Ask a running trial to end within a step; ignore unknown numbers.
 
-        `TrialState.PAUSED` without a writable ``checkpoint`` prunes.
+        `TrialState.PAUSED` without a writable ``checkpoint`` prunes the trial.
         """
 
     def events(self, timeout: float) -> list[Event]:
@@ -181,7 +181,7 @@ def check_threads(settings: ExecutorSettings) -> None:
     require(
         settings.threads <= cpus,
         f"executor.threads = {settings.threads} must be <= {cpus}, the CPUs of this machine",
-        hint="more threads than CPUs wait for each other",
+        hint="set executor.threads lower; more threads than CPUs wait for each other",
     )
 
 
@@ -190,9 +190,9 @@ def check_ranks(settings: ExecutorSettings) -> None:
     cpus, most = os.cpu_count() or 1, settings.devices[-1]
     require(
         settings.threads * most <= cpus,
-        f"executor.devices = {most} must be <= {cpus // settings.threads}: without a GPU a device is a process of "
-        f"executor.threads = {settings.threads}, and this machine has {cpus} CPUs",
-        hint="more threads than CPUs wait for each other",
+        f"executor.devices = {most} must be <= {cpus // settings.threads}: this machine has {cpus} CPUs and no GPU, "
+        f"and each process has executor.threads = {settings.threads}",
+        hint="set executor.devices or executor.threads lower; more threads than CPUs wait for each other",
     )
 
 
@@ -260,7 +260,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Answer to a failed command, in the ``workload`` or at ``launch``."""
+    """Answer to a command that failed in the ``workload`` or at ``launch``."""
 
     error: Literal["workload", "launch"]
     message: str

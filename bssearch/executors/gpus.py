@@ -27,13 +27,13 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SMI = "nvidia-smi"
 
-SMI_SECONDS = 30.0  # without persistence mode the driver loads first, which takes seconds
+SMI_SECONDS = 30.0  # without persistence mode nvidia-smi loads the driver first, for seconds
 
 
 class Gpus:
     """The GPUs of a driver and of its slots.
 
-    With ``allow_busy``, also GPUs in use by other programs.
+    ``allow_busy`` includes GPUs in use by other programs.
     """
 
     def __init__(self, uuids: Sequence[str], *, allow_busy: bool = False) -> None:
@@ -44,7 +44,7 @@ class Gpus:
 
     @classmethod
     def found(cls, device: str, environment: Mapping[str, str], *, allow_busy: bool = False) -> Self | None:
-        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``); None without any, or without ``nvidia-smi``."""
+        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``); None without GPUs or ``nvidia-smi``."""
         uuids = [] if device == "cpu" or shutil.which(SMI) is None else visible(_smi("-L"), environment.get(VISIBLE))
         if device.startswith("cuda:"):
             uuids = uuids[int(device.removeprefix("cuda:")) :][:1]
@@ -72,14 +72,14 @@ class Gpus:
             self.give_back(slot)
             users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
             raise LaunchError(
-                f"a trial needs {count} of {len(self)} GPUs, and {len(taken) + len(own)} are free"
-                f" (in use: {users or 'the others, by other bssearch drivers'})",
+                f"a trial needs {count} GPUs; free GPUs: {len(taken) + len(own)} of {len(self)}"
+                f" (in use: {users or 'the other GPUs, by other bssearch drivers'})",
                 hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy",
             )
         if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
             self.give_back(slot)
             raise LaunchError(
-                f"executor.devices = {count}: MIG slices cannot train together (CUDA shows one at a time)"
+                f"executor.devices = {count}: MIG slices cannot train together (CUDA shows one slice at a time)"
             )
         return taken
 

@@ -60,7 +60,7 @@ class InlineExecutor:
         check_threads(settings)
         require(
             settings.least_slots == 1,
-            f"executor.slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time",
+            f"executor.slots = {settings.slots} must be 1 with the executor inline, which runs one trial at a time",
         )
         self.slots = 1
         self._settings = settings
@@ -93,7 +93,7 @@ class InlineExecutor:
         self._refuse_while_a_trial_runs()
         require(
             self._settings.given is None,
-            f"workload {self._settings.workload!r} is not in a file, but memory is measured in another process",
+            f"workload {self._settings.workload!r} is not in a file, but another process measures memory",
             hint="put the workload into a file, and name the file in the spec",
         )
         # This process uses the device.
@@ -107,7 +107,7 @@ class InlineExecutor:
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`."""
         if self._trial is not None:
-            raise ValueError(f"no slot is free for trial {request.number}: [{self._trial.request.number}] are running")
+            raise ValueError(f"no slot is free for trial {request.number}: trial {self._trial.request.number} runs")
         from bssearch.executors.devices import uuid_of
 
         loaded = self._load()
@@ -165,7 +165,7 @@ class InlineExecutor:
             gc.set_threshold(*PYTHON_THRESHOLDS)
             self._loaded = self._answer(lambda: LoadedWorkload(load), self._refused)
             if not gc.get_freeze_count():
-                gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
+                gc.freeze()  # as in a worker: after a trial the collector need not search the libraries
                 self._restore.callback(gc.unfreeze)
         return self._loaded
 
@@ -192,7 +192,7 @@ class InlineExecutor:
             raise ValueError("cannot measure while a trial runs")
 
     def _advance(self, trial: RunningTrial) -> None:
-        assert self._observations is not None, "a trial in the slot has its observations"
+        assert self._observations is not None, "a trial in the slot has observations"
         with self._logged():
             try:
                 observation = next(self._observations)
@@ -246,7 +246,7 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.dup2(STDERR, STDOUT)
         yield
     finally:
-        _flush()  # while stdout still goes to stderr
+        _flush()  # while output still goes to stderr
         os.dup2(kept, STDOUT)
         os.close(kept)
 

@@ -40,7 +40,7 @@ class LoadedWorkload:
 
     def __init__(self, load: Load, on_lost: Callable[[Exception], NoReturn] | None = None) -> None:
         import torch
-        import torch._dynamo  # else the first optimizer imports it, which takes seconds of a trial
+        import torch._dynamo  # otherwise the first optimizer imports torch._dynamo, which takes seconds
 
         from bssearch.executors.devices import device_of, memory_limit_of_slot
         from bssearch.training.batches import place
@@ -104,7 +104,7 @@ class LoadedWorkload:
             raise
         except Exception as error:
             raise WorkloadError(
-                f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
+                f"building and evaluating the workload's model failed: {describe_exception(error)}"
             ) from error
         description = WorkloadDescription(
             train_samples=len(data.train),
@@ -123,7 +123,7 @@ class LoadedWorkload:
             to_json(description)
         except (TypeError, ValueError) as error:
             raise WorkloadError(
-                "the workload's metrics must map names to MetricInfo with finite bounds or None; they are "
+                "the workload's metrics must map names to MetricInfo with finite bounds or None; found "
                 f"{dict(workload.metrics)}"
             ) from error
         return description
@@ -288,7 +288,7 @@ def _device_works() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:
-        torch.cuda.synchronize()  # fails again after an error such as an illegal address
+        torch.cuda.synchronize()  # this call fails again after an error such as an illegal address
         torch.cuda.empty_cache()
     except RuntimeError:
         traceback.print_exc()

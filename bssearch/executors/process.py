@@ -40,13 +40,13 @@ from bssearch.training.process_times import found_in
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40  # log lines shown for a dead worker
 
-_LOG_BYTES = 48 * 1024  # output stored per trial: below the limit of stored texts, which would cut the output again
+_LOG_BYTES = 48 * 1024  # stored output per trial; the limit of stored texts is higher
 
 _WORDS_OF_NO_MEMORY = (
-    "std::bad_alloc",  # C++, before it aborts
+    "std::bad_alloc",  # C++, before the program aborts
     "Cannot allocate memory",  # strerror(ENOMEM)
     "libgomp: Out of memory",
-    "MemoryError",  # Python's, out of a thread or while it starts
+    "MemoryError",  # Python, in a thread or at the start
 )
 
 _WORDS_OF_PROGRAMS = (
@@ -123,7 +123,7 @@ class Death:
             return (
                 (TrialState.OOM, f"{reason} by the kernel, out of host memory")
                 if self.killed_by_kernel
-                else (TrialState.FAILED, f"{reason}, from outside")
+                else (TrialState.FAILED, f"{reason} from another program")
             )
         if last_words is not None and self.return_code not in (0, -signal.SIGKILL):
             return TrialState.OOM, f"{reason}, out of memory: {last_words}"
@@ -218,7 +218,7 @@ SECRETS = frozenset(
         "PGSSLPASSWORD",
     }
 )
-# Read once by the numerical libraries, when they are loaded.
+# The numerical libraries read these variables once, when Python loads the libraries.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -226,18 +226,18 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-# Read once by cuBLAS, which repeats its sums exactly only with workspaces of a fixed size.
+# cuBLAS reads this variable once, and repeats sums exactly only with workspaces of a fixed size.
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-# Read once by PyTorch: expandable segments prevent fragmentation when batch sizes change.
+# PyTorch reads this variable once; expandable segments prevent fragmentation when batch sizes change.
 EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
-_POLL_SECONDS = 0.2  # to notice a worker's exit when its pipe is held open
+_POLL_SECONDS = 0.2  # seconds to notice a worker's exit while another process holds the pipe open
 
-_STACK_SECONDS = 0.3  # for a worker to write its stack, a few kilobytes
+_STACK_SECONDS = 0.3  # seconds for a worker to write its stack, a few kilobytes
 
-_SAID_CHARACTERS = 500  # of an invalid reply's error in the log
+_SAID_CHARACTERS = 500  # the most characters of an error about an invalid reply
 
 
 _KILL_ROUNDS = 100  # searches for newly started descendants
@@ -282,7 +282,7 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
         return True
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # someone else in this process reaped it
+    except ChildProcessError:  # other code of this process reaped the child
         return True
 
 
@@ -414,7 +414,7 @@ class WorkerProcess:
 
     def send(self, command: Command) -> None:
         """See `WorkerHandle.send`."""
-        if command != "exit" and not isinstance(command, TrialStop):  # a job, which may kill the worker
+        if command != "exit" and not isinstance(command, TrialStop):  # only a job may kill the worker
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
@@ -500,7 +500,7 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-# found once: few operations are safe after a fork
+# Look prctl up once, because few operations are safe after a fork.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 

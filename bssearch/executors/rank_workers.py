@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from bssearch.training.computation import Computation
     from bssearch.training.ranks import Order, Ranks
 
-LOAD_SECONDS = 3600.0  # to load a workload; slow network disks need minutes
+LOAD_SECONDS = 3600.0  # seconds to load a workload; slow network disks need minutes
 
-# Seconds for a rank that failed to say why, and for rank 0's own call to fail. Both together are below 1 s.
+# Seconds for a failed rank to report its error, and for rank 0's own call to fail; together below 1 s.
 CAUSE_SECONDS = 0.4
 GRACE_SECONDS = 0.5
 
@@ -58,7 +58,7 @@ class _EndedError(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank ended; ``is_own``: not because another rank ended."""
+    """Why a rank ended; ``is_own``: another rank's end is not the cause."""
 
     message: str
     kind: str = "launch"
@@ -242,7 +242,7 @@ class RankProcesses:
 
     def _has_ended(self, ended: threading.Event) -> None:
         ended.set()
-        if ended is not self._ended:  # killed by `kill`
+        if ended is not self._ended:  # `kill` ended the rank
             return
         time.sleep(GRACE_SECONDS)
         with self._lock:

@@ -134,10 +134,10 @@ class SlotState(Enum):
     EMPTY = auto()  # no worker
     LOADING = auto()
     READY = auto()
-    ANSWERING = auto()  # describes or measures
+    ANSWERING = auto()  # the worker describes or measures
     TRAINING = auto()
     REFUSED = auto()  # the last request failed, see `Slot.failure`
-    CONDEMNED = auto()  # killed by bssearch; the worker's exit is not yet reported
+    CONDEMNED = auto()  # bssearch killed the worker, but has not reported the exit yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,15 +285,15 @@ class Slot:
         return TrialEnded(trial.request.number, trial.finished(outcome), log)
 
 
-JOB_SECONDS = 3600.0  # to load or measure; slow network disks need minutes
+JOB_SECONDS = 3600.0  # seconds to load or measure; slow network disks need minutes
 
 COMPILE_SECONDS = 1800.0  # least hang timeout while compiling; large models take over ten minutes
 
-_CLOSE_SECONDS = 3.0  # for workers to exit: one step plus interpreter shutdown
+_CLOSE_SECONDS = 3.0  # seconds for workers to exit: one step plus interpreter shutdown
 
-_KILL_SECONDS = 5.0  # to reap killed workers; disk waits take seconds
+_KILL_SECONDS = 5.0  # seconds to reap killed workers; disk waits take seconds
 
-_TICK_SECONDS = 0.2  # far below `ExecutorSettings.hang_seconds`
+_TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.hang_seconds`
 
 
 class SlotExecutor(ABC):
@@ -331,7 +331,7 @@ class SlotExecutor(ABC):
 
     @property
     def slots_apart(self) -> bool:
-        """See `Executor.slots_apart`; on a CPU, seconds are corrected for neighbours."""
+        """See `Executor.slots_apart`; on a CPU, bssearch corrects seconds for neighbours."""
         if not self._has_gpus:
             # a user's loop may use more threads
             return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
@@ -460,13 +460,13 @@ class SlotExecutor(ABC):
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
         if len(running) == self.slots:
-            raise ValueError(f"no slot is free for trial {request.number}: {running} are running")
+            raise ValueError(f"no slot is free for trial {request.number}: slots are busy with trials {running}")
         if request.number in running:
             raise ValueError(f"trial {request.number} is running already")
         world_size = request.plan.configuration.world_size
         if world_size == self._settings.devices[0]:
             self._start_all()
-        if not running:  # because loading slows running trials
+        if not running:  # loading would slow running trials
             self._wait_for_loading()
         slot = min(
             (slot for slot in self._slots if not slot.trial),
@@ -594,7 +594,7 @@ class SlotExecutor(ABC):
             self._events.append(event)
 
 
-# Automatic slots on a CPU: more would share its caches and memory bandwidth.
+# Automatic slots on a CPU; more slots would share the CPU's caches and memory bandwidth.
 MOST_CPU_SLOTS = 4
 
 # Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
@@ -677,4 +677,4 @@ class LocalExecutor(SlotExecutor):
                 environment=environment,
             )
         except OSError as error:
-            raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
+            raise LaunchError(f"the worker of slot {slot.index} does not start: {error}") from error

@@ -1,6 +1,6 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
-Commands arrive on stdin, replies leave on stdout. Both descriptors move before user code runs, whose output goes to
+Commands arrive on stdin, replies go to stdout. Both descriptors move before user code runs, whose output goes to
 stderr. Threads read commands, so that trials can stop, and send heartbeats, so that silence means a hang.
 """
 
@@ -162,7 +162,7 @@ class Worker:
     def _load(self, load: Load) -> Loaded:
         settings = load.settings
         self._memory_limit_bytes = settings.memory_limit_bytes
-        if settings.program is None:  # another process trains a program
+        if settings.program is None:  # a program trains in another process
             _import_torch()
             self._loaded = LoadedWorkload(load, self._lost)
         elif settings.program.command:
@@ -175,7 +175,7 @@ class Worker:
             self._loaded = LoadedScript(load)
         from bssearch.executors.devices import name_of, uuid_of
 
-        gc.freeze()  # the workload's imports and data stay, too
+        gc.freeze()  # the workload's imports and data also stay for good
         device = self._loaded.device
         return Loaded(
             device=device,
@@ -228,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Worker of one bssearch slot; started by bssearch itself.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     parser.add_argument("--lifeline", type=int, required=True, help="descriptor that closes with the driver")
-    parser.add_argument("--slot", type=int, required=True, help="for the reader of a process list")
+    parser.add_argument("--slot", type=int, required=True, help="number of the slot, for readers of a process list")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     channel = Channel()

@@ -143,7 +143,7 @@ def test_answers_of_two_devices_are_to_two_questions(folder: Path) -> None:
         ("NVIDIA H100", size),
     ]
     told = bssearch("best", "--workload", "digits", "--db", B, cwd=folder).stdout
-    assert "The 2 answers are to 2 different questions" in told
+    assert "The 2 answers concern 2 different questions" in told
     assert "- device NVIDIA H100: One study answers: batch" in told
 
 

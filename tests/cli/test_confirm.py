@@ -92,7 +92,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
 ) -> None:
     done = ran(folder, "study", "confirm", "toy", "--to-budget", "--runs", "1", "--format", "json")
     assert {request.plan.stop_at_target for request in by_law.requests} == {False}
-    assert "1 runs each, all to 100 train seconds" in done.stderr
+    assert "1 runs each, up to 100 train seconds" in done.stderr
     to_budget = [trial for trial in read(folder, "trial", "list", "toy") if trial["phase"] == "to_budget"]
     assert len(to_budget) == len(by_law.requests)
     assert all(trial["test_metric"] == 0.89 for trial in to_budget)

@@ -190,7 +190,7 @@ def test_answers_to_different_questions_are_not_compared_and_do_not_agree(about:
         (["b"], True, 32),
     ]
     first, *lines = in_words(agreement)
-    assert "3 answers are to 2 different questions" in first
+    assert "3 answers concern 2 different questions" in first
     assert [line.startswith(f"- {about} ") and line.count(",") == 0 for line in lines] == [True, True]
     assert "All 2 answers agree on batch 32" in lines[0] and "One study answers" in lines[1]
 

@@ -143,7 +143,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
     torch.save({"model": weights(1.0), "optimizer": optimizer.state_dict(), "step": 1}, folder / "c.pt")
     spec = StudySpec.model_validate(LINE_SPEC)
     told = list(notices(spec, True, branch_points(spec, [folder / "c.pt"], None), 4))
-    assert [f"saved at learning rate {saved:g}" in one for one in told] == [True] * is_told
+    assert [f"has learning rate {saved:g}" in one for one in told] == [True] * is_told
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ class TestRefusals:
         store_study(store, load_spec(node / "task.yaml", ["name=elsewhere"]), make_environment(device_name="H200"))
         said = serve(node, url)
         assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
-        assert "(this worker skips it for 600 s)" in said
+        assert "(this worker skips the study for 600 s)" in said
         assert (state(store, "elsewhere")[0], state(store, "mine")[0]) == ("waiting", "done")
         assert " was measured on H200" in queued_studies(store).submissions[0].reason
         assert store.trials.of("elsewhere") == []
@@ -233,9 +233,12 @@ class TestRefusals:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"template": "other"}, "no present worker serves it: no worker has a template 'other'"),
-        ({"values": {"budget.trials": 9}}, "worker serves it: budget.trials = 9 must be a whole number from 1 to 4"),
-        ({"tags": ("gpu:h200", "a:b")}, "no present worker that offers it has the tag gpu:h200"),
+        ({"template": "other"}, "no present worker serves this study: no worker has a template 'other'"),
+        (
+            {"values": {"budget.trials": 9}},
+            "this study: budget.trials = 9 must be a whole number from 1 to 4",
+        ),
+        ({"tags": ("gpu:h200", "a:b")}, "no present worker with this template has the tag gpu:h200"),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
     ],
@@ -263,7 +266,7 @@ def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serve
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
         store.queue.keep_worker(record(name, templates=offered, tags=tags))
     [row] = queued_studies(store).submissions
-    assert row.reason == "no present worker that offers it has the tag a:b"
+    assert row.reason == "no present worker with this template has the tag a:b"
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(store: Store) -> None:

@@ -147,12 +147,12 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
         run(loaded(tmp_path, "true {size}"))
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=configuration))
     assert outcome.state is TrialState.FAILED
-    assert "takes 2 micro-batches a step, and the command takes fewer than two of" in str(outcome.reason)
+    assert "takes 2 micro-batches a step, but the command has fewer than two of" in str(outcome.reason)
     parameters = {"batch_schedule": "milestones", "batch_stages": "64:32", "batch_rate_rule": "sqrt"}
     growing = replace(configuration, accumulation_steps=1, micro_batch_size=16, parameters=parameters)
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=growing))
     assert outcome.state is TrialState.FAILED
-    assert "batch_schedule = 'milestones': a command takes one batch size" in str(outcome.reason)
+    assert "batch_schedule = 'milestones': the batch size of a command cannot grow" in str(outcome.reason)
 
 
 def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Pat
         with pytest.raises(WorkloadError, match="cannot be run: ") as caught:
             run(loaded(tmp_path, words))
         assert repr(words[0]) in caught.value.message
-    with pytest.raises(LaunchError, match=r"cannot be started: .*Argument list too long"):
+    with pytest.raises(LaunchError, match=r"does not start: .*Argument list too long"):
         run(loaded(tmp_path, ["true", *["x" * 100_000] * 50]))
 
 
@@ -260,7 +260,7 @@ def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path
         ("echo oh no; exit 1", "the command exited with code 1; it printed:\noh no"),
         ("exit 1", "the command exited with code 1; it printed nothing"),
         ("echo done", 'the command ended without a report: it must print lines such as {"step": 100, "accuracy"'),
-        ("""echo '{"step": 1, "error": 2}'""", "the command reports error; the study's target is of 'accuracy'"),
+        ("""echo '{"step": 1, "error": 2}'""", "the command reports error; the study's target metric is 'accuracy'"),
         ("echo wait; SLEEP", "the command made no report for 0.5 s: it must print"),
         (
             """i=0; while true; do echo '{"step": '$((i++))', "e'$i'": 2}'; sleep 0.01; done""",
@@ -289,7 +289,7 @@ def test_what_keeps_a_command_from_being_described_is_said(script: str, said: st
         ),
         (
             "i=0; while true; do echo step $((i++)) ACC=0.5; sleep 0.01; done",
-            "no metric for 1 s; the study's target is",
+            "no metric for 1 s; the study's target metric is",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_program_that_asks_needs_no_place_and_no_report(tmp_path: Path, capfd:
     [
         (LOOP + "    if trial.steps == 3: sys.exit(3)", "the command exited with code 3 after 3 steps"),
         (LOOP.replace("time.sleep(0.001)", "1 / 0"), "ZeroDivisionError: division by zero ("),
-        ("trial = bssearch.current_trial(batch_size=1, learning_rate=1)", "current_trial() is called twice"),
+        ("trial = bssearch.current_trial(batch_size=1, learning_rate=1)", "call current_trial() once"),
     ],
 )
 def test_what_fails_after_it_has_asked_is_a_failed_trial(code: str, said: str, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("bssearch.executors.programs.command.SilenceLimit", NoneOnceItAsked)
     (tmp_path / "train.py").write_text(ASKS + "time.sleep(1000)")
-    with pytest.raises(WorkloadError, match=r"said nothing for 1 s after it had asked"):
+    with pytest.raises(WorkloadError, match=r"was silent for 1 s after its call"):
         loaded(tmp_path, [sys.executable, "train.py"], hang_seconds=300).describe()
 
 
@@ -104,11 +104,11 @@ def test_the_ranks_of_torchrun_train_one_trial(tmp_path: Path) -> None:
 
 
 def test_a_command_whose_ranks_are_not_the_devices_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"torchrun starts 2 processes, and executor\.devices = 1") as raised:
+    with pytest.raises(UsageError, match=r"torchrun starts 2 processes, but executor\.devices = 1") as raised:
         program(tmp_path, LOOP, "torchrun", "--nproc_per_node", "2")
     assert "executor.devices: 2" in str(raised.value.hint)
     without = program(tmp_path, LOOP, devices=2)
-    with pytest.raises(UsageError, match=r"2 devices, and the command does not take \{devices\}"):
+    with pytest.raises(UsageError, match=r"2 devices, but the command has no placeholder \{devices\}"):
         without.check_places(TWO)
     places = ["{devices}", "{batch_size}", "{accumulation_steps}"]
     program(tmp_path, LOOP, "mpirun", "-n", *places, devices=2).check_places(TWO)

@@ -63,7 +63,7 @@ class TestSharing:
         one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
         assert one.of_slot(0, 2) == NAMES[:2]
         assert other.of_slot(0, 2) == NAMES[2:4]
-        with pytest.raises(LaunchError, match="needs 1 of 4 GPUs, and 0 are free"):
+        with pytest.raises(LaunchError, match="needs 1 GPUs; free GPUs: 0 of 4"):
             Gpus(NAMES[:4]).of_slot(0, 1)
         one.close()
         assert other.of_slot(1, 1) == NAMES[:1]
@@ -72,7 +72,7 @@ class TestSharing:
     def test_a_refused_driver_holds_nothing(self) -> None:
         one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
         one.of_slot(0, 3)
-        with pytest.raises(LaunchError, match="needs 2 of 4 GPUs, and 1 are free"):
+        with pytest.raises(LaunchError, match="needs 2 GPUs; free GPUs: 1 of 4"):
             other.of_slot(0, 2)
         assert one.of_slot(1, 1) == [NAMES[3]]
         one.close()

@@ -148,7 +148,7 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         outcome = outcomes(wait_for(executor, outcomes))[3]
         assert outcome.state is TrialState.FAILED
-        assert outcome.reason == "worker killed by SIGKILL (signal 9), from outside"
+        assert outcome.reason == "worker killed by SIGKILL (signal 9) from another program"
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_a_rank_that_is_killed_ends_its_trial_and_is_started_anew_for_the_next(t
             ranks[-1].kill()
             outcome = outcomes(wait_for(executor, outcomes))[number]
             assert outcome.state is TrialState.FAILED
-            assert outcome.reason == f"rank {size - 1} killed by SIGKILL (signal 9), from outside"
+            assert outcome.reason == f"rank {size - 1} killed by SIGKILL (signal 9) from another program"
             assert psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
         outcome, _ = run_to_the_end(executor, on_ranks(request_trial(3), 2))
         assert outcome.state is TrialState.REACHED
@@ -101,7 +101,10 @@ def test_a_rank_that_dies_while_the_first_is_busy_elsewhere_ends_the_trial(tmp_p
         while not (tmp_path / "evaluating").exists():
             executor.events(0.1)
         ranks_of(executor)[0].kill()
-        assert outcomes(wait_for(executor, outcomes))[1].reason == "rank 1 killed by SIGKILL (signal 9), from outside"
+        assert (
+            outcomes(wait_for(executor, outcomes))[1].reason
+            == "rank 1 killed by SIGKILL (signal 9) from another program"
+        )
 
 
 SLOW_EVALUATION = """    def evaluate(self, model, part):
@@ -183,7 +186,10 @@ def test_no_rank_survives_its_worker(tmp_path: Path) -> None:
         ranks = ranks_of(executor)
         (pid,) = worker_pids(executor)
         os.kill(pid, signal.SIGKILL)
-        assert outcomes(wait_for(executor, outcomes))[1].reason == "worker killed by SIGKILL (signal 9), from outside"
+        assert (
+            outcomes(wait_for(executor, outcomes))[1].reason
+            == "worker killed by SIGKILL (signal 9) from another program"
+        )
         assert len(ranks) == 3 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 
 

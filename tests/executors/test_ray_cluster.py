@@ -216,5 +216,5 @@ os._exit(0)  # Ray still tries to connect, in another thread
 
 def test_a_cluster_that_does_not_answer_is_named_and_waited_for_no_longer() -> None:
     done = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, timeout=120, check=False)
-    said = "executor.address = 'ADDRESS': no Ray cluster can be reached there: no answer for 1 s\n"
+    said = "executor.address = 'ADDRESS': cannot reach a Ray cluster at this address: no answer for 1 s\n"
     assert (done.returncode, done.stdout) == (0, said), done.stderr

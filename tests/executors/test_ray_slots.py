@@ -111,7 +111,7 @@ def test_a_store_that_is_no_folder_is_refused_on_several_machines(monkeypatch: p
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", "s3://key:secret@bucket/waiting")
     two = [Node("a", 8, 0), Node("b", 8, 0)]
     with (
-        pytest.raises(UsageError, match=r"DIR = s3://…: on a Ray cluster of 2 machines it must name a folder"),
+        pytest.raises(UsageError, match=r"DIR = s3://…: on a Ray cluster of 2 machines the variable must"),
         opened(FakeRay([], two), monkeypatch),
     ):
         pass
@@ -144,7 +144,7 @@ def test_an_actor_that_is_lost_before_it_has_a_place_is_asked_for_again(monkeypa
     for one in gone:
         one.is_gone = True
     with opened(FakeRay(gone, GPU_NODES), monkeypatch) as executor:
-        with pytest.raises(LaunchError, match="slot 0: its Ray actor cannot be started: The actor died unexpectedly"):
+        with pytest.raises(LaunchError, match="slot 0: its Ray actor does not start: The actor died unexpectedly"):
             executor.submit(request_trial(1))
         assert all(one.is_killed for one in gone)
 
@@ -243,7 +243,7 @@ def test_a_disk_that_takes_no_more_fails_the_trial_by_name(monkeypatch: pytest.M
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert failed.state is TrialState.FAILED
-    assert failed.reason == f"the log {tmp_path / 'slot-0.log'} cannot be written: File too large"
+    assert failed.reason == f"writing the log {tmp_path / 'slot-0.log'} failed: File too large"
 
 
 def test_what_is_no_reply_and_what_an_actor_raises_fail_the_trial_and_end_the_actor(

@@ -188,7 +188,7 @@ def test_reports_in_bursts_make_the_wall_clock_coarse_and_are_told() -> None:
         told.trial.left(0)
     assert steady.trial.outcome().warnings == own.trial.outcome().warnings == ()
     (warning,) = bursts.trial.outcome().warnings
-    assert "came in bursts, up to 0.8 s apart" in warning
+    assert "came in bursts up to 0.8 s apart" in warning
 
 
 def test_evaluations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

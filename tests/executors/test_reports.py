@@ -55,9 +55,9 @@ def test_what_several_expressions_find_is_one_report_when_the_step_comes() -> No
         ('"step": 1e300', "step 1e+300: a step is"),
         ('"step": NaN', "step nan: a step is"),
         ('"step": ' + "9" * 4000, "step inf: a step is"),
-        ('"step": 1, "seconds": -0.5', "-0.5 seconds: they must be from 0 to"),
-        ('"step": 1, "seconds": Infinity', "inf seconds: they must"),
-        ('"step": 1, "seconds": NaN', "nan seconds: they must"),
+        ('"step": 1, "seconds": -0.5', "-0.5 seconds: seconds must be from 0 to"),
+        ('"step": 1, "seconds": Infinity', "inf seconds: seconds must"),
+        ('"step": 1, "seconds": NaN', "nan seconds: seconds must"),
     ],
 )
 def test_a_step_and_seconds_out_of_bounds_are_refused_with_value_and_bound(fields: str, said: str) -> None:
@@ -187,7 +187,7 @@ def test_an_expression_that_matches_finds_what_it_names(text: str) -> None:
     ("expressions", "line", "said"),
     [
         (WORDS, b"step=10.000 acc=0.5\n", "may be 10 or 10000"),
-        ({**COLUMNS, "step": r"^(\d+)"}, b"5 128 0.5\n", "the expression match what follows"),
+        ({**COLUMNS, "step": r"^(\d+)"}, b"5 128 0.5\n", "the expression must match the text after"),
         ({"step": r"step=(\d+)?"}, b"step= acc=1\n", "report.step found nothing"),
     ],
     ids=["dots in a step", "no end of a column", "a group without a match"],

@@ -186,10 +186,10 @@ def test_a_trial_reaches_its_target_again_and_again_alike(script: Script) -> Non
     ("behaviour", "reason"),
     [
         ("exit", "exit code 1"),
-        ("no trial", "ended without asking for its trial"),
-        ("twice", "current_trial() is called twice"),
+        ("no trial", "ended without calling current_trial"),
+        ("twice", "call current_trial() once"),
         ("raise", "RuntimeError: the user's own mistake ("),
-        ("sometimes", "the evaluation reports loss; the study's target is of 'score'"),
+        ("sometimes", "the evaluation reports loss; the study's target metric is 'score'"),
         ("never evaluates", "no evaluation after step 2"),
         ("never steps", "without trial.step()"),
         ("empty", "the loader of batches() is empty"),

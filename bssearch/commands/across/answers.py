@@ -74,7 +74,7 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
     if not named and listed:
         raise NotFoundError(f"every study of {where} is archived", hint="bssearch study list --all lists the studies")
-    require(named, f"{where} {holds} no study yet", hint="bssearch run SPEC makes one", error=NotFoundError)
+    require(named, f"{where} {holds} no study yet", hint="bssearch run SPEC makes a study", error=NotFoundError)
     require(len(named) == 1, f"name the study: {', '.join(name for _, name in named)}")
     return named[0]
 
@@ -212,7 +212,9 @@ def precision_of(study: StudyRecord) -> str:
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
     """Error if no study matches; lists existing values."""
     if not studies:
-        return NotFoundError("there is no study yet", hint="bssearch run SPEC makes one; --db names another database")
+        return NotFoundError(
+            "there is no study yet", hint="bssearch run SPEC makes a study; --db names another database"
+        )
     hint = f"there are {'; '.join(_there_are(asked, studies))}"
     return NotFoundError(f"no study matches {asked.in_words}", hint=hint)
 
@@ -246,7 +248,7 @@ def study_rows(store: Store, studies: Iterable[StudyRecord], *, archived: bool =
     with store:
         records = {one.name: one for one in studies}
         for one in store.studies.summaries():
-            study = records.get(one.name)  # None if it was left out, or created just now
+            study = records.get(one.name)  # None if the caller left the study out, or for a study of this moment
             if study is None or (one.archived_at is not None and not archived):
                 continue
             found = short_answer(store, one.name)
@@ -370,7 +372,7 @@ class Agreed(Model):
 
     agree: bool
     batch_size: int | None
-    flat_range: list[int] | None  # the common range
+    flat_range: list[int] | None  # common range of all answers
     disagreements: list[Disagreement]
 
 
@@ -446,7 +448,7 @@ def _among_all(named: Sequence[tuple[str, Finding]]) -> Disagreement:
         between=[name for name, _ in named],
         about=["batch_size"],
         differences=differences,
-        message=f"{recommended}: each pair of studies shares a batch size, but all studies together share none. "
+        message=f"{recommended}: each pair of studies shares a batch size, but no batch size is common to all studies. "
         f"{_likely_cause(differences)}.",
     )
 
@@ -490,13 +492,13 @@ def _recommends(one: Finding) -> str:
 
 def _figure(one: Finding) -> str:
     figure, objective = one.answer.optimal.objective_value, objective_in(one.answer)
-    assert figure is not None, "only figures that are known are apart"
+    assert figure is not None, "only known figures differ"
     return with_interval(figure, objective.digits, objective.unit)
 
 
 def _likely_cause(differences: Sequence[str]) -> str:
     if not differences:
-        return "Their stored questions, devices and versions are equal"
+        return "The studies have equal questions, devices and versions"
     more = len(differences) - MOST_DIFFERENCES
     return f"Differences: {'; '.join(differences[:MOST_DIFFERENCES])}{f'; and {more} more' if more > 0 else ''}"
 
@@ -540,7 +542,7 @@ def in_words(agreement: Agreement) -> list[str]:
     told = [one.question.in_words for one in asked]
     apart = [about for about in told[0] if len({one[about] for one in told}) > 1]
     return [
-        f"The {answers} answers are to {len(asked)} different questions, so they cannot be compared:",
+        f"The {answers} answers concern {len(asked)} different questions and cannot be compared:",
         *(
             f"- {', '.join(f'{about} {words[about]}' for about in apart)}: {_told_of(one)}"
             for one, words in zip(asked, told, strict=True)

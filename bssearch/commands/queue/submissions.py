@@ -74,7 +74,7 @@ def settle_left_behind(store: Store) -> dict[str, str]:
     for study in {*left} - _served(store) if left else ():
         try:
             _settle_left_behind(store, study, left[study])
-        except Exception as error:  # a bad or deleted row concerns no other study
+        except Exception as error:  # a bad or deleted row must not affect other studies
             problems[study] = f"{type(error).__name__}: {error}"
     return problems
 
@@ -149,7 +149,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
-        return UsageError(f"no worker has a template {shortened(template)}; there are {known}")
+        return UsageError(f"no worker has a template {shortened(template)}; the workers have {known}")
     problems: list[UsageError] = []
     for worker in offers:
         try:
@@ -157,7 +157,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
                 template, {key: value_type(one) for key, one in dict(worker.templates[template]).items()}, values
             )
             return None
-        except (ValueError, TypeError):  # not written by a worker
+        except (ValueError, TypeError):  # no worker wrote this row
             continue
         except UsageError as error:
             problems.append(error)
@@ -299,13 +299,13 @@ def _queued(
 
 def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     if (problem := why_not_offered(here, one.template, one.values)) is not None:
-        return f"no present worker serves it: {problem}"
+        return f"no present worker serves this study: {problem}"
     takers = [worker for worker in here if why_not_offered([worker], one.template, one.values) is None]
     lacking = [sorted({*one.tags} - {*worker.tags}) for worker in takers]
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
-    return f"no present worker that offers it has the tag {', '.join(fewest)}"
+    return f"no present worker with this template has the tag {', '.join(fewest)}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

@@ -41,9 +41,9 @@ from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.templates import Submission, SubmissionState, Templates, WorkerRecord, check_tags, load_templates
 from bssearch.storage.repository import Store, open_store
 
-STOPS_WITHIN_S = 25.0  # time to save trials before they are killed; schedulers allow at least 30 s
+STOPS_WITHIN_S = 25.0  # seconds to save trials before bssearch kills them; schedulers allow at least 30 s
 
-LEAVES_WITHIN_S = 3.0  # seconds after STOPS_WITHIN_S until the process ends itself or is ended
+LEAVES_WITHIN_S = 3.0  # seconds after STOPS_WITHIN_S until the process ends
 
 _LOOK_SECONDS = 0.1
 
@@ -105,8 +105,8 @@ class Stop:
 # Seconds to skip a study that this node cannot run; the node may be repaired meanwhile.
 REFUSED_FOR_S = 600.0
 
-# Seconds to skip a study after a process or device failed; each failure in a row multiplies by `LONGER`, up to
-# `REFUSED_FOR_S`.
+# Seconds to skip a study after a process or device failed. Each failure in a row multiplies the seconds by
+# `LONGER`, up to `REFUSED_FOR_S`.
 FAILED_FOR_S = 15.0
 
 LONGER = 4
@@ -122,8 +122,8 @@ class End:
 
     state: SubmissionState
     reason: str = ""
-    alone_seconds: float = 0.0  # how long to skip the study
-    failed_here: bool = False  # may recur on this machine, so failures in a row lengthen the time
+    alone_seconds: float = 0.0  # seconds to skip the study
+    failed_here: bool = False  # True if failures in a row lengthen the time
 
     def alone_after(self, failures: int) -> float:
         """Seconds to skip after ``failures`` in a row."""
@@ -237,7 +237,7 @@ class Serving:
     Example: ``bssearch.run_worker("templates.yaml", serving=bssearch.Serving(tags=("a100",), until_empty=True))``
     """
 
-    tags: tuple[str, ...] = ()  # a submission with other tags is not served
+    tags: tuple[str, ...] = ()  # the worker serves no submission with other tags
     slots: int | Literal["auto"] | None = None
     device: str | None = None
     turn_seconds: float = TURN_SECONDS  # after which a study yields
@@ -300,7 +300,7 @@ class QueueWorker:
             try:
                 self._store.queue.beat(self._name, left=True)
             except DatabaseError as error:
-                self._tell(f"cannot tell the queue that this worker has left: {error}")
+                self._tell(f"cannot mark this worker as stopped in the queue: {error}")
         self._tell("the worker has stopped")
 
     def _serve(self) -> None:
@@ -321,7 +321,7 @@ class QueueWorker:
 
     def _settle(self) -> None:
         if time.monotonic() >= self._next_settling:
-            # If this fails, the queue is still served; a later pass settles again.
+            # If settling fails, the worker still serves the queue and settles again later.
             self._next_settling = time.monotonic() + AWAY_FOR_S + SETTLE_SECONDS
             problems = settle_left_behind(self._store)
             for study, problem in problems.items():
@@ -358,7 +358,7 @@ class QueueWorker:
         if found.state is SubmissionState.CANCELLED:
             settle_cancelled(self._store, one.name)
         reason = end.reason or found.reason
-        alone = f" (this worker skips it for {alone_seconds:g} s)" if alone_seconds else ""
+        alone = f" (this worker skips the study for {alone_seconds:g} s)" if alone_seconds else ""
         self._tell(f"{one.name}: {found.state}{reason and f': {reason}'}{alone}")
         return True
 
@@ -410,7 +410,7 @@ class QueueWorker:
         return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
 
     def _watch(self, one: Submission, study: ServedStudy, shift: Shift, meter: Meter) -> float:
-        turn_ends = math.inf  # until the study is open, so that loading does not use up the turn
+        turn_ends = math.inf  # the turn begins when the study is open, so that loading takes no part of the turn
         next_look = time.monotonic() + LOOK_SECONDS
         alone, is_stopping = 0.0, False
         while not study.is_over(_TICK_SECONDS):
@@ -418,7 +418,7 @@ class QueueWorker:
             if turn_ends == math.inf and study.device_name is not None:
                 turn_ends = now + self._serving.turn_seconds
             if self._stop.is_asked:
-                shift.interrupt()  # again, because a loading study may have started a process since
+                shift.interrupt()  # repeated, because a loading study may have started a process since
                 continue
             if now < next_look and now < turn_ends:
                 continue

@@ -49,15 +49,15 @@ class LoopStages:
         """Raise `UsageError` for a schedule by gradient noise."""
         require(
             self._schedule is None or not self._schedule.is_measured,
-            f"{self._name} needs the gradient noise scale, which cannot be measured in your own loop",
-            hint="use geometric, linear or milestones, which count samples; or a workload",
+            f"{self._name} needs the gradient noise scale, which your own loop cannot measure",
+            hint="use geometric, linear or milestones, which count samples, or train a workload",
         )
 
     def refuse(self, who: str, why: str) -> None:
         """Raise `UsageError` if there is a batch size schedule."""
         require(
             self._schedule is None,
-            f"{self._name}: {who} cannot let the batch grow: {why}",
+            f"{self._name}: {who} cannot grow the batch: {why}",
             hint='use your own loop in one process, see "Batches that grow" in `bssearch guide own-training`',
         )
 
@@ -229,18 +229,18 @@ def number_of(metrics: Metrics, metric: str) -> float:
     """Parse a metric, possibly NaN; raise `UsageError` if missing or no number."""
     require(
         isinstance(metrics, Mapping),
-        f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}",
+        f"evaluate() returned a {type(metrics).__name__}; expected a mapping such as {{{metric!r}: 0.9}}",
     )
     require(
         metric in metrics,
-        f"the evaluation reports {', '.join(sorted(map(str, metrics))) or 'nothing'}; the study's target is of "
+        f"the evaluation reports {', '.join(sorted(map(str, metrics))) or 'nothing'}; the study's target metric is "
         f"{metric!r}",
         hint=f"report or log {metric!r}, or correct target.metric in the spec",
     )
     try:
         return float(metrics[metric])
     except (TypeError, ValueError):
-        raise UsageError(f"the evaluation reports {metric} = {metrics[metric]!r}: not a number") from None
+        raise UsageError(f"the evaluation reports {metric} = {metrics[metric]!r}, which is not a number") from None
 
 
 class Alone(Assignment):
@@ -262,7 +262,7 @@ class Alone(Assignment):
         prints: bool = True,
     ) -> None:
         for name, value in (("evaluate_every", evaluate_every), ("steps", steps)):
-            require(value is None or value >= 1, f"current_trial({name}={value}): must be >= 1, or None")
+            require(value is None or value >= 1, f"current_trial(): {name} = {value} must be >= 1, or None")
         super().__init__(configuration)
         self.seed = seed
         self.parameters = parameters
@@ -289,7 +289,7 @@ class Alone(Assignment):
         self.is_over = step >= self._most_steps
         require(
             isinstance(metrics, Mapping),
-            f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics",
+            f"evaluate() returned a {type(metrics).__name__}; expected a mapping of metrics",
         )
         if self._prints:
             print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})

@@ -35,7 +35,7 @@ from bssearch.records import (
 )
 from bssearch.training.trainer import seed_everything
 
-TICK_SECONDS = 0.05  # between checks for an interrupt
+TICK_SECONDS = 0.05  # seconds between checks for an interrupt
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Piece:
 
     def end(self, error: BaseException | None = None) -> None:
         """Report that the user's code completed, or its error."""
-        assert self._work is not None and self.trial is not None, "what ends has begun"
+        assert self._work is not None and self.trial is not None, "a piece begins before the piece ends"
         self.let_go()
         end_work(self._work, self.assign, self, error, self.trial.close)
 
@@ -109,7 +109,7 @@ class CalledExecutor:
         """Wait for work; None once the search has ended."""
         while not self._has_left.is_set():
             with suppress(queue.Empty):
-                return self._pieces.get(timeout=TICK_SECONDS)  # with a limit, so that Ctrl-C is heard
+                return self._pieces.get(timeout=TICK_SECONDS)  # the limit lets Ctrl-C end the wait
         return None
 
     def interrupt(self) -> None:
@@ -198,7 +198,7 @@ class CalledExecutor:
                 continue
             if isinstance(reply, Refused):
                 raise reply.as_error()
-            assert isinstance(reply, kind), "each work has its own kind of answer"
+            assert isinstance(reply, kind), "each kind of work has its own kind of answer"
             return reply
 
     def _take(self, piece: Piece, reply: Reply) -> None:

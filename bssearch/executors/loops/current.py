@@ -59,8 +59,8 @@ class SocketLine:
             line.close()
             raise LaunchError(
                 f"no search listens at {path}: {error}",
-                hint="only one program of a command may ask for its trial, once, before it reports progress; "
-                "if the path is too long, set TMPDIR to a shorter one",
+                hint="only one program of a command may call current_trial(), once, before the first report; "
+                "if the path is too long, set TMPDIR to a shorter path",
             ) from error
         return cls(line.detach())
 
@@ -123,7 +123,7 @@ class Session:
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
         """Make the assigned work, or its `Leader` for several ranks."""
-        require(self.work is None, "current_trial() is called twice: a script trains one trial")
+        require(self.work is None, "call current_trial() once: a script trains one trial")
         prepare(self.assign)
         self.assign = replace(self.assign, given=given)
         if ranks is None:
@@ -131,7 +131,7 @@ class Session:
             return self.work
         require(
             not isinstance(self.assign.work, TrialRequest) or self.assign.work.branch is None,
-            "a training of several ranks cannot branch off a checkpoint: start it in one process",
+            "a training of several ranks cannot branch off a checkpoint: start one process",
         )
         leader = Leader(self.assign, self.line, ranks)
         self.work = leader.work
@@ -142,13 +142,13 @@ class Session:
         work = self.work
         if work is None:
             error = error or UsageError(
-                f"{script} has ended without asking for its trial",
+                f"{script} has ended without calling current_trial()",
                 hint="trial = bssearch.current_trial(batch_size=64, learning_rate=3e-4)",
             )
             self.line.send(failure_of(self.assign, error))
             return
         if work.is_over and error is not None and not isinstance(error, TrialStopped):
-            traceback.print_exception(error)  # raised while the script cleaned up, after its trial's end
+            traceback.print_exception(error)  # from the script's clean-up after the trial
         end_work(
             work, self.assign, self.line, error, lambda: work.looped(0 if self.trial is None else self.trial.steps)
         )
@@ -227,10 +227,13 @@ def current_trial(
         for x, y in trial.batches(make_loader, evaluate=lambda: {"accuracy": accuracy(model)}):
             train_step(model, x, y, trial.learning_rate)
     """
-    require(batch_size >= 1, f"current_trial(batch_size={batch_size}): must be >= 1")
+    require(batch_size >= 1, f"current_trial(): batch_size = {batch_size} must be >= 1")
     ranks = None if _session and _session.assign.configuration.world_size == 1 else ranks_of(os.environ)
     size = 1 if ranks is None else ranks.size
-    require(batch_size % size == 0, f"current_trial(batch_size={batch_size}): must be a multiple of {size}, the ranks")
+    require(
+        batch_size % size == 0,
+        f"current_trial(): batch_size = {batch_size} must be a multiple of {size}, the number of ranks",
+    )
     configuration = Configuration(
         batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size // size, world_size=size
     )
@@ -277,7 +280,7 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
     return trial
 
 
-# by package and class of a Trainer: the module whose ``fit_made(trial, made)`` trains with it
+# (package, class) of a Trainer: module whose ``fit_made(trial, made)`` trains with the Trainer
 FITTERS = {
     ("lightning", "Trainer"): "bssearch.executors.loops.lightning",
     ("pytorch_lightning", "Trainer"): "bssearch.executors.loops.lightning",

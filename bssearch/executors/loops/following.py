@@ -17,7 +17,7 @@ from bssearch.executors.loops.assignment import Assignment
 from bssearch.records import Configuration, ParameterValue
 from bssearch.records.batch_schedule import PARAMETERS
 
-MOST_RATES = 3  # learning rates named in a message
+MOST_RATES = 3  # the most learning rates that a message names
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
@@ -179,7 +179,7 @@ class Followed:
             require(
                 value == old or is_read,
                 f"the batch has grown to {now.batch_size}: trial.{field_name} is {value} instead of {old}, but the "
-                "loop has not read it since",
+                f"loop has not read trial.{field_name} since",
                 hint=f"read trial.{field_name} again for each step; {SEE}",
             )
         if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
@@ -210,8 +210,8 @@ class Followed:
         def check(*given: object) -> None:
             require(
                 not is_within_step(),
-                "an optimizer of trial.state took a step before the last of the step's micro-batches, in a trial "
-                "whose batch grows",
+                "an optimizer of trial.state took a step before the step's last micro-batch, in a trial whose batch "
+                "grows",
                 hint=f"count the micro-batches from 0 after each step, up to trial.accumulation_steps; {SEE}",
             )
 
@@ -221,10 +221,10 @@ class Followed:
     def _lacks_rate(self, rate: float) -> str | None:
         has_asked, rates = "learning_rate" in self._asked.lately, self._asked.rates
         if not rates:
-            return None if has_asked else "the loop has not asked for trial.learning_rate since"
+            return None if has_asked else "the loop has not read trial.learning_rate since"
         if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
             return None
-        return f"no optimizer of trial.state has its learning rate {rate:.4g}, but {in_words(rates)}"
+        return f"no optimizer of trial.state has the new learning rate {rate:.4g}, but {in_words(rates)}"
 
 
 class SampleAxis(NamedTuple):
@@ -297,7 +297,7 @@ _WATCHED: WeakSet[Optimizer] = WeakSet()
 
 
 def _count(optimizer: Optimizer, *given: object) -> None:
-    not_finite = getattr(optimizer, "found_inf", None)  # a tensor while a scaler steps a fused optimizer
+    not_finite = getattr(optimizer, "found_inf", None)  # tensor while a scaler steps a fused optimizer
     if not_finite is None or optimizer not in _WATCHED or not bool(not_finite):  # `bool` waits for the device
         _TAKEN[optimizer] = _TAKEN.get(optimizer, 0) + 1
 
@@ -339,14 +339,14 @@ class OptimizerSteps:
         self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:
-        """Largest step count of an unwatched optimizer; None if one equals ``steps`` or an optimizer is watched."""
+        """Largest step count of an unwatched optimizer; None if a count equals ``steps`` or an optimizer is watched."""
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)
 
 
 def _inner(owner: Any) -> Any:
-    # Wrappers of Accelerate and Fabric skip steps within an accumulation, and SAM takes two steps for one.
-    for name in ("optimizer", "base_optimizer") * 2:  # such as accelerate's around SAM's
+    # Wrappers of Accelerate and Fabric skip steps within an accumulation, and SAM takes two steps per batch.
+    for name in ("optimizer", "base_optimizer") * 2:  # such as accelerate's wrapper of SAM's
         inner = getattr(owner, name, None)
         owner = inner if isinstance(inner, Optimizer) else owner
     return owner

@@ -23,7 +23,7 @@ from bssearch.training.advisor import BatchAdvisor
 OLDEST, BELOW = (2, 6, 5), (2, 7)
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}  # distribution by module
 
-NEVER = sys.maxsize  # ``check_val_every_n_epoch`` that disables validation
+NEVER = sys.maxsize  # the ``check_val_every_n_epoch`` that disables validation
 
 ENDS_BY_ITSELF = frozenset({"EarlyStopping", "Timer"})
 DECIDES_FOR_ITSELF = frozenset(
@@ -32,9 +32,9 @@ DECIDES_FOR_ITSELF = frozenset(
 
 
 def library() -> Any:
-    """The Lightning package, preferably one already imported; raise `UsageError` if unsupported."""
+    """The Lightning package, preferably already imported; raise `UsageError` if unsupported."""
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
-    hint = f"pip install 'bssearch[lightning]', which is {wanted}"
+    hint = f"pip install 'bssearch[lightning]', which installs {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
         try:
             version = metadata.version(PACKAGES[module])
@@ -92,9 +92,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._trial.check_trainer("a Lightning Trainer")
         require(
             pl_module.automatic_optimization,
-            f"{type(pl_module).__name__}.automatic_optimization = False: with manual optimization, as several "
-            "optimizers need it, the Trainer does not know the steps",
-            hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
+            f"{type(pl_module).__name__}.automatic_optimization = False: the Trainer does not count the steps of "
+            "manual optimization, which several optimizers need",
+            hint='write your own loop, see "A loop of your own" in `bssearch guide own-training`',
         )
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]
@@ -104,7 +104,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._trial.check_device(
                 trainer.strategy.root_device,
                 trainer.world_size,
-                f"Trainer(accelerator={wanted.type!r}, devices={devices}), or executor.device in the spec",
+                f"pass Trainer(accelerator={wanted.type!r}, devices={devices}), or change executor.device in the spec",
             )
             trainer.accumulate_grad_batches = self._trial.accumulation_steps
             trainer.num_sanity_val_steps = 0
@@ -118,12 +118,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._steps and self._trial.is_searched:
             branches = self._trial.checkpoint is not None
             raise UsageError(
-                f"the Trainer begins at step {self._steps}: fit(ckpt_path=...) restores the learning rate, the "
-                f"schedule and the place in the data of another run than this {'branch' if branches else 'trial'}",
+                f"the Trainer begins at step {self._steps}: fit(ckpt_path=...) restores learning rate, schedule "
+                f"and data position of another run than this {'branch' if branches else 'trial'}",
                 hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
                 "trial.load_optimizer()"
                 if branches
-                else "a trial trains from its start: fit() without ckpt_path; weights may be loaded before fit()",
+                else "call fit() without ckpt_path, because a trial trains from its start; load weights before fit()",
             )
         self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
         self._trial.look_at({type(pl_module).__name__: pl_module})
@@ -142,7 +142,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
                 trainer.enable_validation,
                 "the Trainer cannot validate: no validation loader, no validation_step, or "
                 f"limit_val_batches = {trainer.limit_val_batches}",
-                hint="trainer.fit(module, train_loader, validation_loader)",
+                hint="call trainer.fit(module, train_loader, validation_loader)",
             )
             self._plan(trainer)
             if self._is_awaited:
@@ -160,7 +160,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if batches < window:
             raise UsageError(
                 f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples; a step of batch size "
-                f"{self._trial.batch_size} takes {window}"
+                f"{self._trial.batch_size} takes {window} micro-batches"
             )
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
@@ -211,7 +211,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             print_evaluation(self._trial.steps, metrics)
         elif self._is_awaited:
             self._is_awaited = False
-            trainer.check_val_every_n_epoch = NEVER  # the next micro-batch may make no step
+            trainer.check_val_every_n_epoch = NEVER  # the next micro-batch may complete no step
             self._trial.report_all(metrics)
         self._end_if_over(trainer)
 
@@ -220,7 +220,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if not self._trial.is_over:
             self._trial.close(_why_it_ended(trainer))
 
-    on_fit_end = on_train_end  # for a training that did not begin
+    on_fit_end = on_train_end  # Lightning calls only on_fit_end if training did not begin
 
     def _plan(self, trainer: Any) -> None:
         self._is_awaited = self._trial.evaluation_due
@@ -233,10 +233,10 @@ class TrialCallback(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def _lift_limits(self, trainer: Any) -> None:
-        self._horizon = trainer.estimated_stepping_batches  # at which learning rate schedules still stop
+        self._horizon = trainer.estimated_stepping_batches  # step at which learning-rate schedules stop
         given = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
         if limits := ", ".join(f"{name}={value}" for name, value in given.items() if value not in {-1, None}):
-            self._trial.warn(f"Trainer({limits}) ends trials there, even before they reach the target")
+            self._trial.warn(f"Trainer({limits}) ends trials at this limit, even before the target")
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def _logged(self, trainer: Any) -> dict[str, float]:
@@ -297,14 +297,14 @@ def fit_made(trial: Trial, made: Any) -> None:
         "for training and for validation",
     )
     trainer, module, *data = made
-    _refuse_what_decides_for_itself(trainer)  # before a finder's own setup, which comes before `TrialCallback.setup`
+    _refuse_what_decides_for_itself(trainer)  # before a finder's setup, which runs before `TrialCallback.setup`
     if not any(isinstance(one, TrialCallback) for one in trainer.callbacks):
         trainer.callbacks.append(TrialCallback(trial))
     trainer.fit(module, *(data[0] if data and isinstance(data[0], tuple) else data))
 
 
 def _kinds(callback: Any) -> set[str]:
-    # names, because both Lightning packages have classes of these names
+    # Both Lightning packages have classes of these names.
     return {one.__name__ for one in type(callback).__mro__}
 
 
@@ -325,13 +325,13 @@ def _why_it_ended(trainer: Any) -> str:
     if any((one.time_remaining() or 0) <= 0 for one in trainer.callbacks if "Timer" in _kinds(one)):
         return "Trainer(max_time=...)"
     others = ", ".join(type(one).__name__ for one in trainer.callbacks if ENDS_BY_ITSELF & _kinds(one))
-    return f"trainer.should_stop was set{f', as by {others}' if others else ''}" if trainer.should_stop else "the fit"
+    return f"trainer.should_stop = True{f', set by {others}' if others else ''}" if trainer.should_stop else "the fit"
 
 
 # learning rates in parameter groups of PyTorch's optimizers and schedules
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
-# attributes of PyTorch's schedules; other rates are derived from these
+# attributes of PyTorch's schedules, which derive other rates from these attributes
 SCHEDULE_RATES = ("base_lrs", "max_lrs", "min_lrs", "eta_min", "_last_lr")
 
 Scale = Callable[[Any], Any]
@@ -345,7 +345,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):
         return
-    require(given > 0, f"current_trial(learning_rate={given}): must be > 0, because other rates are scaled by it")
+    require(given > 0, f"current_trial(): learning_rate = {given} must be > 0, because other rates scale with it")
     scale = scaling(float(given), trial.learning_rate)
     for optimizer in optimizers:
         _scale_groups(optimizer, GROUP_RATES, scale)
@@ -356,7 +356,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     """Scale all weight decays if the study sets ``weight_decay`` and the script has not read it.
 
-    Relative to the value given to `current_trial`, else to the groups' largest weight decay.
+    The reference is the value given to `current_trial`, else the groups' largest weight decay.
     """
     name = "weight_decay"
     found = list(optimizers)

@@ -84,7 +84,7 @@ class DescribedLoop(Looked):
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
-        # A schedule that the loop cannot follow is refused before the search.
+        # Refuse a schedule that the loop cannot follow before the search.
         self.stages = LoopStages(assign.configuration)
         self._metrics: dict[str, float] = {}
         self._steps = 0
@@ -130,11 +130,11 @@ class DescribedLoop(Looked):
         require(
             step,
             f"the loop took no step{ended_by(because)}",
-            hint="for batch in trial.batches(loader); a Trainer takes callbacks=[TrialCallback(trial)]",
+            hint="loop over trial.batches(loader); pass callbacks=[TrialCallback(trial)] to a Trainer",
         )
         raise UsageError(
-            f"the loop took {step} steps and was never evaluated",
-            hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+            f"the loop took {step} steps, but made no evaluation",
+            hint="call batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
         )
 
 

@@ -29,7 +29,7 @@ from bssearch.training.optimizers import take_over_states
 
 T = TypeVar("T")
 
-READINGS_PER_MICRO_BATCH = 1000  # reads of ``should_stop`` before a loop without steps is refused; far above real use
+READINGS_PER_MICRO_BATCH = 1000  # reads of ``should_stop`` before bssearch refuses a loop without steps
 
 MOST_SKIPPED = 100  # batches in a row without an optimizer step; a gradient scaler settles within about 20
 
@@ -47,12 +47,12 @@ PUBLIC = (
 class Trial:
     """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
-    With a batch size schedule, ``batch_size``, its split and ``learning_rate`` are those of the next step.
+    With a batch size schedule, ``batch_size``, its split and ``learning_rate`` belong to the next step.
     ``parameters`` holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``: the loop is
     only described or measured. The loop must read a searched learning rate; other unread searched parameters cause a
     warning.
 
-    Steps are those of the optimizers given to `state`, else one per batch.
+    Steps count the steps of the optimizers given to `state`, else batches.
 
     ::
 
@@ -63,7 +63,7 @@ class Trial:
             train_step(model, optimizer, x, y)
     """
 
-    rank = 0  # of this process, below `world_size`
+    rank = 0  # this process's number, below `world_size`
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Trial:
         self._taken_before = self._skipped = self._first_step = 0
         self._steps_before, self._samples_behind = -1, 0
         self._readings = 0
-        self._rate_is_set = False  # by a Trainer, not by the script
+        self._rate_is_set = False  # True if a Trainer, not the script, sets the rate
         self._put_random_numbers_back: Callable[[], None] = lambda: None
 
     @property
@@ -141,9 +141,9 @@ class Trial:
         rates = rates_of([optimizer], "lr", "initial_lr", "max_lr")
         require(
             any(math.isclose(one, self.rate_to_set) for one in rates),
-            f"the Trainer's optimizer has the learning rate {in_words(rates)}, and the trial's is "
-            f"{self.rate_to_set:.4g}",
-            hint="make the optimizer with lr=trial.learning_rate, or leave it to the Trainer",
+            f"the Trainer's optimizer has the learning rate {in_words(rates)}, but the trial's learning "
+            f"rate is {self.rate_to_set:.4g}",
+            hint="make the optimizer with lr=trial.learning_rate, or let the Trainer make the optimizer",
         )
         self._asked.note("learning_rate")
         self._rate_is_set = True
@@ -152,9 +152,9 @@ class Trial:
         """Raise `UsageError` if a Trainer sets the learning rate, and ``rates`` are not its ``scheduled`` rates."""
         require(
             not self._rate_is_set or all(any(math.isclose(one, two) for two in scheduled) for one in rates),
-            f"{who} set the learning rate {in_words(rates)} after {self.steps} steps; the trial and its schedule have "
-            f"{in_words(scheduled)}",
-            hint="read trial.learning_rate there, or use a learning rate schedule",
+            f"{who} set the learning rate {in_words(rates)} after {self.steps} steps; the trial and its schedule "
+            f"have {in_words(scheduled)}",
+            hint="set trial.learning_rate instead, or use a learning-rate schedule",
         )
 
     @property
@@ -188,16 +188,16 @@ class Trial:
             "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
             hint="remove trial.state(...); the trial is then stopped instead of paused",
         )
-        self._stages.refuse(who, "its loader is made once")
+        self._stages.refuse(who, "a Trainer makes its loader once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
         """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
         together = max(processes, self.world_size)
-        require(together == 1, f"the Trainer trains in {together} processes; a trial of a Trainer has one")
+        require(together == 1, f"the Trainer trains in {together} processes; a trial of a Trainer has one process")
         require(
             wanted.type == found.type and (wanted.index or 0) == (found.index or 0),
-            f"the Trainer trains on {found}, and the trial is to run on {wanted}",
+            f"the Trainer trains on {found}, but the trial runs on {wanted}",
             hint=hint,
         )
 
@@ -225,7 +225,7 @@ class Trial:
     def evaluation_due(self) -> bool:
         """True if the loop must evaluate and `report` now; stops the clock.
 
-        Within `batches`, read it after the optimizer's step.
+        Within `batches`, read this property after the optimizer's step.
         """
         step = self._step_at_hand
         if step is None or self._assignment.is_over or self._evaluated_at == step:
@@ -265,8 +265,8 @@ class Trial:
     def step(self, samples: int | None = None) -> None:
         """Record an optimizer step of a loop without `batches`.
 
-        ``samples`` defaults to ``batch_size``, with a warning unless `sampler` is used. A skipped optimizer step does
-        not count.
+        ``samples`` defaults to ``batch_size``, with a warning unless the loop uses `sampler`. A skipped optimizer step
+        does not count.
 
         Raises:
             TrialStopped: the trial has already ended.
@@ -274,19 +274,19 @@ class Trial:
         """
         require(
             samples is None or samples >= 1,
-            f"trial.step(samples={samples}): must be >= 1",
+            f"trial.step(): samples = {samples} must be >= 1",
             hint="trial.step(samples=len(x))",
         )
         if samples is None and self._sampler is not None:
             samples = self._now.batch_size  # the sampler leaves an incomplete batch out
         if samples is None:
-            self._untold("trial.step() does not say the samples of the step", "trial.step(samples=len(x))")
+            self._untold("trial.step() does not know the samples of the step", "call trial.step(samples=len(x))")
         self.add_samples(samples)
         self.stepped()
 
     def stepped(self) -> None:
         """Like `step`, with the samples from `add_samples`."""
-        require(not self._is_in_batch, "step() in the body of batches(), which counts the steps by itself")
+        require(not self._is_in_batch, "do not call step() in the body of batches(), which counts the steps")
         if self._assignment.is_over:
             raise TrialStopped("the trial has ended; end the loop when trial.should_stop is true")
         if not self._has_begun:
@@ -308,15 +308,15 @@ class Trial:
         """Yield micro-batches until the trial ends.
 
         Args:
-            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, the function is
-                called for each new size; a plain loader keeps its size and accumulation grows.
+            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch
+                calls the function for each new size; a plain loader keeps its size and accumulation grows.
             evaluate: returns the metrics by name, also before the first step; without it the body must `report`.
             test: returns test metrics, once, when a recommended configuration is confirmed.
             epochs: passes outside a search; a search repeats the data.
 
         The body must take the optimizer step at each step's last micro-batch.
         """
-        require(not self._is_looping, "batches() inside the body of batches(): a trial has one loop at a time")
+        require(not self._is_looping, "do not call batches() in the body of batches(): a trial has one loop at a time")
         self._is_looping = True
         try:
             yield from self._looped(
@@ -330,11 +330,11 @@ class Trial:
             self._assignment.test(test)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context of a micro-batch in the body of `batches`: ``model.no_sync()``, but not for the step's last one."""
+        """Context of a micro-batch of `batches`: ``model.no_sync()``, except at a step's last micro-batch."""
         require(
             self._is_in_batch,
-            "no_sync() outside the body of batches(), which counts a step's micro-batches",
-            hint="model.no_sync() for all micro-batches of a step but the last",
+            "the loop calls no_sync() outside the body of batches(), which counts a step's micro-batches",
+            hint="use model.no_sync() for all micro-batches of a step but the last",
         )
         if self._is_whole:
             return nullcontext()
@@ -349,8 +349,8 @@ class Trial:
         """
         require(
             not self._is_looping,
-            "test() in the body of batches(), whose loop is not over",
-            hint="batches(loader, evaluate=..., test=...)",
+            "do not call test() in the body of batches(), whose loop is not over",
+            hint="call batches(loader, evaluate=..., test=...)",
         )
         self.close()
         self._assignment.test(evaluate)
@@ -375,9 +375,9 @@ class Trial:
         """
         require(
             not self._has_begun and self._sampler is None,
-            "state() comes too late: call it before sampler() and batches()",
+            "call state() before sampler() and batches()",
         )
-        require(not self.has_state, "state() is called twice: name all objects in one call")
+        require(not self.has_state, "the script called state() twice: pass all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.count_steps_of(objects)
         self.look_at(objects)
@@ -505,8 +505,8 @@ class Trial:
         if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:
             return found * self.world_size
         self._untold(
-            f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",
-            "a loader whose batches are tensors, or tuples, lists or dicts of tensors",
+            f"a micro-batch is a {type(batch).__name__}, whose samples bssearch cannot count",
+            "use a loader whose batches are tensors, or tuples, lists or dicts of tensors",
         )
         return None
 
@@ -547,8 +547,7 @@ class Trial:
         names = ", ".join(self._optimizer_steps.names)
         return UsageError(
             f"the optimizer {names!r} took no step in {self._skipped} batches, after step {self.steps}",
-            hint=f"{names}.step() in the loop; a step replayed by a CUDA graph is not seen: leave {names} out of "
-            "trial.state",
+            hint=f"call {names}.step() in the loop; if a CUDA graph replays the step, leave {names} out of trial.state",
         )
 
     def _is_due(self, step: int) -> bool:
@@ -570,7 +569,7 @@ class Trial:
         taken = self._optimizer_steps.other_than(step - self._first_step)
         if taken is not None and step > self._first_step and self._assignment.cycles:
             self._assignment.warned(
-                "the optimizer took another number of steps than the loop: call trial.state(optimizer=...) to count "
+                "the optimizer and the loop took different numbers of steps: call trial.state(optimizer=...) to count "
                 "the optimizer's steps"
             )
         self._assignment.evaluated(step, metrics, loss)

@@ -153,7 +153,7 @@ class Passes(Generic[T]):
     def first(self, size: int, steps: int) -> None:
         """Begin the first pass; a resumed trial continues within its pass."""
         stages = self._assignment.stages
-        if stages.has_new_micro_batches(steps):  # make the last loader again: both may share generators
+        if stages.has_new_micro_batches(steps):  # Both loaders may share generators.
             self.begin(stages.last(steps).micro_batch_size)
             self._assignment.skipped()
         behind = self.begin(size)
@@ -193,9 +193,8 @@ class Passes(Generic[T]):
                 self._loader, self._size = self._make(size), size
                 require(
                     _is_loader(self._loader),
-                    f"the function given to batches() returned a {type(self._loader).__name__}; it must return a "
-                    "loader",
-                    hint="trial.batches(lambda size: DataLoader(data, batch_size=size, ...))",
+                    f"the function given to batches() returned a {type(self._loader).__name__}; expected a loader",
+                    hint="call trial.batches(lambda size: DataLoader(data, batch_size=size, ...))",
                 )
         self._pass = self._loader
         return self._assignment.passes(self._loader, self._sampler() is not None)

@@ -14,7 +14,7 @@ from bssearch.spec.space.micro_batches import GROUP_NORM, batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 from bssearch.training.optimizers import trained_by
 
-WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches does so in each step
+WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches changes in each step
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
@@ -74,7 +74,7 @@ Versions = list[tuple[int, int]]
 
 
 class Averages:
-    """Averages of weights among a loop's objects, which must change with the optimizer's step alone."""
+    """Averages of weights among a loop's objects, which only the optimizer's step may change."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         trained = _trained_by(objects)
@@ -88,7 +88,7 @@ class Averages:
         self._versions = {}
         for name, one in self._objects.items() if self._steps <= WATCHED_STEPS else ():
             versions = _versions(one)
-            if versions and versions == _versions(one):  # a state_dict() of copies says nothing
+            if versions and versions == _versions(one):  # a state_dict() of copies always differs
                 self._versions[name] = versions
 
     def changed(self) -> str | None:
@@ -99,7 +99,7 @@ class Averages:
         self._objects = self._versions = {}
         return (
             f"{changed[0]} of trial.state changes between the micro-batches of a step: update an average of weights "
-            "after optimizer.step(), or accumulation shortens its horizon"
+            "after optimizer.step(), because accumulation shortens the average's horizon"
         )
 
 

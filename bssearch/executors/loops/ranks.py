@@ -57,7 +57,7 @@ def ranks_of(environment: Mapping[str, str]) -> Ranks | None:
     require(
         distributed.is_available() and distributed.is_initialized(),
         f"WORLD_SIZE = {environment['WORLD_SIZE']}, but torch.distributed is not initialised",
-        hint='torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
+        hint='call torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
     )
     return Ranks(_number(environment, "LOCAL_RANK", 0))
 
@@ -67,14 +67,14 @@ def check_ranks(ranks: int, devices: int) -> None:
     require(
         ranks == devices,
         f"the program has {ranks} rank{'s' if ranks > 1 else ''}, but its trial needs {devices} (executor.devices)",
-        hint=f"executor.devices: {ranks if ranks > 1 else devices} in the spec, and command: "
+        hint=f"set executor.devices: {ranks if ranks > 1 else devices} in the spec, and command: "
         "[torchrun, '--nproc-per-node={devices}', ...]",
     )
 
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
     text = environment.get(name, str(otherwise))
-    require(text.isdecimal(), f"{name} = {text!r} in the environment must be a whole number, from 0")
+    require(text.isdecimal(), f"{name} = {text!r} in the environment must be a whole number >= 0")
     return int(text)
 
 
@@ -106,7 +106,7 @@ class RankWork(Assignment):
         require(
             self._steps < self._word.due[-1],
             f"no evaluation after step {self._word.due[-1]}, but one was due",
-            hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+            hint="use batches(loader, evaluate=...) in every rank, or: if trial.evaluation_due: trial.report(...)",
         )
         self._steps = step
 
@@ -181,7 +181,7 @@ class Leader(RankWork):
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Record the evaluation of all ranks and announce the next."""
-        self._ranks.wait()  # within the evaluation's time: else the next step waits for the other ranks
+        self._ranks.wait()  # the wait counts as evaluation, not as the next step
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over
         if not self.is_over:
@@ -246,7 +246,7 @@ class RankTrial(Trial):
     ) -> None:
         super().__init__(assignment, searched=searched, needs_samples=needs_samples)
         self.rank = ranks.rank
-        self._stages.refuse(f"a training of {ranks.size} ranks", "they share batches of one size")
+        self._stages.refuse(f"a training of {ranks.size} ranks", "the ranks share batches of one size")
 
     def sampler(self, dataset: Any) -> SeededSampler:
         """This rank's share of `Trial.sampler`."""

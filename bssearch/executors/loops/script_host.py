@@ -33,11 +33,11 @@ from bssearch.executors.process import LIBRARIES, become_subreaper, die_with_par
 from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
-TICK_SECONDS = 0.02  # between checks on a trial's process, which take microseconds
+TICK_SECONDS = 0.02  # seconds between checks on a trial's process; a check takes microseconds
 
-LEAVE_SECONDS = 5.0  # for the other ranks after one has ended; gloo notices a lost rank at once
+LEAVE_SECONDS = 5.0  # seconds for the other ranks to end after a rank has ended; gloo notices a lost rank at once
 
-NO_LINE = -1  # of ranks other than rank 0
+NO_LINE = -1  # the line of ranks other than rank 0
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Runs a training script; started by bssearch itself.")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
-    parser.add_argument("--anew", help="why no trial is forked")
+    parser.add_argument("--anew", help="why trials are not forked")
     parser.add_argument("--once", type=int, help="descriptor of the line of one trial")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs="*")
@@ -64,20 +64,20 @@ def main() -> None:
 
 def prepare_to_fork(script: Path) -> str | None:
     """Import a script's packages; return why forking is unsafe."""
-    import torch._dynamo  # else the first optimizer imports it, seconds of every trial
+    import torch._dynamo  # otherwise the first optimizer of every trial imports torch._dynamo, for seconds
 
-    import bssearch.executors.loops.current  # noqa: F401 - with torch, which every trial needs
+    import bssearch.executors.loops.current  # noqa: F401 - imports torch, which every trial needs
 
     import_packages_of(script)
     gc.collect()
     gc.freeze()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "its imports begin to use CUDA"
+        return "the imports initialise CUDA"
     try:
         threads = len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return "this system does not list threads"
-    return None if threads == 1 else f"its imports start {threads - 1} threads"
+    return None if threads == 1 else f"the imports start other threads ({threads - 1})"
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
@@ -188,7 +188,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
         error: BaseException | None = None
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        error = RuntimeError(f"the script left with exit code {left.code}") if code else None
+        error = RuntimeError(f"the script exited with code {left.code}") if code else None
     except BaseException as raised:
         error, code = raised, 0 if isinstance(raised, TrialStopped) else 1
     with contextlib.suppress(OSError, ValueError):
@@ -208,7 +208,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
 
 def clean_up() -> None:
     """Join threads, run `atexit` functions and flush files."""
-    # A real exit would tear down all modules, a third of a second per trial.
+    # A real exit would destroy all modules, which takes a third of a second per trial.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for one in gc.get_objects():

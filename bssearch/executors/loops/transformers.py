@@ -32,11 +32,11 @@ def check_libraries() -> None:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             raise UsageError(
-                f"{name} is missing: a Trainer as a trial takes {wanted}", hint=f"pip install '{EXTRA}'"
+                f"{name} is missing: a trial with a Trainer needs {wanted}", hint=f"pip install '{EXTRA}'"
             ) from None
         require(
             tuple(int(number) for number in re.findall(r"\d+", found)[:2]) >= least,
-            f"{name} {found} is too old: must be {wanted}",
+            f"{name} {found} is too old: a trial with a Trainer needs {wanted}",
             hint=f"pip install '{EXTRA}'",
         )
 
@@ -53,7 +53,7 @@ from transformers import (  # noqa: E402 - check_libraries reports missing packa
 
 PREFIX = "eval_"
 
-# a Trainer reports these beside the metrics
+# values that a Trainer reports beside the metrics
 NO_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch"}
 
 
@@ -91,7 +91,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         require(
             state.global_step == self._trial.steps,
             f"the Trainer begins at step {state.global_step}, the trial at step {self._trial.steps}",
-            hint="a Trainer trains a trial from its start: no resume_from_checkpoint",
+            hint="call train() without resume_from_checkpoint",
         )
         whole = whole_steps(others["train_dataloader"], args)
         # The Trainer's own horizon counts incomplete batches: without them, training would end before the horizon.
@@ -191,7 +191,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
         require(
             not speeds,
-            f"eval_dataset has several datasets, such as {', '.join(speeds).replace('_runtime', '')}; a trial has one",
+            f"eval_dataset has several datasets, such as {', '.join(speeds).replace('_runtime', '')}; a trial has one "
+            "dataset",
             hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
         )
         named = both_names(metrics)
@@ -258,7 +259,7 @@ def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
     require(
         trainer.eval_dataset is not None,
         "the Trainer has no eval_dataset, but a trial needs evaluations",
-        hint="Trainer(..., eval_dataset=...)",
+        hint="pass Trainer(..., eval_dataset=...)",
     )
     try:
         samples = len(trainer.train_dataset)
@@ -377,13 +378,13 @@ def _lacking(trial: Trial, train_samples: int | None, own: Mapping[str, Any], *,
         schedule = getattr(schedule, "value", schedule)
         require(
             schedule in ENDLESS_SCHEDULES,
-            f"lr_scheduler_type={schedule!r} decays over max_steps, which is not given",
-            hint=f"max_steps=..., or one of {', '.join(sorted(ENDLESS_SCHEDULES))}",
+            f"lr_scheduler_type={schedule!r} decays over max_steps, but max_steps is missing",
+            hint=f"give max_steps=..., or choose from {', '.join(sorted(ENDLESS_SCHEDULES))}",
         )
         require(
             not 0 < warmup < 1,
-            f"warmup_steps={warmup} is a share of max_steps, which is not given",
-            hint="warmup_steps as a number of steps, or max_steps=...",
+            f"warmup_steps={warmup} is a share of max_steps, but max_steps is missing",
+            hint="give warmup_steps as a number of steps, or give max_steps=...",
         )
     return {**found, **decided}
 
@@ -394,13 +395,13 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
         _check_agrees(name, getattr(arguments, name), value)
     require(
         arguments.n_gpu <= 1,
-        f"the Trainer shares each batch among {arguments.n_gpu} GPUs; a trial has one",
-        hint="args = training_arguments(trial, output_dir=...), or CUDA_VISIBLE_DEVICES=0",
+        f"the Trainer shares each batch among {arguments.n_gpu} GPUs; a trial has one GPU",
+        hint="use args = training_arguments(trial, output_dir=...), or set CUDA_VISIBLE_DEVICES=0",
     )
     trial.check_device(
         arguments.device,
         arguments.world_size,
-        "executor: {device: cpu} in the spec with use_cpu=True, CUDA_VISIBLE_DEVICES for another GPU than the first",
+        "with use_cpu=True, set executor: {device: cpu} in the spec; choose another GPU with CUDA_VISIBLE_DEVICES",
     )
 
 
@@ -446,8 +447,8 @@ def _check_obeys(trial: Trial, own: Collection[str]) -> None:
         value = trial.parameters.get(name)
         require(
             value is None or value in known or argument in own,
-            f"space.{name}: {value} cannot be passed to a Trainer; it takes {', '.join(known)}",
-            hint=f"leave {name} out of the space, or give {argument}=... beside it",
+            f"space.{name}: {value} cannot be passed to a Trainer; choose from {', '.join(known)}",
+            hint=f"leave {name} out of the space, or also give {argument}=...",
         )
 
 
@@ -456,8 +457,8 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
     is_adamw = name == "optim" and text.startswith("adamw") and value == TrainingArguments.default_optim
     require(
         given == value or is_adamw,
-        f"{name}={text} contradicts the trial: must be {value}",
-        hint=f"training_arguments(trial, output_dir=...) sets {name}: leave it out",
+        f"{name}={text} contradicts the trial, which sets {value}",
+        hint=f"training_arguments(trial, output_dir=...) sets {name}: leave {name} out",
     )
 
 
@@ -480,7 +481,7 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     return steps
 
 
-LEAST_CHANGE = 1e-3  # relative, of a loss whose item count doubles; far below the expected half
+LEAST_CHANGE = 1e-3  # least relative change of a loss whose item count doubles; a correct loss halves
 
 
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
@@ -500,8 +501,8 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
             once, twice = (float(unmoved(partial(module, *args, **one))["loss"]) for one in counts)
         require(
             abs(once - twice) > LEAST_CHANGE * abs(once),
-            f"the loss of {type(module).__name__} ignores num_items_in_batch: the gradients of a batch "
-            "in several micro-batches would be too large by their number",
+            f"the loss of {type(module).__name__} ignores num_items_in_batch: with n micro-batches a step, "
+            "the gradients would be n times too large",
             hint="set model.accepts_loss_kwargs = False before making the Trainer, which then divides the loss",
         )
 

@@ -183,7 +183,7 @@ class LoopClock:
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Counted train seconds without warm-up; never decreases.
 
-        Until the warm-up is over a constant lower bound, not for a hit (``is_hit``).
+        During the warm-up the value is a constant lower bound, unless ``is_hit``.
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told
@@ -237,7 +237,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Refuse values that `torch.load` refuses with ``weights_only``; copies no tensors."""
+    """Refuse values that `torch.load` refuses with ``weights_only``; copy no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -253,7 +253,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Say which parameter is not finite, if any; synchronises the device."""
+    """Name the first parameter that is not finite, if any; synchronise the device."""
     named = [
         (f"the parameter {name} of {owner}", parameter.detach())
         for owner, model in objects.items()
@@ -336,11 +336,11 @@ class TrialRun(Assignment):
     def begin(self) -> None:
         """Start the clock; earlier time is not training."""
         if (branch := self._request.branch) is not None:
-            self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
+            self.stages.refuse("a branch of a longer run", "all its steps have one size")
             require(
                 self._has_read_checkpoint,
                 f"the script must continue from {branch.checkpoint}, but did not read trial.checkpoint",
-                hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
+                hint="if trial.checkpoint is not None, load the model, and the optimizer by trial.load_optimizer()",
             )
         clock = self._clock.clock
         clock.book_rest("other")
@@ -410,7 +410,7 @@ class TrialRun(Assignment):
 
     def settle(self) -> None:
         """See `Assignment.settle`."""
-        if self.is_over or self.is_due(self._steps):  # a resumed loop could not make up a due evaluation
+        if self.is_over or self.is_due(self._steps):  # a resumed loop could not repeat a due evaluation
             return
         asked = self._line.asked_to_stop()
         if asked is not None:
@@ -478,7 +478,7 @@ class TrialRun(Assignment):
         require(
             self._course.progress.last is not None,
             f"the loop ended after {step} steps without an evaluation",
-            hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+            hint="call batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
         )
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
@@ -536,7 +536,7 @@ class TrialRun(Assignment):
         ending = self._course.reached_before(ending)
         self._ending, self.is_over = paused(ending, self._request.checkpoint, self._save), True
         if self._is_tested:
-            self._clock.enter("other")  # until the script tests, or ends
+            self._clock.enter("other")  # the test or the script's end follows
         else:
             self.finish()
 

@@ -46,12 +46,12 @@ MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
 
 EPOCH, EPOCHS_SEEN = "epoch", 3  # reports that show whether steps are epochs
 
-STILL_REPORTS = 5  # reports with the same seconds: more show that seconds are not counted since the start
+STILL_REPORTS = 5  # the most reports with equal seconds; more reports show that seconds do not count from the start
 
 AHEAD = 1.1  # largest ratio of reported to wall seconds, because the first report may come late
 AHEAD_SECONDS = 1.0
 
-FEWEST_BURSTS = 4  # reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time
+FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the total time
 
 
 class ReportedTrial:
@@ -102,7 +102,7 @@ class ReportedTrial:
             self._basis = SecondsBasis.WALL if report.seconds is None else SecondsBasis.REPORTED
             self._zero = now
             if self._basis is SecondsBasis.WALL and report.step > 0:
-                self._waiting = report  # until its step time is known
+                self._waiting = report  # the step time is still unknown
                 self.steps = report.step
                 return
         elif self._waiting is not None:
@@ -118,7 +118,7 @@ class ReportedTrial:
         if self.ending is not None:
             return
         if asked is not None:
-            self._end(paused(Ending(*asked, asked=True), "", lambda _: "a command cannot be checkpointed"))
+            self._end(paused(Ending(*asked, asked=True), "", lambda _: "bssearch cannot checkpoint a command"))
         elif self._basis is SecondsBasis.WALL:
             self._end(self._course.limited(now - self._zero))
 
@@ -163,8 +163,8 @@ class ReportedTrial:
             )
         if self._needs_samples and self._assumed_samples:
             yield (
-                f"the command does not report {SAMPLES}, and the study's objective is samples_to_target: each step "
-                "counts as batch_size samples, also of an incomplete batch"
+                f"the command does not report {SAMPLES}, but the study's objective is samples_to_target: each step "
+                "counts as batch_size samples, even with an incomplete batch"
             )
         wall = self._ended - self._started
         if self._basis is SecondsBasis.REPORTED and self._seconds > AHEAD * wall + AHEAD_SECONDS:
@@ -176,8 +176,8 @@ class ReportedTrial:
             return
         if self._longest_wait > (self._last_came - self._first[1]) / FEWEST_BURSTS:
             yield (
-                f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
-                "not more precise: let the command flush each line, or report its own seconds"
+                f"the command's reports came in bursts up to {self._longest_wait:.3g} s apart, so the times are "
+                "imprecise: let the command flush each line, or report seconds"
             )
 
     def _check(self, report: Report, now: float) -> None:
@@ -192,7 +192,8 @@ class ReportedTrial:
         )
         require(
             (report.seconds is None) == (self._basis is SecondsBasis.WALL),
-            f"the command reports seconds only sometimes: step {report.step} differs from the steps before",
+            f"the command reports seconds only sometimes: step {report.step} differs from earlier steps; "
+            "report seconds always or never",
         )
         require(
             report.seconds is None or report.seconds >= self._seconds,
@@ -248,13 +249,13 @@ class ReportedTrial:
             return self._samples + (report.step - self._counted) * self._plan.configuration.batch_size
         require(
             self._samples <= samples <= LARGEST_STEP and samples == int(samples),
-            f"the command reports {samples:g} samples at step {report.step}, after {self._samples}: they must be "
-            "whole, counted since the start, and never fall",
+            f"the command reports {samples:g} samples at step {report.step}, after {self._samples}: samples "
+            "must be whole, count from the start, and never fall",
         )
         return int(samples)
 
     def _observe_waiting(self) -> None:
-        # A single report is timed from the program's start.
+        # The time of a single report counts from the program's start.
         if self._waiting is not None and self._first is not None:
             waiting, self._waiting = self._waiting, None
             self._observe(waiting, self._first[1] - self._started)
@@ -288,7 +289,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
         name: folder / name
         for token in command
         for name in (token, token.partition("=")[2])
-        if name and len(name) <= LONGEST_NAME and os.path.isfile(folder / name)  # noqa: PTH113 - False for no name
+        if name and len(name) <= LONGEST_NAME and os.path.isfile(folder / name)  # noqa: PTH113 - False for an invalid name
     }
 
 
@@ -325,8 +326,8 @@ class LoadedCommand(LoadedProgram):
         ranks = launched_ranks(self._program.command) or ""
         require(
             load.settings.devices[-1] > 1 or not ranks.isdecimal() or int(ranks) == 1,
-            f"command: torchrun starts {ranks} processes, and executor.devices = 1",
-            hint=f"executor.devices: {ranks} in the spec, and --nproc-per-node={{devices}} in the command",
+            f"command: torchrun starts {ranks} processes, but executor.devices = 1",
+            hint=f"set executor.devices: {ranks} in the spec, and --nproc-per-node={{devices}} in the command",
         )
         check_unchanged("a file that the command names", load.revision, self.revision)
 
@@ -450,21 +451,21 @@ class LoadedCommand(LoadedProgram):
         """Raise `UsageError` for a missing placeholder."""
         require(
             configuration.world_size == 1 or "devices" in self._takes,
-            f"the trial has {configuration.world_size} devices, and the command does not take {{devices}}",
-            hint="torchrun --nproc-per-node={devices}; or executor.devices: 1",
+            f"the trial has {configuration.world_size} devices, but the command has no placeholder {{devices}}",
+            hint="use torchrun --nproc-per-node={devices}, or set executor.devices: 1",
         )
         require(
             not configuration.grows,
-            f"{BATCH_SCHEDULE} = {configuration.parameters.get(BATCH_SCHEDULE)!r}: a command takes one batch size and "
-            "cannot let it grow",
-            hint="a Python program that asks for its trial: bssearch.current_trial(...)",
+            f"{BATCH_SCHEDULE} = {configuration.parameters.get(BATCH_SCHEDULE)!r}: the batch size of a command "
+            "cannot grow",
+            hint="use a Python program that calls bssearch.current_trial(...)",
         )
         check_places(self._takes, self._program.searched)
         require(
             configuration.accumulation_steps <= 1
             or len(self._takes & {"batch_size", "micro_batch_size", "accumulation_steps"}) >= 2,
             f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
-            "and the command takes fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
+            "but the command has fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
             hint="add a placeholder to the command",
         )
 
@@ -528,7 +529,7 @@ class LoadedCommand(LoadedProgram):
         metric = self._program.metric
         names = ", ".join(sorted(offered)[:LAST_LINES]) or "no metric"
         hint = self._hint_of_reports(process) if metric in process.log_reader.unmatched else ""
-        return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
+        return WorkloadError(f"the command reports {names}{how_long}; the study's target metric is {metric!r}{hint}")
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
         # Two runs with different evaluation intervals separate step from evaluation time.
@@ -540,7 +541,7 @@ class LoadedCommand(LoadedProgram):
             many = self._pace(configuration, again)
             in_all = many.seconds / many.steps
             evaluation = max(0.0, (seconds - in_all) / (1 / FEW_STEPS - 1 / MANY_STEPS))
-            # At least 1/MANY_STEPS of the time is the step's: the two runs differ by chance.
+            # The step takes at least 1/MANY_STEPS of the time, even if chance makes the two runs differ more.
             seconds = max(in_all / MANY_STEPS, in_all - evaluation / MANY_STEPS)
         return StepTime(
             batch_size=configuration.batch_size,
@@ -574,5 +575,5 @@ class LoadedCommand(LoadedProgram):
             return f": {said} found no number in any line{process.shown_lines}"
         return (
             f': it must print lines such as {{"step": 100, "{self._program.metric}": 0.9}}, or report: must say how '
-            f"its log is read{process.shown_lines}"
+            f"to read its log{process.shown_lines}"
         )

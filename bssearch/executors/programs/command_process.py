@@ -63,9 +63,9 @@ from bssearch.records import (
     WorkloadDescription,
 )
 
-TICK_SECONDS = 0.05  # between checks for a stop request; small compared with a trial
+TICK_SECONDS = 0.05  # seconds between checks for a stop request; small compared with a trial
 
-LEAVE_SECONDS = 30.0  # for a program's clean-up after its trial, before it is killed
+LEAVE_SECONDS = 30.0  # seconds for a program's clean-up after its trial, before bssearch kills the program
 
 
 class ProgramProcess(Protocol):
@@ -88,7 +88,7 @@ class Conversation:
 
     Attributes:
         reply: the final reply; ``take`` gets all other replies.
-        overstayed: whether the program was killed because it ran on after its trial.
+        overstayed: whether bssearch killed the program because its trial had ended.
     """
 
     process: ProgramProcess
@@ -203,7 +203,7 @@ def answer_in(found: Conversation) -> Answer | None:
     """The program's answer, if any; raises the error reported."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
-    assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
+    assert not isinstance(found.reply, TrialEnded), "only a trial ends with TrialEnded"
     return found.reply
 
 
@@ -254,7 +254,7 @@ class SilenceLimit:
         """Raise `WorkloadError` if the silence exceeds the limit."""
         require(
             not self.is_over(),
-            f"the command said nothing for {self.seconds:g} s after it had asked for its trial",
+            f"the command was silent for {self.seconds:g} s after its call of current_trial()",
             hint="raise executor.hang_seconds if the command may be silent longer",
             error=WorkloadError,
         )
@@ -286,13 +286,13 @@ def outcome_of(
 
 REPORT_VARIABLE = "BSSEARCH_REPORT"  # path of the pipe for JSON lines
 
-TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+TERMINATE_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
 
-KILL_SECONDS = 10.0  # after SIGKILL; a process in disk I/O needs several
+KILL_SECONDS = 10.0  # seconds after SIGKILL; a process in disk I/O needs several seconds
 
 MOST_LOGGED_BYTES = 2**24
 
-LAST_LINES = 10  # shown in errors
+LAST_LINES = 10  # lines shown in errors
 
 _TAIL_BYTES = 1 << 14
 
@@ -333,16 +333,16 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                     process_group=0,
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
-                assert self._process.stdout is not None, "it was asked for"
+                assert self._process.stdout is not None, "stdout is a pipe"
                 kept.callback(self._process.stdout.close)
                 kept.callback(self._process.kill)
                 read, write = os.pipe()
                 kept.callback(os.close, write)
                 self._watcher = Watcher(read, self._process.pid)
             except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-                raise WorkloadError(f"command: {command[0]!r} cannot be run: {error.strerror}") from error
+                raise WorkloadError(f"command: {command[0]!r} does not run: {error.strerror}") from error
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                raise LaunchError(f"command: {command[0]!r} cannot be started: {error}") from error
+                raise LaunchError(f"command: {command[0]!r} does not start: {error}") from error
             self._kept = kept.pop_all()
         self._stdout = self._process.stdout.fileno()
         self.log_reader, self._pipe_reader = ReportReader(expressions, metric), ReportReader({}, metric)

@@ -35,13 +35,13 @@ _OF_GROUPS = ": its group must match a number and nothing else"
 
 _ENDS_OF_LINES = re.compile(rb"([\r\n])")
 
-# start of an object with its own step; nested objects may have a step, too
+# start of an object with a step of its own, not only in a nested object
 _JSON_WITH_STEP = re.compile(rf'\{{[^{{\[]*"{STEP}"\s*:')
 
 _WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _AMBIGUOUS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")  # may have a decimal comma, unless an integer
 
-# after a truncated number: 1 of 1,000, 9 of 9e-05, 1 of 1.2k
+# text after a truncated number, such as the 1 of 1,000, the 9 of 9e-05 or the 1 of 1.2k
 _REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[kKM]\b|\.\d")
 
 _REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")  # 1 of 1 000
@@ -54,7 +54,7 @@ _STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")  # 10.000 may be 10 or 1
 
 REPORTS_TIMED = 4  # least reports to time a step
 
-SECONDS_TIMED = 1.0  # least seconds to time a step, because the clock is another process's
+SECONDS_TIMED = 1.0  # least seconds to time a step, because the program has another clock
 
 SECONDS_ENOUGH = 10.0  # seconds after which fewer reports suffice
 
@@ -237,7 +237,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
         whole = match.string[match.start(1) :][: rest.end() - match.start(1) + LONGEST_NAME]
         raise UsageError(
             f"report.{name} found {_shown(text)}, perhaps the beginning of a number in {_shown(whole)}: its group must "
-            "take the whole number, or the expression match what follows it"
+            "match the whole number, or the expression must match the text after the number"
         )
     return value
 
@@ -275,6 +275,6 @@ def _report(found: Mapping[str, float]) -> Report:
     )
     require(
         seconds is None or 0 <= seconds <= LARGEST_SECONDS,
-        f"the command reports {seconds or 0:g} seconds: they must be from 0 to {LARGEST_SECONDS:g}",
+        f"the command reports {seconds or 0:g} seconds: seconds must be from 0 to {LARGEST_SECONDS:g}",
     )
     return Report(int(step), {name: value for name, value in found.items() if name not in {STEP, SECONDS}}, seconds)

@@ -37,7 +37,7 @@ from bssearch.records import (
     WorkloadDescription,
 )
 
-HOST = "bssearch.executors.loops.script_host"  # by name, because the module is in a higher layer
+HOST = "bssearch.executors.loops.script_host"  # a name instead of an import, because the module is in a higher layer
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class ScriptServer:
             return ScriptProcess(ours, self, self._told()["pid"])
         except OSError as error:
             ours.close()
-            raise LaunchError(f"the script cannot be started: {error}") from error
+            raise LaunchError(f"the script does not start: {error}") from error
 
     def exit_told(self) -> int | None:
         """The last started script's exit code; None while running."""

@@ -45,10 +45,10 @@ from bssearch.records import (
 )
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url, environment_with
 
-MOST_LOG_BYTES = 1 << 16  # per reply; Ray sends less than 100 KiB without its object store
+MOST_LOG_BYTES = 1 << 16  # bytes per reply; Ray sends less than 100 KiB without its object store
 
 # Maximum delay of an evaluation: an answer takes 3 ms of CPU time on both sides. Beside one-second trials, 20 answers
-# per second made steps 7 to 10 % slower, 5 per second hardly.
+# per second made steps 7 to 10 % slower; 5 answers per second had hardly any effect.
 GATHER_SECONDS = 0.2
 
 
@@ -162,7 +162,7 @@ class SlotActor:
                 self._death = self._worker.bury()
 
 
-CONNECT_SECONDS = 30.0  # for a cluster to answer
+CONNECT_SECONDS = 30.0  # seconds for a cluster to answer
 
 STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies are not stored there
 
@@ -200,7 +200,7 @@ class Cluster:
         require(
             address is None or "://" not in address,
             f"executor.address = {address!r} must be auto or HOST:PORT: bssearch runs on a machine of the cluster",
-            hint="run bssearch there: `ray job submit -- bssearch run …`",
+            hint="run bssearch on the cluster: `ray job submit -- bssearch run …`",
         )
         self.ray = _imported()
         self._is_own = not self.ray.is_initialized()
@@ -219,7 +219,7 @@ class Cluster:
             with environment_with(OWN_RAY):
                 self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
         except Exception as error:
-            raise LaunchError(f"Ray cannot be started on this machine: {said_by(error)}") from error
+            raise LaunchError(f"Ray does not start on this machine: {said_by(error)}") from error
 
     def _connect(self, address: str) -> None:
         failures: list[Exception] = []
@@ -236,7 +236,7 @@ class Cluster:
         if failures or thread.is_alive():
             why = said_by(failures[0]) if failures else f"no answer for {CONNECT_SECONDS:g} s"
             raise LaunchError(
-                f"executor.address = {address!r}: no Ray cluster can be reached there: {why}",
+                f"executor.address = {address!r}: cannot reach a Ray cluster at this address: {why}",
                 hint="check `ray status`; without executor.address, bssearch starts Ray on this machine",
             )
 
@@ -333,7 +333,7 @@ def _sigterm_as_it_is() -> Iterator[None]:
 
 HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
 
-SILENCE_SECONDS = 60.0  # until an actor counts as lost (network partition); dead processes show within seconds
+SILENCE_SECONDS = 60.0  # seconds until a silent actor counts as lost (network partition)
 
 
 class ActorWorker:
@@ -404,14 +404,14 @@ class ActorWorker:
             self._talker.start()
             while self.death is None:
                 self._take(self._ray.get(self._actor.hear.remote(HEAR_SECONDS), timeout=HEAR_SECONDS + SILENCE_SECONDS))
-        except self._ray.exceptions.GetTimeoutError:  # this error is an OSError, too
+        except self._ray.exceptions.GetTimeoutError:  # a GetTimeoutError is an OSError, too
             self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
-        except self._ray.exceptions.RayTaskError as error:  # this may be any error that the actor has raised
+        except self._ray.exceptions.RayTaskError as error:  # the actor's error may be of any class
             self._end(TrialState.FAILED, f"the worker cannot be served on {self.machine}: {said_by(error)}")
         except self._ray.exceptions.RayError as error:
             self._end(TrialState.LOST, f"lost with its Ray actor on {self.machine}: {said_by(error)}")
         except OSError as error:
-            self._end(TrialState.FAILED, f"the log {self.log} cannot be written: {error.strerror}")
+            self._end(TrialState.FAILED, f"writing the log {self.log} failed: {error.strerror}")
         except ValueError as error:
             self._end(TrialState.FAILED, f"the reply of {self.machine} is unreadable: {error}")
         finally:
@@ -434,13 +434,13 @@ class ActorWorker:
             self._ray.kill(self._actor, no_restart=True)
 
 
-PLACE_SECONDS = 60.0  # for Ray to place a slot; takes seconds if there is room
+PLACE_SECONDS = 60.0  # seconds for Ray to place a slot; a cluster with room needs few seconds
 
-LEAVE_SECONDS = 3.0  # for an actor to clean up before it is killed
+LEAVE_SECONDS = 3.0  # seconds for an actor's clean-up before Ray kills the actor
 
-ATTEMPTS = 3  # of a request whose node is lost
+ATTEMPTS = 3  # attempts at a request whose node is lost
 
-CALLS_AT_ONCE = 4  # methods of an actor, of which one always listens
+CALLS_AT_ONCE = 4  # methods that run at once in an actor; one method always listens
 
 T = TypeVar("T")
 
@@ -456,9 +456,9 @@ class _Seat:
 class RayExecutor(SlotExecutor):
     """`Executor` on a Ray cluster.
 
-    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial is
-    lost with its actor; the next gets a new actor. A slot is dropped if no node has room. Workload, data and
-    checkpoints need the same paths on all nodes.
+    Each slot is an actor with ``threads`` CPUs and one GPU, or no GPU on a CPU cluster or with device ``cpu``. A lost
+    actor loses its trial; the next trial gets a new actor. The executor drops a slot if no node has room. Workload,
+    data and checkpoints need the same paths on all nodes.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -522,10 +522,10 @@ class RayExecutor(SlotExecutor):
         return work()
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
-        for one in self._slots:  # all at once: each takes a second or two
+        for one in self._slots:  # all slots at once, because each slot takes a second or two
             seat = self._seats.get(one.index)
             death = seat.worker.death if seat is not None and seat.worker is not None else None
-            if seat is None or (death is not None and death.verdict is not None):  # the actor itself is gone
+            if seat is None or (death is not None and death.verdict is not None):  # the actor is gone
                 self._seats[one.index] = self._asked_for()
         seat = self._seats[slot.index]
         place = seat.place = seat.place or self._placed(slot, seat)
@@ -581,7 +581,7 @@ class RayExecutor(SlotExecutor):
         except ray.exceptions.RayError as error:
             self._leave(slot)
             raise (LaunchError if isinstance(error, ray.exceptions.RayTaskError) else _ActorLostError)(
-                f"slot {slot.index}: its Ray actor cannot be started: {said_by(error)}",
+                f"slot {slot.index}: its Ray actor does not start: {said_by(error)}",
                 hint="install this machine's versions of bssearch and Ray on each node",
             ) from error
         except LaunchError:
@@ -606,7 +606,7 @@ class RayExecutor(SlotExecutor):
     def _about_idle_devices(self) -> str | None:
         is_idle = self._gpus and self.slots < self._room
         return (
-            f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each a slot"
+            f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each GPU a slot"
             if is_idle
             else None
         )
@@ -619,7 +619,7 @@ class RayExecutor(SlotExecutor):
                 reply = Refused(
                     error="launch",
                     message=f"slot {worker.slot}: {worker.machine} has {reply.device_name}, {machine} has {kind}: "
-                    "times on different kinds of device do not compare",
+                    "times on different kinds of device are not comparable",
                     hint="use a Ray cluster with nodes of one kind, or a study for each kind",
                 )
         super()._take(worker, reply)
@@ -651,8 +651,8 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
     machines = len({node.name for node in nodes})
     require(
         url is None or machines <= 1,
-        f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://…: on a Ray cluster of {machines} machines it "
-        "must name a folder: only the driver's machine can use a store",
+        f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://…: on a Ray cluster of {machines} machines the "
+        "variable must name a folder, because only the driver's machine can use a store",
         hint="name a folder that all machines share",
     )
 
@@ -668,6 +668,6 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
         settings.least_slots <= room,
         f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for no more slots with "
         f"{'a GPU and ' if gpus else ''}executor.threads = {settings.threads}",
-        hint="set executor.slots = auto to use all",
+        hint="set executor.slots = auto to use the whole cluster",
     )
     return room

@@ -93,7 +93,7 @@ def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is
     for _ in started.trial.batches(batches, evaluate):
         pass
     assert counted(started) == [(0, 0), (2, 40)]
-    assert len([one for one in started.line.outcome.warnings if "samples cannot be counted" in one]) == 1
+    assert len([one for one in started.line.outcome.warnings if "samples bssearch cannot count" in one]) == 1
     started = until(2)
     trial = Trial(started.run, needs_samples=True)
     assert trial.batch_size == 20
@@ -341,13 +341,13 @@ def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() ->
         assert not_none(program_of(make_spec(objective=objective, workload="train.py"))).needs_samples is needs
     trial = Trial(until(9).run, needs_samples=True)
     assert trial.batch_size == 20
-    with pytest.raises(UsageError, match=r"trial\.step\(\) does not say the samples") as caught:
+    with pytest.raises(UsageError, match=r"trial\.step\(\) does not know the samples") as caught:
         trial.step()
     assert "samples=len(x)" in str(caught.value.hint)
     trial = Trial(until(9).run, needs_samples=True)
     assert trial.batch_size == 20
     trial.step(samples=7)
-    with pytest.raises(UsageError, match=r"step\(samples=0\): must be >= 1"):
+    with pytest.raises(UsageError, match=r"step\(\): samples = 0 must be >= 1"):
         trial.step(samples=0)
 
 

@@ -303,7 +303,7 @@ def test_what_a_search_looks_at_before_it_goes_past_the_ends_of_the_users_traini
     described, memory, timed = line.replies
     assert isinstance(described, WorkloadDescription)
     assert set(described.metrics) == {"accuracy"}, "not what training logs"
-    assert "Trainer(max_steps=2) ends trials there" in str(described.notice)
+    assert "Trainer(max_steps=2) ends trials at this limit" in str(described.notice)
     assert memory.fits and timed.step_seconds == pytest.approx(1.0)  # type: ignore[union-attr]
     assert timed.evaluation_seconds == pytest.approx(100.0)  # type: ignore[union-attr]
 
@@ -530,7 +530,7 @@ def test_a_trial_does_not_begin_in_the_middle_of_another_run(branch: Branch | No
     before.fit(Tiny(FakeTime()), data, data)
     before.save_checkpoint(tmp_path / "run.ckpt")
     found = started(branch=branch)
-    with pytest.raises(UsageError, match=r"begins at step 2: fit\(ckpt_path=\.\.\.\) restores the learning") as caught:
+    with pytest.raises(UsageError, match=r"begins at step 2: fit\(ckpt_path=\.\.\.\) restores learning") as caught:
         trainer_of(TrialCallback(found.trial)).fit(
             Tiny(found.time), loader(found.trial), data, ckpt_path=tmp_path / "run.ckpt", weights_only=False
         )

@@ -157,7 +157,7 @@ def test_alone_a_loop_without_epochs_ends_after_its_steps() -> None:
     training = alone(steps=5, evaluate_every=3)
     training.go("while")
     assert (training.taken, training.evaluated) == (5, [3, 5])
-    with pytest.raises(UsageError, match=r"steps=0\): must be >= 1"):
+    with pytest.raises(UsageError, match=r"steps = 0 must be >= 1"):
         alone(steps=0)
 
 

@@ -73,9 +73,9 @@ def test_a_report_where_none_is_due_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"loss": 1.0}, "reports loss; the study's target is of 'accuracy'"),
+        ({"loss": 1.0}, "reports loss; the study's target metric is 'accuracy'"),
         ({"accuracy": "high"}, "accuracy = 'high': not a number"),
-        (0.9, "a float; it must return a mapping"),
+        (0.9, "a float; expected a mapping"),
         ({}, "reports nothing"),
     ],
 )

@@ -277,7 +277,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         ({"train_dataset": Texts(12)}, "batch_size = 20 must be <= 12"),
         ({"train_dataset": Stream()}, "the training data has no length"),
         ({"metric": "f1"}, r"evaluate\(\) reports accuracy, .*; the callback's metric is 'f1'"),
-        ({"compute_metrics": None}, "the evaluation reports eval_loss, loss; the study's target is of 'accuracy'"),
+        ({"compute_metrics": None}, "the evaluation reports eval_loss, loss; the study's target metric is 'accuracy'"),
     ],
 )
 def test_a_trainer_that_cannot_train_a_trial_is_told_why(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -296,10 +296,10 @@ def test_a_trainer_without_an_evaluation_set_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({}, "per_device_train_batch_size=8 contradicts the trial: must be 20"),
+        ({}, "per_device_train_batch_size=8 contradicts the trial, which sets 20"),
         (
             {"per_device_train_batch_size": 20, "learning_rate": 0.02, "seed": 3, "auto_find_batch_size": True},
-            "auto_find_batch_size=True contradicts the trial: must be False",
+            "auto_find_batch_size=True contradicts the trial, which sets False",
         ),
     ],
 )
@@ -358,7 +358,7 @@ def test_an_optimizer_or_a_callback_with_another_learning_rate_is_refused_unless
 ) -> None:
     model = classifier()
     own = {"model": model, "optimizers": (torch.optim.SGD(model.parameters(), lr=0.5), None)}
-    with pytest.raises(UsageError, match=r"learning rate 0\.5, and the trial's is 0\.02"):
+    with pytest.raises(UsageError, match=r"learning rate 0\.5, but the trial's learning rate is 0\.02"):
         trained(started(stop_at=3), tmp_path, **own)
     found = started(stop_at=3)
     callbacks = [TrialCallback(found.trial), Sets()]
@@ -389,7 +389,7 @@ def trial_with(**parameters: Any) -> Trial:
     ("name", "version", "message"),
     [
         ("transformers", None, "transformers is missing: .*transformers>=5.22"),
-        ("transformers", "5.9.3", "transformers 5.9.3 is too old: must be transformers>=5.22"),
+        ("transformers", "5.9.3", "transformers 5.9.3 is too old: a trial with a Trainer needs transformers>=5.22"),
         ("accelerate", None, "accelerate is missing: .*accelerate>=1.15"),
         ("accelerate", "0.99.0", "accelerate 0.99.0 is too old"),
     ],
@@ -438,12 +438,12 @@ def test_the_arguments_are_those_of_the_trial_and_of_its_study(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"per_device_train_batch_size": 16}, "per_device_train_batch_size=16 contradicts the trial: must be 20"),
+        ({"per_device_train_batch_size": 16}, "per_device_train_batch_size=16 contradicts the trial, which sets 20"),
         ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps=4 contradicts"),
-        ({"auto_find_batch_size": True}, "auto_find_batch_size=True contradicts the trial: must be False"),
-        ({"eval_strategy": "epoch"}, "eval_strategy=epoch contradicts the trial: must be no"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True contradicts the trial, which sets False"),
+        ({"eval_strategy": "epoch"}, "eval_strategy=epoch contradicts the trial, which sets no"),
         ({"learning_rate": 1.0}, "learning_rate=1.0 contradicts"),
-        ({"weight_decay": 0.5}, "weight_decay=0.5 contradicts the trial: must be 0.1"),
+        ({"weight_decay": 0.5}, "weight_decay=0.5 contradicts the trial, which sets 0.1"),
         ({"optim": "adafactor"}, "optim=adafactor contradicts"),
         ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type='cosine' decays over max_steps"),
         ({"warmup_steps": 0.1}, "warmup_steps=0.1 is a share of max_steps"),
