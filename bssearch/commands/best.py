@@ -78,7 +78,7 @@ Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
     """Stored study's answer, optionally for another ``target``: predicted if harder than the study's.
 
-    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` if nothing can be predicted.
+    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for an impossible prediction.
 
     Example: ``print(bssearch.best("digits").optimal.batch_size)``
     """
@@ -321,6 +321,6 @@ def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
         "@CONFIGURATION@": "\n".join(f"    {name!r}: {value!r}," for name, value in values.items()),
     }
     text = _LOOP
-    for mark, part in parts.items():  # the configuration comes last, so that its names and values are not replaced
+    for mark, part in parts.items():  # the configuration comes last, because its values may look like marks
         text = text.replace(mark, part)
     return "".join(f"# {comment}\n" for comment in comments) + "\n" + text

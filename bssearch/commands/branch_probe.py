@@ -73,7 +73,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     for before, after in itertools.pairwise(ordered):
         require(
             before.samples != after.samples,
-            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave one out",
+            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave one checkpoint out",
         )
     return ordered
 
@@ -116,7 +116,7 @@ def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
         why = "to distinguish several checkpoints" if several else "for the learning-rate schedule"
         raise UsageError(
             f"checkpoint {point.path} has neither step nor samples, which are necessary {why}",
-            hint="give the samples before each checkpoint with --at, or save them in the file",
+            hint="give the samples before each checkpoint with --at, or save the samples in the file",
         )
 
 
@@ -250,8 +250,8 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
     elif rises is not None:
         yield "The batch size falls between two checkpoints, so a growing schedule does not fit."
     yield (
-        f"Each branch has {plan.samples} samples. Its end is the mean validation {spec.target.metric} over the last "
-        f"quarter. Each batch size has {repeats} branches, and holds if their mean end is within the one-sided 95 % "
+        f"Each branch has {plan.samples} samples. The end of a branch is the mean validation {spec.target.metric} "
+        f"over the last quarter. Each batch size has {repeats} branches, and holds if their mean end is within the one-sided 95 % "
         f"bound of batch size {plan.batch_sizes[0]}."
     )
 
@@ -332,7 +332,7 @@ def branch(
     launch: Launch,
     *,
     checkpoint: Annotated[
-        list[Path], Option("A checkpoint of the run; repeat it for a schedule of batch sizes.", metavar="PATH")
+        list[Path], Option("A checkpoint of the run; repeat the option for a schedule of batch sizes.", metavar="PATH")
     ],
     tokens: Annotated[
         int, Option("Length of each branch in tokens, or in samples if the workload counts no tokens.", min=1)
@@ -527,7 +527,7 @@ def notices(
     for point in points:
         if point.has_optimizer is False:
             yield (
-                f"{point.path.name} has no optimizer state, so {optimizer} starts without one; "
+                f"{point.path.name} has no optimizer state, so {optimizer} starts without state; "
                 "warm up the learning rate with --warmup-steps"
             )
         rate, default = point.learning_rate, spec.default.learning_rate

@@ -500,7 +500,7 @@ def advise_target(
     margin: float | None = None,
     on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:
-    """Propose a target from several runs of the default; nothing is stored.
+    """Propose a target from several runs of the default; store nothing.
 
     The proposal ignores the spec's target value; ``on_run`` receives each run. See `advise`.
 
@@ -522,8 +522,8 @@ def advise(
 ) -> Advice:
     """Run the default ``runs`` times to the study's limit and propose a target.
 
-    The proposal is the median best metric less ``margin``, rounded to the easier side; by default every run reaches it,
-    see `MARGIN` and `LEAST`.
+    The proposal is the median best metric less ``margin``, rounded to the easier side; by default every run reaches
+    this target, see `MARGIN` and `LEAST`.
     """
     require(runs >= 1, f"runs = {runs} must be >= 1")
     require(margin is None or 0 <= margin < math.inf, f"margin = {margin} must be a finite number >= 0")

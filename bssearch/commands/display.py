@@ -140,7 +140,7 @@ class Display(Lines):
         self._show(history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Remove a trial from the running ones."""
+        """Remove a trial from the running trials."""
         self._running.pop(trial.number, None)
         super().ended(trial, history)
 

@@ -42,7 +42,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs this workload and cluster; files are identified by content."""
+    """Record that this user runs this workload and cluster; content identifies files."""
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
@@ -86,7 +86,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` for a cluster that this user never used from here.
+    """Raise `UsageError` for a cluster that this user never used from this machine.
 
     The cluster's messages become Python objects, so the cluster's owner can run code here.
     """
@@ -233,7 +233,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
             hint="`bssearch check --suggest-target` proposes a target that the default configuration reaches",
         )
     if target.metric not in found.model.initial_metrics:
-        return  # A program may be evaluated only after its first steps.
+        return  # A program may make its first evaluation after some steps.
     untrained = found.model.initial_metrics[target.metric]
     if untrained is not None and spec.record_target.is_met_by(untrained):
         raise SpecError(
@@ -395,8 +395,8 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Create or open a spec's study with an executor; close both at the end.
 
-    A new study is deleted if the workload fails before its first measurement. ``keeps_name``: see `named`. With
-    ``reports``, trials are logged to the spec's boards.
+    A new study is deleted if the workload fails before its first measurement. ``keeps_name``: see `named`. ``reports``
+    sends trials to the spec's boards.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)

@@ -39,7 +39,7 @@ class BeyondRequest(Request):
     def _asks_one(self) -> Self:
         require(
             (self.target is None) != (self.samples is None),
-            f"target = {self.target} and samples = {self.samples}: give one of the two",
+            f"target = {self.target} and samples = {self.samples}: give either target or samples",
         )
         return self
 

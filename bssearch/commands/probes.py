@@ -120,10 +120,10 @@ def run_request(
                                 executor.stop(TrialStop(request.number, TrialState.CANCELLED, "the last step is done"))
                         case TrialEnded(_, outcome):
                             if interrupts.count:
-                                raise InterruptedRunError("stopped; its results are not stored")
+                                raise InterruptedRunError("stopped; the trial's results are not stored")
                             return outcome, curve
     except KeyboardInterrupt:
-        raise InterruptedRunError("killed; its results are not stored") from None
+        raise InterruptedRunError("killed; the trial's results are not stored") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +322,7 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find and store the largest micro-batch that fits; sizes known on an equal device are not repeated."""
+    """Find and store the largest micro-batch that fits; skip sizes known on an equal device."""
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
     def tell(use: MemoryUse) -> None:

@@ -140,10 +140,10 @@ class Stored:
 
 
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
-    """Train a stored trial again and compare; nothing is stored.
+    """Train a stored trial again and compare; store nothing.
 
-    Runs in one slot within ``budget.trial_train_seconds``; a stopped trial stops again at its last evaluation. The
-    workload must be known on this machine, or given by ``launch.workload``.
+    Runs in one slot within ``budget.trial_train_seconds``; a stopped trial stops again at its last evaluation. This
+    machine must know the workload, or ``launch.workload`` names the workload.
 
     Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code, and the errors of `run_study`.
 
@@ -204,7 +204,7 @@ def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
     if then.fingerprint != now.fingerprint:
         listener.note(
             f"trial {stored.trial.number} ran on {then.fingerprint}, but this device is {now.fingerprint}: the seconds "
-            "cannot be compared, and the steps may differ"
+            "are not comparable, and the steps may differ"
         )
     if then.workload_revision != now.workload_revision:
         listener.note(

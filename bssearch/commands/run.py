@@ -326,7 +326,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield missing runs case by case.
 
-    Failed, lost and cancelled runs are repeated, and runs that missed a limit since raised.
+    Repeats failed, lost and cancelled runs, and runs that missed a limit since raised.
     """
     made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
@@ -349,7 +349,7 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
     """Time the optimal and the largest batch size in micro-batches, in `COMPARING_VISITS` visits.
 
-    Only sizes that were also timed whole.
+    Skips sizes that were never timed whole.
     """
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)

@@ -34,7 +34,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
         )
         raise LaunchError(
             f"in use: {busy}; times on a shared device are not reliable",
-            hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
+            hint="wait for the process, choose another device, or accept a shared device with --allow-busy",
         )
     devices = idle or list(users)
     device = devices[slot % len(devices)]

@@ -1,4 +1,4 @@
-"""GPUs of this machine, each held by one driver at a time.
+"""GPUs of this machine; one driver at a time holds a GPU.
 
 A driver holds a GPU by binding an abstract socket with its UUID (Linux); the kernel frees the name when the process
 ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
@@ -56,7 +56,7 @@ class Gpus:
     def of_slot(self, slot: int, count: int) -> list[str]:
         """A slot's ``count`` GPUs, the same as before unless the count changes.
 
-        If all GPUs are taken, the slot shares a GPU of this driver.
+        If no GPU is free, the slot shares a GPU of this driver.
         """
         if len(self._of_slots.get(slot, ())) == count:
             return self._of_slots[slot]

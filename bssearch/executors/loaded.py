@@ -1,4 +1,4 @@
-"""A workload in this process; torch is imported late, so that a failed import becomes an answer."""
+"""A workload in this process; a late import of torch turns its failure into an answer."""
 
 from __future__ import annotations
 

@@ -148,8 +148,8 @@ def check_unchanged(what: str, before: str | None, now: str | None) -> None:
     """Raise `WorkloadError` if a revision has changed; ``before`` is None at first, ``now`` without a file."""
     require(
         before in {None, now},
-        f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare with "
-        "earlier trials",
+        f"{what} has changed since the run began ({before} → {now or 'no file'}): later and earlier trials would not be "
+        "comparable",
         hint="undo the change and run again, or rename the study; "
         "`run --allow-changed-workload` if the change does not matter",
         error=WorkloadError,
@@ -247,7 +247,7 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 def hide_secrets() -> None:
     """Protect this process's memory and environment in ``/proc`` (Linux)."""
-    # Workers of the same user could read secrets there; root still can.
+    # Workers of the same user could read secrets in ``/proc``; root still can.
     known = [*os.environ.items()]
     with suppress(psutil.Error, OSError):
         known += psutil.Process().environ().items()  # the initial environment, which ``/proc`` keeps exposing
@@ -353,7 +353,7 @@ class WorkerHandle(Protocol):
         """Kill worker and descendants; safe in signal handlers."""
 
     def bury(self) -> Death:
-        """Release a dead worker; return how it died."""
+        """Release a dead worker; return its death."""
 
 
 Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
@@ -519,7 +519,7 @@ def end_group() -> NoReturn:
 class Watcher:
     """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is the caller's. For another group, the shell has its own session.
+    Group 0 is the caller's group. For another group, the shell has its own session.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
 
-They end with the worker, in its process group. Rank 0's orders arrive pickled over a socket.
+The ranks end with the worker, in its process group. Rank 0's orders arrive pickled over a socket.
 """
 
 from __future__ import annotations

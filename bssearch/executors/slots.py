@@ -150,7 +150,7 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker; without ``keeps_log`` the log is emptied after each trial."""
+    """A slot and its worker; without ``keeps_log`` each trial's end empties the log."""
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index
@@ -299,8 +299,8 @@ _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.han
 class SlotExecutor(ABC):
     """`Executor` with one worker per slot.
 
-    Call it from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots count as 1
-    until a worker has loaded.
+    Call the executor from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots count
+    as 1 until a worker has loaded.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -634,7 +634,7 @@ def usable_cores() -> int:
 class LocalExecutor(SlotExecutor):
     """`Executor` with worker processes on this machine.
 
-    Call it from a thread that outlives it, see `WorkerProcess`.
+    The calling thread must outlive the executor, see `WorkerProcess`.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

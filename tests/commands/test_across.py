@@ -232,7 +232,7 @@ def test_figures_disagree_where_their_intervals_are_apart() -> None:
     (told,) = agreement.disagreements
     assert told.about == ["figure"]
     assert "[1, 1.2]" in told.message and "[2, 2.5]" in told.message
-    assert "are equal" in told.message
+    assert "have equal" in told.message
     [told_of_all] = in_words(agreement)
     assert "agree on batch 32" in told_of_all and "not on its cost" in told_of_all
 

@@ -157,7 +157,7 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
 
 def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Path) -> None:
     for words in (["no-such-program"], [""], [str(tmp_path)]):
-        with pytest.raises(WorkloadError, match="cannot be run: ") as caught:
+        with pytest.raises(WorkloadError, match="does not run: ") as caught:
             run(loaded(tmp_path, words))
         assert repr(words[0]) in caught.value.message
     with pytest.raises(LaunchError, match=r"does not start: .*Argument list too long"):

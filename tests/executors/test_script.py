@@ -185,7 +185,7 @@ def test_a_trial_reaches_its_target_again_and_again_alike(script: Script) -> Non
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        ("exit", "exit code 1"),
+        ("exit", "exited with code 1"),
         ("no trial", "ended without calling current_trial"),
         ("twice", "call current_trial() once"),
         ("raise", "RuntimeError: the user's own mistake ("),

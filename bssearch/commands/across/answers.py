@@ -49,7 +49,7 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
     """Store and name of the given or only study.
 
-    With one store a name is not looked up.
+    With one store, do not check the name.
     """
     if given is None:
         return _only_study(stores)
@@ -558,8 +558,8 @@ def _told_of(one: QuestionAgreement) -> str:
     if size is None:
         return f"The {answers} answers do not agree: no batch size is within 5 % of the best in every answer."
     if one.agree:
-        return f"All {answers} answers agree on batch {size}{within and f'{within} in each of them'}."
-    return f"All {answers} answers agree on batch {size}{within and f'{within} in each'}, but not on its cost."
+        return f"All {answers} answers agree on batch {size}{within and f'{within} in each answer'}."
+    return f"All {answers} answers agree on batch {size}{within and f'{within} in each answer'}, but not on its cost."
 
 
 ANSWERED = (

@@ -120,8 +120,8 @@ def submit_study(
 ) -> Submission:
     """Queue a study for workers that offer its template.
 
-    The highest ``priority`` is served first, then the oldest. Only workers with all ``tags`` serve it. ``owner``
-    defaults to the current user. Raises `UsageError` if the name is taken, or if workers are known and all reject the
+    Workers serve the highest ``priority`` first, then the oldest study. Only workers with all ``tags`` serve this study.
+    ``owner`` defaults to the current user. Raises `UsageError` for a used name, or if all known workers reject the
     values.
 
     ::
@@ -172,8 +172,7 @@ def asked_in_file(path: Path) -> AskedStudy:
     if code := sorted(CODE & {str(key) for key in data}):
         raise SpecError(
             f"{path}: {code[0]} cannot be submitted: the queue stores no code, path or command",
-            hint="write `template: NAME` instead, with a worker's template (see bssearch queue list) and its values; "
-            "the worker's operator provides the spec and the workload",
+            hint="write `template: NAME` and values instead, with a template from `bssearch queue list`",
         )
     template, name = data.get("template"), data.get("name")
     if not isinstance(template, str):

@@ -264,7 +264,7 @@ def run_worker(
     """Serve the queue from a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
     One study at a time: the highest priority, then the oldest. Raises `SpecError` and `NotFoundError` for the file, and
-    `DatabaseError` if the database is not writable at the start; later the worker waits for it.
+    `DatabaseError` if the database is not writable at the start; later the worker waits for the database.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
     """

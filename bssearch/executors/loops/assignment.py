@@ -20,7 +20,7 @@ Evaluate = Callable[[], Metrics]
 
 
 class LoopStages:
-    """Configuration of each step; one stage without a batch size schedule.
+    """Configuration of each step; without a batch size schedule, one stage.
 
     ``keeps_micro_batches``: only accumulation grows.
     """
@@ -172,7 +172,7 @@ class Assignment:
         return False
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Note the modules that are trained."""
+        """Note the trained modules."""
 
     def waited(self, seconds: float) -> None:
         """Record a wait for data."""
@@ -194,7 +194,7 @@ class Assignment:
         return None
 
     def skipped(self) -> None:
-        """Note that micro-batches were skipped."""
+        """Note the end of skipping."""
 
     def pass_ended(self) -> None:
         """End the pass early, because the micro-batch size changes."""

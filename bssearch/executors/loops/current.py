@@ -214,7 +214,7 @@ def current_trial(
         steps: steps outside a search; None runs until the loop ends.
         parameters: defaults of ``trial.parameters``.
 
-    With a launcher such as torchrun, every rank must call this after initializing torch.distributed.
+    With a launcher such as torchrun, every rank must call this function after initializing torch.distributed.
 
     Raises:
         UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share, or
@@ -309,7 +309,7 @@ def fit_made(trial: Trial, made: Any) -> None:
     found = next((FITTERS[kind] for kind in kinds if kind in FITTERS), None)
     if found is None:
         raise UsageError(
-            f"make_trainer(trial) returned a {type(trainer).__name__}; it must return a trainer",
+            f"make_trainer(trial) returned a {type(trainer).__name__}; expected a trainer",
             hint=f"known trainers: {', '.join(sorted('.'.join(name) for name in FITTERS))}",
         )
     importlib.import_module(found).fit_made(trial, made)

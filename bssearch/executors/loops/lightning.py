@@ -1,7 +1,7 @@
 """Runs a Lightning `Trainer` as a trial; see `bssearch guide own-training`.
 
 The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7, whose private attributes
-it uses.
+this module uses.
 """
 
 import importlib
@@ -63,7 +63,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
     - drops the incomplete accumulation window of an epoch;
     - stops the fit when the trial ends, even before ``min_steps``.
 
-    Outside a search it only prints the validation metrics.
+    Outside a search the callback only prints validation metrics.
 
     Args:
         metric: The logged validation metric to report; all if None.
@@ -165,7 +165,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Check that a due evaluation was made, and the first micro-batch's size."""
+        """Check for a missed evaluation, and the first micro-batch's size."""
         require(
             not self._is_awaited,
             f"validation ran no batch after step {self._trial.steps}, although an evaluation was due",
@@ -193,7 +193,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             raise UsageError(
                 f"{type(pl_module).__name__} sets the learning rate itself, {in_words(rates)} after {step} steps; "
                 f"the trial sets {in_words(self._rates)}",
-                hint="multiply trial.learning_rate there, or return a schedule from configure_optimizers",
+                hint="multiply trial.learning_rate, or return a schedule from configure_optimizers",
             )
         self._trial.stepped()
         if self._steers:
@@ -252,7 +252,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 class AdvisorCallback(Callback):  # type: ignore[misc]
     """Callback with a `BatchAdvisor` for any fit; its ``advisor`` prints its report at the end.
 
-    The noise is measured in fits that accumulate gradients or have several processes.
+    The advisor measures noise in fits with gradient accumulation or several processes.
 
     Args:
         batch_size: Samples per optimizer step, of all processes and micro-batches together.

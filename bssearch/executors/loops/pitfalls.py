@@ -117,5 +117,5 @@ def _versions(one: Any) -> Versions:
     leaves = list(one.parameters()) if isinstance(one, nn.Module) else tree_leaves(one.state_dict())
     try:
         return [(leaf.data_ptr(), leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    except RuntimeError:  # inference tensors have no version, sparse ones no address
+    except RuntimeError:  # inference tensors have no version, sparse tensors no address
         return []

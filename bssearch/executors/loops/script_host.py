@@ -1,8 +1,9 @@
 """Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-With ``--serve`` it imports the script's packages once and forks a process for each rank, with torchrun's variables if
-there are several. With a CUDA context or further threads no fork is safe: then it re-executes itself without the
-imports and starts new processes (``--once``). When the worker ends, it kills its descendants and exits.
+With ``--serve`` the process imports the script's packages once and forks a process for each rank, with torchrun's
+variables if there are several ranks. A fork is unsafe with a CUDA context or further threads: then the process
+re-executes itself without the imports and starts new processes (``--once``). When the worker ends, the process kills
+its descendants and exits.
 """
 
 import argparse

@@ -207,7 +207,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
     """Callback with a `BatchAdvisor` for any training; its ``advisor`` prints its report at the end.
 
-    The noise is measured in trainings that accumulate gradients or have several processes.
+    The advisor measures noise in trainings with gradient accumulation or several processes.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ class ScriptServer:
         self._control = ours
         self._said = b""
         with theirs:
-            # Own process group, so that it survives to clean up when the worker's group is killed.
+            # In its own process group the server can clean up after the end of the worker's group.
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", HOST, "--parent", str(os.getpid())),

@@ -100,7 +100,7 @@ class SlotActor:
         )
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
-        """Start a worker after the last has died; return its pid."""
+        """Start a worker after the last worker's death; return its pid."""
         self._log.write_bytes(b"")
         self._log_passed = self._log_due = 0
         self._death = None
@@ -164,7 +164,7 @@ class SlotActor:
 
 CONNECT_SECONDS = 30.0  # seconds for a cluster to answer
 
-STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies are not stored there
+STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies need no store
 
 # environment of a local Ray
 OWN_RAY = {
@@ -485,7 +485,7 @@ class RayExecutor(SlotExecutor):
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.
 
-        If a slot's node is gone, its trial is lost and the slot is dropped, unless it is the last slot.
+        A lost node loses its slot's trial, and the slot unless no other slot remains.
         """
         try:
             self._again(partial(super().submit, request))
@@ -626,7 +626,7 @@ class RayExecutor(SlotExecutor):
 
 
 class _ActorLostError(LaunchError):
-    """An actor was lost before its placement."""
+    """Ray lost an actor before its placement."""
 
 
 class _NoNodeError(LaunchError):

@@ -214,7 +214,7 @@ def test_a_trial_that_is_to_go_on_needs_its_state_and_its_file(tmp_path: Path) -
         trained("batches", resumed)
 
 
-@pytest.mark.parametrize(("sampler", "message"), [(True, "too late"), (False, "called twice")])
+@pytest.mark.parametrize(("sampler", "message"), [(True, "before sampler"), (False, r"state\(\) twice")])
 def test_state_takes_what_has_a_state_once_and_in_time(sampler: bool, message: str) -> None:
     started = Started(asked())
     with pytest.raises(UsageError, match=r"state\(thing=...\): a int has no"):
