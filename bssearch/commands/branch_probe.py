@@ -251,8 +251,8 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
         yield "The batch size falls between two checkpoints, so a growing schedule does not fit."
     yield (
         f"Each branch has {plan.samples} samples. The end of a branch is the mean validation {spec.target.metric} "
-        f"over the last quarter. Each batch size has {repeats} branches, and holds if their mean end is within the one-sided 95 % "
-        f"bound of batch size {plan.batch_sizes[0]}."
+        f"over the last quarter. Each batch size has {repeats} branches, and holds if their mean end is within the "
+        f"one-sided 95 % bound of batch size {plan.batch_sizes[0]}."
     )
 
 

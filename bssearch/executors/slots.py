@@ -299,8 +299,8 @@ _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.han
 class SlotExecutor(ABC):
     """`Executor` with one worker per slot.
 
-    Call the executor from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots count
-    as 1 until a worker has loaded.
+    Call the executor from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots
+    count as 1 until a worker has loaded.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

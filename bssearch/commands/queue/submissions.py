@@ -120,7 +120,7 @@ def submit_study(
 ) -> Submission:
     """Queue a study for workers that offer its template.
 
-    Workers serve the highest ``priority`` first, then the oldest study. Only workers with all ``tags`` serve this study.
+    Workers serve the highest ``priority`` first, then the oldest study. Only workers with all ``tags`` serve it.
     ``owner`` defaults to the current user. Raises `UsageError` for a used name, or if all known workers reject the
     values.
 
