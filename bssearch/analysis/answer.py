@@ -25,7 +25,7 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 class Device(Model):
     """The device on which the study ran; a predicted answer knows only its name.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` if
+    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` is a program's mode, ``unknown`` is
     imported.
     """
 
@@ -60,7 +60,7 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds to the target over seeds; 0 runs if predicted for a harder target."""
+    """Seconds to the target over seeds; a prediction for a harder target has 0 runs."""
 
     basis: Basis | Literal["predicted"]
 
@@ -68,7 +68,7 @@ class Time(Figure):
 class Ratio(Model):
     """A ratio of medians with its 95 % interval; ``at_least`` if the slower side never reached the target.
 
-    Between two batch sizes the interval is the posterior's; against the default's values, Welch's.
+    The interval is the posterior's between two batch sizes, and Welch's against the default's values.
     """
 
     value: float
@@ -83,7 +83,7 @@ class Ratio(Model):
 
 
 class Restricted(Model):
-    """Kaplan–Meier figures of repeats if some missed the target; ``mean_s``: of min(seconds, horizon)."""
+    """Kaplan–Meier figures of repeats if a repeat missed the target; ``mean_s``: mean of min(seconds, horizon)."""
 
     mean_s: float
     horizon_s: float
@@ -92,7 +92,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration; ``test_metric`` and ``further_metrics`` are of the data's test part."""
+    """The recommended configuration; ``test_metric`` and ``further_metrics`` come from the data's test part."""
 
     batch_size: int
     micro_batch_size: int
@@ -112,7 +112,7 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """Best values by name; a micro-batch only with accumulation."""
+        """Best values by name; the micro-batch only with accumulation."""
         split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
         return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
@@ -131,7 +131,7 @@ class Largest(Model):
 
     @property
     def in_words(self) -> str:
-        """Whether memory or the study bounds the size."""
+        """Bound of the size: memory or the study."""
         return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
@@ -153,7 +153,7 @@ class BestTrial(Model):
 
 
 class Cost(Model):
-    """Train seconds of all trials; ``trainings``: in trainings of the optimum's length."""
+    """Train seconds of all trials; ``trainings``: the same time in trainings of the optimum."""
 
     train_seconds: float
     trainings: float | None
@@ -163,8 +163,8 @@ class Batch(Model):
     """One batch size: medians over the runs of its best configuration.
 
     ``lower_bound_s``: time of the last miss. ``predicted_s``: law × step time. ``host_bound_share``: share of train
-    seconds in which the host did not wait for a CUDA device. ``slope``: of log steps over log batch from the next
-    smaller batch size.
+    seconds in which the host did not wait for a CUDA device. ``slope``: change of log steps over log batch from the
+    next smaller batch size.
     """
 
     batch_size: int
@@ -199,7 +199,7 @@ class Batch(Model):
 
 
 class Recommendation(Model):
-    """Why this batch size is recommended: least median, smallest shown to be within 5 % of it, or by the law."""
+    """Reason for the batch size: least median, smallest size shown within 5 % of the least median, or the law."""
 
     rule: Rule
     least_batch_size: int
@@ -216,7 +216,7 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """Time and cost of a batch size; ``on_front`` if no other is better in both.
+    """Time and cost of a batch size; ``on_front``: no other size is better in both.
 
     Cost: device-hours × price, or samples without a price. Once a size is confirmed, only confirmed sizes are compared.
     """
@@ -230,9 +230,9 @@ class FrontPoint(Model):
 class OnDevices(Model):
     """The best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
-    ``seconds`` are measured if there are ``runs``, else steps × step time, as ``predicted_s`` always is.
-    ``reduce_share``: share of a step that the same micro-batches on the search's devices save, mostly the reduction of
-    gradients. ``on_front`` if no other number of devices is better in seconds and cost.
+    ``seconds`` are measured if there are ``runs``, else ``predicted_s``: steps × step time.
+    ``reduce_share``: share of a step that the search's devices save with equal micro-batches, mostly the reduction of
+    gradients. ``on_front``: no other number of devices is better in seconds and cost.
     """
 
     world_size: int
@@ -253,14 +253,14 @@ class OnDevices(Model):
 
 
 class NextStep(Model):
-    """A command to run next, and why."""
+    """A command to run next, with the reason."""
 
     command: str
     why: str
 
 
 class StageAnswer(Model):
-    """Steps at one batch size, from ``start_samples`` on; null if the trial decides when."""
+    """Steps at one batch size, from ``start_samples`` on; null if the trial decides the start."""
 
     start_samples: int | None
     batch_size: int
@@ -295,13 +295,12 @@ class BatchScheduleAnswer(Model):
 
 
 class Answer(Model):
-    """The optimal batch size, and the evidence.
+    """The optimal batch size with its evidence.
 
-    ``tied`` and ``worse``: batch sizes shown to be within 5 % of the best, or not to be. ``within_5_percent``:
+    ``tied``: batch sizes shown to be within 5 % of the best; ``worse``: shown to be farther. ``within_5_percent``:
     probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
-    ``provisional``. ``configuration_within_5_percent``: the same for the printed values, not tuned further.
-    ``predicted``: for a target harder than measured.
-    `bssearch.commands.best` adds the class variables.
+    ``provisional``. ``configuration_within_5_percent``: the same probability for the printed values. ``predicted``: a
+    prediction for a harder target. `bssearch.commands.best` adds the class variables.
 
     ::
 
@@ -360,7 +359,7 @@ class Answer(Model):
 
     @property
     def is_predicted(self) -> bool:
-        """Whether figures are predicted for another device or a harder target."""
+        """True if figures are predictions for another device or a harder target."""
         return any(warning.code == "predicted" for warning in self.warnings)
 
     @property

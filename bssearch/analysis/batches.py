@@ -188,7 +188,7 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
     missed = [seconds for run in runs if (seconds := objective.bound(run)) is not None]
     if not reached or not missed or len(reached) + len(missed) < len(runs):
         return None
-    from scipy.stats import CensoredData, ecdf  # half a second, for the few studies that come here
+    from scipy.stats import CensoredData, ecdf  # takes half a second, and few studies need it
 
     horizon = max(*missed, *reached)
     curve = ecdf(CensoredData(uncensored=reached, right=missed)).sf
@@ -205,7 +205,7 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
 
 @dataclass(frozen=True)
 class Tuning:
-    """Why batch sizes are untuned, their slopes, and the points for the law."""
+    """Gaps in the tuning of batch sizes, slopes, and points for the law."""
 
     reasons: Mapping[int, list[str]]
     slopes: Mapping[int, Slope]
@@ -213,7 +213,7 @@ class Tuning:
 
 
 def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Tuning:
-    """How well each batch size is tuned."""
+    """Tuning of each batch size."""
     points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
     up = rising(points) if comparable else ()
@@ -228,7 +228,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
             reason
             for reason, holds in (
                 (
-                    f"its learning rate lies at an end of {'those tried' if spec.is_imported else 'the range'}",
+                    f"its learning rate is at an end of the {'tried rates' if spec.is_imported else 'range'}",
                     bool(reached) and is_at_end(spec, trials, candidate.configuration),
                 ),
                 ("its steps rise", size in up),

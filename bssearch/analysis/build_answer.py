@@ -94,7 +94,7 @@ from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2  # memory is the bound if a batch this many times as large does not fit; ladders double
 
-TOLD = 1.2  # below this, "at most one run in TOLD reaches the target" is no information
+TOLD = 1.2  # for less, "at most one run in TOLD reaches the target" says nothing
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -118,7 +118,7 @@ def build_answer(
     noise: Sequence[NoiseMeasurement] = (),
     on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Answer from a study's records, ``on_devices`` being step times on any number of devices."""
+    """Answer from a study's records; ``on_devices`` are step times on any number of devices."""
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
@@ -255,7 +255,7 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     reason = (
         f"a micro-batch of {memory.too_large} ran out of memory"
         if is_bounded
-        else "every batch size of the study accumulates micro-batches; this is the largest that ran"
+        else "every batch size of the study accumulates micro-batches; this size is the largest that ran"
         if not whole
         else "larger batch sizes of the study accumulate micro-batches, or did not run"
         if above > size
@@ -451,17 +451,17 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
     if sure.settles == "runs":
         return NextStep(
             command=f"bssearch study confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
-            why=f"up to {sure.runs} runs of each batch size that contends should settle which is best",
+            why=f"up to {sure.runs} runs of each contending batch size should settle the answer",
         )
     if sure.settles == "step_times":
         return NextStep(
             command=f"bssearch probe step-time {shlex.quote(spec.name)}",
-            why="cannot be settled by runs here: step times are too uncertain; each use of this command adds to them",
+            why="runs cannot settle the answer: step times are too uncertain; repeat this command for more step times",
         )
     more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
     return NextStep(
         command=f"bssearch run {shlex.quote(spec.name)} --set budget.trials={more}",
-        why="cannot be settled by runs here: a batch size may not be fully tuned; more search trials would show it",
+        why="runs cannot settle the answer: a batch size may not be fully tuned; run more search trials",
     )
 
 
@@ -650,8 +650,8 @@ def predict_for_device(
     if not sizes & step_times.keys():
         ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
         raise UsageError(
-            f"no step time is of a batch size that study {study.name!r} ran: it ran {ran or 'no trials'}; step times "
-            f"are of {timed}"
+            f"no batch size of study {study.name!r} has a step time: the study ran {ran or 'no trials'}; step times "
+            f"are for {timed}"
         )
     _check_reached(study, trials, step_times, " with the default's model" if others else "")
     moved = [
@@ -673,7 +673,7 @@ def predict_for_device(
         (
             "other_models_left_out",
             others,
-            f"{others} trials left out: step times are of the default's model only",
+            f"{others} trials left out: step times are for the default's model only",
         ),
         ("growing_batches_left_out", grown, f"{grown} trials left out: their batch grows"),
     ]
@@ -699,7 +699,7 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
         first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,
         peak_memory_bytes=None,
         peak_memory_basis=None,
-        contended=reached is not None,  # makes steps × step time count
+        contended=reached is not None,  # so that steps × step time counts
         device_use=type(outcome.device_use)(),
         warnings=(),
     )
@@ -721,8 +721,8 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
     if reached.isdisjoint(timed):
         ran = sorted({trial.configuration.batch_size for trial in trials} & set(timed))
         raise TargetNotReachedError(
-            f"the step times are of batch sizes of study {study.name!r} that did not reach the target: {_listed(ran)}",
-            hint=f"give step times of batch sizes that reached it: {_listed(sorted(reached))}",
+            f"the batch sizes with step times did not reach the target in study {study.name!r}: {_listed(ran)}",
+            hint=f"give step times of batch sizes that reached the target: {_listed(sorted(reached))}",
         )
 
 

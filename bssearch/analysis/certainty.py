@@ -1,10 +1,10 @@
-"""How probably a recommendation costs at most 5 % more than the best batch size.
+"""Probability that a recommendation costs at most 5 % more than the best batch size.
 
 Each confirmed configuration lies above its batch size's level by the gain of better tuning. Equal values at two batch
 sizes share most of this gain, so such pairs compare best.
 
 Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and
-batch size. All batch sizes share κ, μ and ρ, which are integrated over a grid, as is the noise.
+batch size. All batch sizes share κ, μ and ρ; a grid integrates these and the noise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ POWERS = tuple(step / 4 for step in range(-1, 6))
 BOTTOM_STEP = 0.25
 
 BEYOND = 2.0
-"""Octaves beyond the tried learning rates in which the best is sought."""
+"""Octaves beyond the tried learning rates that may hold the best rate."""
 
 FEWEST_MORE = 4
 """Trials needed beyond one per batch size, for three parameters and the noise."""
@@ -47,7 +47,7 @@ LEAST_SQUARES = 1e-12
 BADLY_TUNED = 0.12
 TUNING_GAP = 0.12
 WELL_TUNED_GAP = 0.01
-"""Share of badly tuned batch sizes, and mean log gaps of badly and well tuned ones (exponential).
+"""Share of badly tuned batch sizes, and mean log gaps of badly and of well tuned sizes (exponential).
 
 On simulated studies a third of the batch sizes gained more than 3 % by tuning, 0.16 on average. The share is lower,
 because only contenders matter.
@@ -59,7 +59,7 @@ def heights(
 ) -> tuple[Numbers, Numbers]:
     """Log heights of configurations above the best learning rate's figure: means (c,) and covariances (c, c).
 
-    Only for the recommended optimizer; 0 with too few trials. Missed trials count as lower bounds.
+    Heights are 0 with too few trials or another optimizer than the recommended. Missed trials count as lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
@@ -139,9 +139,9 @@ SHOWN = 0.95
 
 HIDDEN = 0.03
 HIDDEN_BY_NOISE = 0.2
-"""Deviation and mean of hidden gains, by better tuning: a search by single runs sees no gain below their noise.
+"""Deviation and mean of hidden gains by better tuning: a search by single runs sees no gain below the noise.
 
-`HIDDEN_BY_NOISE` is in deviations of a run. This pair gave the best claims on digits-like studies, of three pairs.
+`HIDDEN_BY_NOISE` counts deviations of a run. Of three pairs, this pair gave the best claims on digits-like studies.
 """
 
 OWN_SHARE = 0.1
@@ -152,13 +152,13 @@ SEEN_ALONE = 0.01
 
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
-"""Runs that the posterior counts, as its cost is quadratic in them: at most in all, at least of one configuration."""
+"""Most runs in the posterior, whose cost is quadratic, and fewest runs of one configuration."""
 
 NEAR = 0.15
 """A configuration slower than its batch size's best by more than this log ratio is ignored."""
 
 FAR = math.log(2)
-"""Log ratio to the least figure that no tuning makes up: a badly tuned batch size gains `TUNING_GAP` on average."""
+"""No tuning makes up this log ratio to the least figure: a badly tuned batch size gains `TUNING_GAP` on average."""
 
 UNTIMED_ERROR = 0.15
 """Standard error of an interpolated log step time."""
@@ -168,14 +168,14 @@ CONTENDER = 0.02
 
 MOST_RUNS = 100
 MORE = 1.3
-"""Most runs of a batch size, and factor between the numbers tried: the expected number is known to a third."""
+"""Most runs of a batch size, and the factor between tried numbers, which limits the accuracy to a third."""
 
 FUTURES = 64
 FUTURE_DRAWS = 500
 """Simulated outcomes of more runs, and draws for the probability after each."""
 
 SURE_FUTURES = 1 / 3
-"""Share of outcomes that must be sure: checks after each run find up to twice that share (reflection principle)."""
+"""Share of outcomes that must be sure: checks after each run find up to twice this share (reflection principle)."""
 
 TAILS = 0.025, 0.975
 
@@ -188,10 +188,10 @@ StepFigures = Mapping[int, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Certainty:
-    """Probability that the recommended batch size is within 5 % of the best, all batch sizes fully tuned.
+    """Probability that the recommended batch size is within 5 % of the best, if all are fully tuned.
 
-    ``configuration_within_5_percent``: the same for the recommended values, not tuned further. ``runs``: total runs of
-    each contending batch size that would settle the answer, if ``settles`` is ``runs``.
+    ``configuration_within_5_percent``: the same probability for the recommended values as they are. ``runs``: total
+    runs of each contending batch size that would settle the answer, if ``settles`` is ``runs``.
     """
 
     within_5_percent: float
@@ -209,9 +209,9 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log figure, as configured now and fully tuned.
 
-    ``next_figures``: of the configuration that runs next. ``of_steps``: errors of step times in the other draws. Of the
-    next configuration (sizes,): ``unshared``, a run's deviation without seed effects; ``log_cost``, log seconds of a
-    run, up to a constant; ``runs``, their number.
+    ``next_figures``: draws for the configuration that runs next. ``of_steps``: errors of step times in the other draws.
+    For the next configuration (sizes,): ``unshared``, a run's deviation without seed effects; ``log_cost``, log seconds
+    of a run, up to a constant; ``runs``, their number.
     """
 
     sizes: tuple[int, ...]
@@ -226,7 +226,7 @@ class Beliefs:
 
     @cached_property
     def near(self) -> NDArray[np.bool_]:
-        """True for each draw and batch size that is within 5 % of the best, all fully tuned."""
+        """True for each draw and batch size that is within 5 % of the best, if all are fully tuned."""
         return np.asarray(self.tuned <= self.tuned.min(axis=1, keepdims=True) + math.log(FLAT_RATIO))
 
     @cached_property
@@ -281,7 +281,7 @@ class Beliefs:
         """Confirmed batch sizes that another run may help, the most helpful first; empty if no size contends.
 
         A rival contends if it beats the recommended size by 5 % with a probability of `CONTENDER`. The likeliest rival
-        and the recommended size come first; whichever next run lessens the variance more per second leads.
+        and the recommended size come first; the size whose run lessens the variance more per second leads.
         """
         own, beaten = self._place(self.recommended), self._beaten()
         rivals = [int(one) for one in np.argsort(-beaten) if beaten[one] >= CONTENDER and self.is_confirmed[one]]
@@ -299,7 +299,7 @@ class Beliefs:
         return float(low), float(high)
 
     def certainty(self) -> Certainty:
-        """How sure the recommendation is, and what would settle it."""
+        """Certainty of the recommendation, with the remedy if low."""
         found = Certainty(
             self.share,
             configuration_within_5_percent=float(
@@ -330,7 +330,7 @@ class Beliefs:
         return replace(self, figures=figures, tuned=tuned, next_figures=following, of_steps=left)
 
     def _share_after(self, contending: Collection[int], more: int) -> float:
-        # How often the batch size with the best mean is within 5 % of the best after `more` runs of contenders
+        # Probability that the batch size with the best mean is within 5 % of the best after `more` runs of contenders
         expected = self.tuned.mean(axis=0) + self._shifts(contending, more)[0]
         return float(self.near[np.arange(DRAWS), np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)].mean())
 
@@ -343,7 +343,7 @@ class Beliefs:
         return float((np.where(self.is_confirmed, near.mean(axis=1), 0.0).max(axis=1) >= ENOUGH).mean()) >= SURE_FUTURES
 
     def _shifts(self, contending: Collection[int], more: int) -> tuple[Numbers, Numbers]:
-        # Draws of how `more` runs of contenders move the expected figures, and of what they leave unknown.
+        # Draws of the shift of expected figures by `more` runs of contenders, and of the error that remains.
         rng = np.random.default_rng(2)
         places = sorted(contending)
         known, tuned = self.next_figures[:, places], self.tuned - self.tuned.mean(axis=0)
@@ -355,7 +355,7 @@ class Beliefs:
         return shifts, self.tuned - shifts
 
     def _beaten(self) -> Numbers:
-        # Probability of each batch size to be better than the recommended one by more than 5 % (sizes,)
+        # Probability of each batch size to be better than the recommended size by more than 5 % (sizes,)
         own = self.tuned[:, [self._place(self.recommended)]]
         return np.asarray((own - self.tuned > math.log(FLAT_RATIO)).mean(axis=0))
 

@@ -54,7 +54,7 @@ def by_devices(
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
     cells = {world_size: _cells(here, verdict, law, runs) for world_size, here in sorted(timed.items())}
     own = [one for one in cells[searched] if one.probe.batch_size == verdict.optimal.configuration.batch_size]
-    base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)  # an audit times smaller ones, too
+    base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)  # an audit also times smaller ones
     if base is None:
         return []
     base = replace(base, measured=verdict.optimal.time)
@@ -137,7 +137,7 @@ def _row(cell: Cell, base: Cell, single: Mapping[int, ProbeRecord]) -> OnDevices
 
 
 def _speedup(cell: Cell, base: Cell) -> tuple[float, float | None]:
-    # Like is compared with like: measured with measured seconds, else predicted with predicted ones.
+    # Measured seconds compete with measured seconds, and predicted seconds with predicted seconds.
     if cell is base:
         return 1.0, 0.0
     if cell.measured is not None and base.measured is not None and cell.measured.median and base.measured.median:

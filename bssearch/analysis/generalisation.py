@@ -18,9 +18,9 @@ from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
-    """The target's metric on samples not trained on, over runs.
+    """The target's metric over runs, on samples outside the training part.
 
-    The best ``validation`` metric, used without a ``test`` part, is optimistic: it also decides when a run ends.
+    Without a ``test`` part, the best ``validation`` metric is optimistic: this metric also ends the run.
     """
 
     part: Literal["test", "validation"]
@@ -38,8 +38,7 @@ class MetricOverSeeds(Model):
 class FinalMetrics(Model):
     """Final metrics of one configuration at the full limit: medians over ``runs``.
 
-    ``ended_early`` runs are left out. ``gap``: how much worse the final metric is than the best batch size's, in its
-    unit.
+    ``ended_early`` runs are left out. ``gap``: distance from the best batch size's final metric, in the metric's unit.
     """
 
     batch_size: int
@@ -56,8 +55,8 @@ class FinalMetrics(Model):
 class Generalisation(Model):
     """Batch sizes trained for the same ``train_seconds``.
 
-    ``more_regularised``: the largest batch size with more regularisation; ``closed``: whether that brought a notable
-    gap below the limit.
+    ``more_regularised``: the largest batch size with more regularisation; ``closed``: whether this configuration's gap
+    is below the limit.
     """
 
     train_seconds: float
@@ -69,7 +68,7 @@ class Generalisation(Model):
 
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
-POINTS = 0.02  # two points of a share, or 2 % of the target for another metric
+POINTS = 0.02  # a gap of a share from here on is notable; for another metric, 2 % of the target
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:

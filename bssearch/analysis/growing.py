@@ -39,7 +39,7 @@ def batch_schedule_answer(
     found = (
         judge_growing(best, tuned, step_seconds, wanted=wanted, limit=limit)
         if is_repeated
-        else Judgement("not_run", "no run repeats it with the seeds of the confirmation")
+        else Judgement("not_run", "no run repeats the schedule with the seeds of the confirmation")
     )
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
     schedule = growing_schedule(best.configuration)
@@ -108,9 +108,9 @@ def growing_batch(
     size, steps = tuned.configuration.batch_size, median_steps(tuned)
     smaller, larger = size // 2, 2 * size
     if steps is None or smaller not in spec.batch_sizes or larger not in spec.batch_sizes:
-        return f"the space has not both {smaller} and {larger}, half of the optimum's batch size and its double"
+        return f"the space must have {smaller} and {larger}, half and double the optimum's batch size"
     if spec.is_program:
-        return "no schedule was run; a space.batch_schedule has one searched"
+        return "no schedule was run; set space.batch_schedule to search schedules"
     rule = spec.space.rate_rule(tuned.configuration.optimizer)
     starts = round(steps * size / 3), round(2 * steps * size / 3)
     schedule = BatchSchedule(

@@ -28,7 +28,7 @@ def headline(answer: Answer) -> str:
 
 
 def comparisons(answer: Answer) -> tuple[str, str]:
-    """How much better the optimum is than the largest batch size and the default."""
+    """Comparisons of the optimum with the largest batch size and the default."""
     largest = answer.largest_that_fits.batch_size
     untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
     named = f"{largest}, the {answer.largest_that_fits.in_words}{' (hardly tuned)' if untuned else ''}"
@@ -60,14 +60,14 @@ def further_metrics(answer: Answer) -> str:
 
 
 def about_growing(answer: Answer) -> str:
-    """Whether a growing batch saves time, and its schedule."""
+    """Verdict on a growing batch, with its schedule."""
     if (grown := answer.batch_schedule) is None:
         return ""
     saves = {
         "yes": "A growing batch saves time",
         "no": "A growing batch saves no time",
-        "undecided": "Whether a growing batch saves time is undecided",
-        "not_run": "Whether a growing batch saves time is unknown, because no other seed repeated it",
+        "undecided": "The runs do not decide whether a growing batch saves time",
+        "not_run": "No other seed repeated the growing batch, so its saving is unknown",
     }[grown.saves_time]
     if grown.ratio is not None:
         ratio = grown.ratio
@@ -81,13 +81,14 @@ def about_growing(answer: Answer) -> str:
     else:
         when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
     return (
-        f"{saves}. It begins with {first.batch_size} and has {when}; learning rate {number(first.learning_rate)} at "
+        f"{saves}. The schedule begins with {first.batch_size} and has {when}; learning rate "
+        f"{number(first.learning_rate)} at "
         f"first, {grown.rate_rule.in_words}."
     )
 
 
 def about_devices(answer: Answer) -> str:
-    """What more devices save and cost, and from which number on they do not pay."""
+    """Savings and costs of more devices, up to the last number that pays."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices
@@ -110,11 +111,11 @@ def about_devices(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """How probably the recommended batch size is within 5 % of the best, and the values found for it if less."""
+    """Probability that the recommended batch size is within 5 % of the best; for the found values, if low."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
     if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:
-        return f"{text}; it cannot be settled here, because neither runs nor trials nor step times would help"
+        return f"{text}; more runs, trials or step times would not settle the answer"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
     return f"{text}, and the values found for it with {_percent(printed)}"
@@ -184,7 +185,7 @@ def _inverse(value: float | None) -> float | None:
 
 
 def speedup_shares(answer: Answer) -> str:
-    """How retuning and batch size share the gain over the default."""
+    """Shares of retuning and batch size in the gain over the default."""
     found, default = answer.speedup, answer.speedup.over_default
     retuning, batch = found.from_retuning, found.from_batch_size
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
@@ -197,7 +198,7 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_cost(answer: Answer) -> str:
-    """What the study cost, in trainings at the optimum."""
+    """Cost of the study, in trainings at the optimum."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
     time = answer.optimal.time_to_target_s
@@ -215,7 +216,7 @@ def about_law(answer: Answer) -> list[str]:
     if fit is None:
         return ["No law: fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
-        return ["No law yet: it needs three tuned batch sizes."]
+        return ["No law yet: the law needs three tuned batch sizes."]
     fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
     noise = "" if ratio is None else f"; the gradient noise scale is {number(ratio)} times B_crit"
     parts = [

@@ -16,7 +16,7 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import pooled
 from bssearch.spec.space import MemoryBoundary
 
-FEWEST_TRIALS = 3  # for a device to be called slower
+FEWEST_TRIALS = 3  # trials that show that a device is slower
 
 
 class StepTimeAnswer(Model):
@@ -183,5 +183,5 @@ def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
             yield (
                 "device_slower",
                 f"steps on device {device} take {median(found):.3g} times as long as on the others; set "
-                "CUDA_VISIBLE_DEVICES to leave it out",
+                f"CUDA_VISIBLE_DEVICES to leave device {device} out",
             )

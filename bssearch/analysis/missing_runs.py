@@ -9,10 +9,10 @@ from bssearch.records import Configuration, TrialRecord
 from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
 
 MOST = 3
-RATES_TRIED = 3  # fewer learning rates at a batch size leave it untuned
-ENOUGH_RUNS = 3  # of one configuration, to see the seed-to-seed spread
-NEXT_RATE, FARTHEST_RATE = 2.0, 4.0  # factors to the next learning rate: without a grid, and at most
-ALIKE = 1.1  # ratio of learning rates that count as one
+RATES_TRIED = 3  # a batch size with fewer learning rates is untuned
+ENOUGH_RUNS = 3  # runs of a configuration that show the seed-to-seed spread
+NEXT_RATE, FARTHEST_RATE = 2.0, 4.0  # factor to the next learning rate without a grid, and the largest factor
+ALIKE = 1.1  # learning rates within this factor count as equal
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis,
 from bssearch.records.intervals import FEWEST_RUNS, student_t
 from bssearch.spec import StudySpec
 
-NOISE = 0.10  # coefficient of variation over seeds above which a notice warns
+NOISE = 0.10  # a notice warns of a higher coefficient of variation over seeds
 
-FULL = 0.9  # mean share of a batch below which a notice warns, because 10 % of the batch size hardly change the answer
+FULL = 0.9  # a notice warns of a lower mean share of a batch; 10 % of the batch size hardly change the answer
 
 
 Told = tuple[str, object, str]
@@ -71,9 +71,11 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "unconfirmed",
             not verdict.confirmed,
-            "based on single runs, and the best of many is partly luck; repeat the best runs with other seeds"
+            "the answer uses single runs, and the best of many runs is partly luck; repeat the best runs with other "
+            "seeds"
             if spec.is_imported
-            else "based on single search trials, and the best of many is partly luck until it is confirmed",
+            else "the answer uses single search trials; until the best of many trials is confirmed, its time is "
+            "partly luck",
         ),
         (
             "confirmation_incomplete",
@@ -258,8 +260,9 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
         (
             "smaller_batches",
             smaller,
-            f"steps trained fewer samples on average: {', '.join(smaller)}. Incomplete last batches or too little data "
-            "make them smaller; use drop_last=True, and batch sizes below the number of training samples",
+            f"steps trained fewer samples than their batch size on average: {', '.join(smaller)}. The cause is "
+            "incomplete last batches or too little data; use drop_last=True, and batch sizes below the number of "
+            "training samples",
         ),
         ("failed_trials", failed, f"{failed} trials failed; `bssearch trial list {spec.name}` shows them"),
         (
@@ -276,8 +279,8 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             and not spec.is_imported
             and best >= 2 * spec.default.batch_size
             and not any(trial.phase is Phase.TO_BUDGET for trial in trials),
-            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; whether "
-            f"{spec.target.metric} is worse after equal train seconds is unknown: "
+            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; {spec.target.metric} after equal "
+            "train seconds was not compared: "
             f"`bssearch study confirm {shlex.quote(spec.name)} --to-budget`",
         ),
     ]
@@ -291,7 +294,7 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
         (
             "step_times_contended",
             contended,
-            f"the step times of batch {', '.join(contended)} were not measured alone; `bssearch probe step-time` "
+            f"other work disturbed the step times of batch {', '.join(contended)}; `bssearch probe step-time` "
             "measures them again",
         ),
     ]
@@ -347,24 +350,24 @@ def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, targe
         if one.batch_size == best or (one.gap is not None and one.gap.value <= found.notable_gap)
     ]
     if size < best:
-        return f"{text}. Train it for longer, or use batch {min(one for one in near if one > size)} or more"
+        return f"{text}. Train for longer, or use batch {min(one for one in near if one > size)} or more"
     advice = f"stay at or below batch {max(one for one in near if one < size)}"
     harder = found.more_regularised
     if harder is None or harder.batch_size != size or found.closed is None:
-        return f"{text}. Retune dropout, weight decay and label smoothing at that batch size, or {advice}"
+        return f"{text}. Retune dropout, weight decay and label smoothing at batch {size}, or {advice}"
     changed = {name: value for name, value in harder.parameters.items() if value != row.parameters[name]}
     how = f"More regularisation ({', '.join(f'{name} {value:.3g}' for name, value in changed.items())})"
     reached = f"{target.metric} {harder.final_metric:.4g}"
     if found.closed:
-        return f"{text}. {how} closes the gap ({reached}); use it at this batch size, or {advice}"
+        return f"{text}. {how} closes the gap ({reached}); use this regularisation at batch {size}, or {advice}"
     return f"{text}. {how} does not close the gap ({reached}); {advice}, or retune the regularisation"
 
 
 def _certainty(gap: Interval) -> str:
     if gap.low is None or gap.high is None:
-        return "no interval: it needs three runs per batch size"
+        return "no interval: a batch size has fewer than three runs"
     interval = f"95 % interval [{gap.low:.3g}, {gap.high:.3g}]"
-    return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0; it may be chance"
+    return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0; the gap may be chance"
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:
@@ -375,7 +378,7 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
 
 HOST_BOUND = 0.10  # host-bound share above which a notice warns
 
-FEWEST_SIZES = 2  # that are not host-bound, for a line of step times
+FEWEST_SIZES = 2  # sizes without host limit that a line of step times needs
 
 
 def about_the_host(
@@ -402,7 +405,7 @@ def _told(
     compile_mode: str,
 ) -> Iterator[str]:
     yield (
-        f"the host may not keep the device busy at batch {size}: its host-bound share is {share:.0%}, above "
+        f"the host may not keep the device busy at batch {size}: the host-bound share is {share:.0%}, above "
         f"{HOST_BOUND:.0%}"
     )
     if optimal.objective.trials_race:
@@ -410,9 +413,9 @@ def _told(
         found = None if wanting or law is None else device_optimum(probes, law)
         if found is not None:
             verb = "still be" if found.batch_size == size else "be about"
-            yield f"Without that limit the optimum would {verb} {found.name}, by the law"
+            yield f"Without the host's limit the optimum would {verb} {found.name}, by the law"
         else:
-            yield f"The optimum without that limit is unknown: {wanting or NO_LINE}"
+            yield f"The optimum without the host's limit is unknown: {wanting or NO_LINE}"
     if compile_mode not in WITH_CUDA_GRAPHS:
         yield "In a new study, set training: {compile: reduce-overhead} to run the model as CUDA graphs"
 
@@ -423,8 +426,9 @@ NO_LINE = "among the batch sizes that are not host-bound, a larger batch is no s
 def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
     sizes = [one.batch_size for one in device_bound(probes)]
     if len(sizes) < FEWEST_SIZES:
-        known = f"only batch {sizes[0]} has one" if sizes else "no batch size has one"
-        return f"it needs step times of two batch sizes with a share of at most {HOST_BOUND:.0%}, and {known}"
+        known = f"only batch {sizes[0]} has such a step time" if sizes else "no batch size has such a step time"
+        needs = f"step times of two batch sizes with a host-bound share of at most {HOST_BOUND:.0%}"
+        return f"a prediction needs {needs}, and {known}"
     return "the law does not fit, or too few batch sizes were tuned" if law is None or law.verdict != "fits" else None
 
 
@@ -443,8 +447,8 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
 def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
     """Predicted optimum if each step took the device's own time.
 
-    A host-bound step takes α + β·B by the sizes that are not host-bound, but at most the measured time t and at least
-    (1 − share)·t. Other steps, and steps that accumulate, keep their measured time.
+    A host-bound step takes α + β·B, fitted to the other sizes, but at least (1 − share)·t and at most its measured time
+    t. Other and accumulating steps keep their measured time.
     """
     if (line := fit_step_time(device_bound(probes), FEWEST_SIZES)) is None:
         return None

@@ -37,9 +37,9 @@ from bssearch.spec import StudySpec
 # Seconds by bssearch's clock, by steps × step time, or by a program's wall clock or report
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
 
-FEW = 0.25  # contended share of runs that is ignored: if step times are 10 % off, a geometric mean moves below 3 %
+FEW = 0.25  # a lower share of contended runs is ignored: if step times are 10 % off, a geometric mean moves below 3 %
 
-WHOLE = 0.98  # share of the limit from which a run counts as whole; device and host clocks differ by less
+WHOLE = 0.98  # a run with this share of the limit counts as whole; device and host clocks differ by less
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
@@ -112,9 +112,9 @@ def common_seconds(
 ) -> CommonSeconds | None:
     """Common seconds to compare runs by; None if each run keeps its own seconds.
 
-    If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
-    ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
-    step time, known now or from the newest run in the same micro-batches.
+    If CPU waits and the reference kernel's time are known for all runs, steps × the pooled step time of their kind
+    counts, ``others`` included. Otherwise own seconds count, unless over `FEW` of a configuration's runs were contended.
+    Then steps × step time count, from ``step_seconds`` or the newest such run.
     """
     paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
     for trial in (*runs, *others):
@@ -192,11 +192,11 @@ class Objective(ABC):
 
     digits: ClassVar[int] = 3  # significant digits shown
 
-    # Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
-    # sampler's model of time apply only then.
+    # True if the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
+    # sampler's model of time need this.
     trials_race: ClassVar[bool] = False
 
-    stops_at_target: ClassVar[bool] = True  # whether a trial ends at its target instead of its limit
+    stops_at_target: ClassVar[bool] = True  # true if a trial ends at its target instead of its limit
 
     has_ratios: ClassVar[bool] = True
 
@@ -282,7 +282,7 @@ class Objective(ABC):
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
         """Train seconds after which a trial cannot beat ``best``; infinite without a best trial.
 
-        ``full``, the limit of a trial, if figures are known only at the limit.
+        Returns ``full``, a trial's limit, if figures are known only at the limit.
         """
         return math.inf if best is None else full
 
@@ -547,7 +547,7 @@ class MetricInBudget(Objective):
     @property
     def _target(self) -> Target:
         if self.target is None:
-            raise UsageError("metric_in_budget needs a target: it names the metric and which way it is better")
+            raise UsageError("metric_in_budget needs a target: the target names the metric and its direction")
         return self.target
 
     @property

@@ -1,4 +1,4 @@
-"""The optimal batch size, and the confirmation runs that it rests on."""
+"""The optimal batch size and its confirmation runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, Tr
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import PooledStepTime, StepSeconds
 
-FEWEST_ALIKE = 3  # equal runs from which seeds count as ignored
+FEWEST_ALIKE = 3  # from this many equal runs on, seeds count as ignored
 
 HALF = 0.5  # share of runs that must reach the target for a median
 
@@ -37,7 +37,7 @@ HALF = 0.5  # share of runs that must reach the target for a median
 class PlainMiss:
     """A configuration that plainly misses the target with fresh seeds: in more than half of its runs.
 
-    The upper 95 % bound of the share that reaches is below `HALF` (Clopper & Pearson 1934), tested after each run.
+    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934), tested after each run.
     """
 
     configuration: Configuration
@@ -77,7 +77,7 @@ def plainly_missed(miss: PlainMiss) -> str:
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
-        f"with fresh seeds, so at most {miss.at_most:.0%} of its runs reach it (95 % confidence)"
+        f"with fresh seeds, so at most {miss.at_most:.0%} of its runs do (95 % confidence)"
     )
 
 
@@ -178,9 +178,8 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Figure of one configuration over its repeats.
 
-    The interval is Student's t on logarithms, because seed noise is multiplicative. It includes the error of the shared
-    step time and the median, and extends downwards by `PooledStepTime.excess`; for imported runs it holds the last
-    miss.
+    The interval is Student's t on logarithms, because seed noise is multiplicative. The interval includes the errors of
+    the shared step time and the median, and `PooledStepTime.excess` downwards; for imported runs also the last miss.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
@@ -236,7 +235,7 @@ def deviation_of(
 ) -> tuple[float, float]:
     """Deviation of log figures over seeds, and its part that more runs do not lessen.
 
-    At least the deviation of a hit anywhere between two evaluations.
+    The deviation is at least that of a hit anywhere between two evaluations.
     """
     if len(logs) < 2:
         return 0.0, 0.0
@@ -245,7 +244,7 @@ def deviation_of(
 
 
 def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
-    # Standard deviation by the gaps between last misses and hits, and the gap of hits that are not interpolated
+    # Standard deviation from the gaps between last misses and hits, and the gap of hits without interpolation
     gaps = [(gap, run.outcome) for run in runs if (gap := log_gap(run)) and run.outcome is not None]
     whole = [gap for gap, one in gaps if one.steps_to_target == one.first_hit_step and one.last_miss_seconds is None]
     deviation = statistics.median(gap for gap, _ in gaps) / math.sqrt(12) if gaps else 0.0
@@ -295,18 +294,18 @@ def _ratio(log_ratio: float) -> float:
     return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
 
 
-BOOTSTRAPS = 1000  # a bias of a few per cent is known to a tenth of a per cent
+BOOTSTRAPS = 1000  # the error of a bias of a few per cent is a tenth of a per cent
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
-Settles = Literal["runs", "tuning", "step_times"]  # what would settle a provisional answer
+Settles = Literal["runs", "tuning", "step_times"]  # remedies of a provisional answer
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One configuration with its confirmation runs, or its one search trial.
 
-    ``selection``: mean bias of the log figure, because the candidate is the least of several.
+    ``selection``: mean bias of the log figure, because the candidate has the least of several figures.
     """
 
     configuration: Configuration
@@ -572,7 +571,7 @@ def median_steps(candidate: Candidate) -> float | None:
 
 
 def median_samples(candidate: Candidate) -> float | None:
-    """Median samples to the target; None as `median_steps`."""
+    """Median samples to the target; None like `median_steps`."""
     return _median_of_all([samples_after(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome])
 
 
@@ -584,7 +583,7 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
     """Runs per side that separate a ratio of two medians from 1, to 2 %.
 
-    t-test on logarithms at 5 % with 80 % power, by the noncentral t.
+    Uses a t-test on logarithms at 5 % with 80 % power, by the noncentral t.
     """
     from scipy.special import nctdtr, stdtrit  # scipy.stats takes half a second to import
 

@@ -29,7 +29,7 @@ DRAWS = 4000
 OCTAVES_BEYOND = 3
 B_CRITS = 33
 NEGLIGIBLE = 1e-4
-"""Grid of log B_crit, narrowed to where the posterior is; the prior is uniform to `OCTAVES_BEYOND` octaves beyond."""
+"""Grid of log B_crit, narrowed to the posterior's range; the prior is uniform to `OCTAVES_BEYOND` octaves beyond."""
 
 SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))
 """Grid of the noise scale, times the pooled deviation of repeats."""
@@ -52,7 +52,7 @@ FREEDOM = 5.0
 """Degrees of freedom of Student's t: one run in 200 is beyond four scales."""
 
 WIDENED = math.sqrt((FREEDOM + 3) / (FREEDOM + 1))
-"""Weights count a run as a Gaussian one; the information of Student's t is less by the square of this."""
+"""Weights treat a run as Gaussian; Student's t has less information, by the square of this factor."""
 
 LEAST_DEVIATION = 1e-3
 
@@ -64,7 +64,7 @@ LEVELS = 401
 class Runs:
     """Runs (n,): index of the configuration, seed, log figure, log steps from last miss to hit, missed or not.
 
-    The log figure of a missed run is its last miss's.
+    A missed run has the log figure of its last miss.
     """
 
     of: Indices
@@ -94,7 +94,7 @@ class Runs:
 class Posterior:
     """Draws of log figures (`DRAWS`, configurations), and of the law's level, B_crit and departures (`DRAWS`,).
 
-    ``unshared`` (configurations,): mean deviation of a run, without the seed effects that all share.
+    ``unshared`` (configurations,): mean deviation of a run, without shared seed effects.
     """
 
     levels: Numbers
@@ -197,7 +197,7 @@ class _Law:
 class _Sites:
     """Gaussian stand-ins of the runs (n,): values, weights of the noise's precision, variances that replace the noise.
 
-    A missed run has such a variance, infinite at first; others have 0.
+    A missed run has such a variance, infinite at first; other runs have 0.
     """
 
     values: Numbers

@@ -18,7 +18,7 @@ class Model(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def __dir__(self) -> list[str]:  # without pydantic's own methods
+    def __dir__(self) -> list[str]:  # leaves out pydantic's own methods
         own = {name for kind in type(self).__mro__ if issubclass(kind, Model) for name in vars(kind)}
         return sorted({*type(self).model_fields, *(name for name in own if not name.startswith(("_", "model_")))})
 
@@ -70,7 +70,7 @@ BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 class Predicted(Model):
     """The optimum by law × step time among runnable sizes.
 
-    ``interval`` and ``surely_flat``: the optima, and the sizes within 5 %, by all laws in the fit's 95 % confidence
+    ``interval`` has the optima, ``surely_flat`` the sizes within 5 %, of all laws in the fit's 95 % confidence
     region.
     """
 
@@ -105,7 +105,7 @@ class Law(Model):
 
 
 class Fit(Law):
-    """The law fitted to tuned batch sizes; ``including_untuned`` is the fit to all, if it differs.
+    """The law fitted to tuned batch sizes; ``including_untuned`` is the fit to all sizes, if different.
 
     ``b_star``: batch size of the least predicted time. ``noise_scale_ratio``: gradient noise scale / critical batch
     size.
@@ -139,9 +139,9 @@ class BeyondBatch(Model):
 class Beyond(Model):
     """Prediction for a harder target or more samples, with 90 % intervals.
 
-    ``reachable``: probability that the metric can exceed the target. ``b_crit_measured``: at the study's target.
-    ``growth``: power of the samples with which B_crit grows. ``test_batch_size``: the batch size whose run would inform
-    B_crit most.
+    ``reachable``: probability that the metric can exceed the target. ``b_crit_measured`` is at the study's target.
+    ``growth``: power of the samples with which B_crit grows. ``test_batch_size``: the batch size whose run tells most
+    about B_crit.
     """
 
     metric: Interval

@@ -478,7 +478,7 @@ def test_the_optimum_is_where_steps_times_seconds_are_least() -> None:
 def test_only_the_ladder_is_recommended() -> None:
     found = expected_optimum(critical_batch(CRITICAL_SIZES, 64.0), steps(), [4, 1024])
     assert found.step.batch_size == 1024 and found.interval[1] < 1024
-    with pytest.raises(ValueError, match="no step time is known of the batch sizes 5, 6"):
+    with pytest.raises(ValueError, match="no step time is known for the batch sizes 5, 6"):
         expected_optimum(critical_batch(CRITICAL_SIZES, 64.0), steps(), [5, 6])
 
 
@@ -575,7 +575,7 @@ def test_trials_whose_batch_grows_are_left_out_and_counted() -> None:
 
 
 def test_step_times_of_other_batch_sizes_alone_are_refused() -> None:
-    with pytest.raises(UsageError, match="no step time is of a batch size that study 'toy' ran: it ran 16, 32"):
+    with pytest.raises(UsageError, match="no batch size of study 'toy' has a step time: the study ran 16, 32"):
         predict_for_device(study(), SPEC, runs(), {7: make_probe(7)}, "tiny")
 
 
@@ -583,8 +583,8 @@ def test_step_times_of_batch_sizes_that_missed_alone_are_refused_and_those_wante
     missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=3.0)
     with pytest.raises(TargetNotReachedError) as caught:
         predict_for_device(study(), SPEC, [*runs(), missed], {8: make_probe(8), 7: make_probe(7)}, "tiny")
-    assert str(caught.value) == "the step times are of batch sizes of study 'toy' that did not reach the target: 8"
-    assert caught.value.hint == "give step times of batch sizes that reached it: 16, 32, 64"
+    assert str(caught.value) == "the batch sizes with step times did not reach the target in study 'toy': 8"
+    assert caught.value.hint == "give step times of batch sizes that reached the target: 16, 32, 64"
 
 
 def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second() -> None:

@@ -71,7 +71,7 @@ def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:
     found = answer([*searched(), *runs], probes={16: make_probe(16, contended=True)})
     told = {notice.code: notice.message for notice in found.warnings}
     assert told["measurement"] == "it was compiled in vain"
-    assert "step times of batch 16 were not measured alone" in told["step_times_contended"]
+    assert "other work disturbed the step times of batch 16" in told["step_times_contended"]
     assert all(run.phase is Phase.CONFIRM for run in runs)
 
 

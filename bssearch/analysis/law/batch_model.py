@@ -1,4 +1,4 @@
-"""How many steps a batch size needs, and how long each takes: the laws, their fits, and the optimum they predict.
+"""Steps and step seconds by batch size: the laws, their fits, and the predicted optimum.
 
 S(B) = S_min (1 + B_crit / B) steps and E(B) = B·S(B) = E_min (1 + B / B_crit) samples, with E_min = S_min·B_crit
 (McCandlish et al. 2018, arXiv 1812.06162).
@@ -20,7 +20,7 @@ from bssearch.analysis.shape import Predicted
 from bssearch.records import MemoryUse, Phase, StepTime, TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
 
-KNEE_SHARE = 0.9  # of the highest measured throughput
+KNEE_SHARE = 0.9  # share of the highest measured throughput
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
     return MemoryFit(fixed_bytes=fixed, bytes_per_sample=slope, largest_residual=max(residuals))
 
 
-WIDEST_GAP = 1.0  # of log steps; also if the last miss was before step 1
+WIDEST_GAP = 1.0  # in log steps; counts also if the last miss was before step 1
 
 
 def log_gap(run: TrialRecord) -> float:
@@ -115,7 +115,8 @@ def log_gap(run: TrialRecord) -> float:
 class LawPoint:
     """Samples to the target of a batch size's runs; of runs that missed, samples at the last miss.
 
-    ``seeds``: of the runs with ``samples``, if batch sizes share them. ``gaps``: their log steps from last miss to hit.
+    ``seeds``: seeds of the runs with ``samples``, if batch sizes share seeds. ``gaps``: log steps of these runs from
+    last miss to hit.
     """
 
     batch_size: int
@@ -156,16 +157,16 @@ def _posterior(points: Sequence[LawPoint], deviation: float) -> Posterior:
 
 BEYOND = 1e4  # B_crit is sought up to this factor beyond the batch sizes
 
-GRID = 0.25  # grid step of log B_crit; the law bends over about 1
+GRID = 0.25  # grid step of log B_crit; the law bends over a range of about 1
 
-ASSUMED_DEVIATION = 0.05  # for two single runs, too few for an estimate
+ASSUMED_DEVIATION = 0.05  # of two single runs, which are too few for an estimate
 
 SMALLEST_DEVIATION = 1e-6
 
 NEWTON_STEPS = 50
 SETTLING_STEPS = 100
 
-CROSSING_ROUNDS = 12  # each narrows a crossing to a sixteenth: double precision
+CROSSING_ROUNDS = 12  # each round narrows a crossing to a sixteenth, so this many give double precision
 
 
 class LawLikelihood:
@@ -299,7 +300,7 @@ CONFIDENCE = 0.90
 STEPS_CONFIDENCE = 0.95
 
 
-# A residual beyond both is off the law
+# A batch size whose residual exceeds both limits is off the law
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
 
@@ -339,7 +340,7 @@ class LawFit:
         if not 1 <= batch_size <= self.largest_batch:
             raise ValueError(
                 f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest run: "
-                "the law does not hold beyond; run a larger one"
+                "the law does not hold beyond; run a larger batch"
             )
         return self.s_min * (1 + self.b_crit / batch_size)
 
@@ -399,7 +400,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 def rising(points: Sequence[LawPoint]) -> list[int]:
     """Batch sizes that need more steps than the next smaller size, as no tuned batch size does.
 
-    By Welch's t on logarithms from three runs a side, else by `RISE`. Missed runs count at their last miss.
+    Uses Welch's t on logarithms from three runs a side, else `RISE`. Missed runs count at their last miss.
     """
     shown = []
     smaller: LawPoint | None = None

@@ -24,12 +24,12 @@ from bssearch.errors import UsageError, require
 from bssearch.records import Goal, Target
 from bssearch.records.intervals import FLAT_RATIO
 
-FEWEST_LEVELS = 4  # two more than B_crit and its growth
+FEWEST_LEVELS = 4  # two more than the parameters, B_crit and its growth
 FEWEST_BATCHES = 4
-LEVEL_FACTOR = 1.18  # samples from level to level; evaluations are closer
-LEAST_STEPS = 10  # of the largest batch size; fewer are warmup
+LEVEL_FACTOR = 1.18  # factor of samples from level to level; evaluations are closer
+LEAST_STEPS = 10  # steps of the largest batch size; fewer steps are warmup
 
-FARTHEST = 4.0  # times the measured samples; `tests/benchmarks/beyond.py` tests no farther
+FARTHEST = 4.0  # multiple of the measured samples; `tests/benchmarks/beyond.py` tests no larger multiple
 
 # Prior of p, N(1, 0.35²): B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
 GROWTH, GROWTH_DEVIATION = 1.1, 0.25
@@ -57,7 +57,7 @@ HALVINGS = 12  # finds samples to a thousandth
 
 @dataclass(frozen=True, eq=False)
 class BatchCurves:
-    """A batch size's tuned runs: of each, steps and the best gain (`Target.gain`) so far."""
+    """Tuned runs of a batch size: each run's steps and best gain (`Target.gain`) so far."""
 
     batch_size: int
     micro_batch_size: int
@@ -100,7 +100,7 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
     require(
         len(found) >= FEWEST_BATCHES,
         f"{len(found)} batch sizes have curves that reach the target; a prediction needs {FEWEST_BATCHES}",
-        hint="run more search trials; import runs with their learning curves",
+        hint="run more search trials, or import runs with their learning curves",
     )
     start = max(gains[0] for one in found for _, gains in one.runs)
     known = np.unique(np.concatenate([gains for one in found for _, gains in one.runs]))
@@ -199,7 +199,7 @@ class _Growth:
 
     @property
     def is_shown(self) -> bool:
-        # Whether a constant B_crit fits worse, by the likelihood ratio at 5 %
+        # True if a constant B_crit fits worse, by the likelihood ratio at 5 %
         constant = self.squares[:, int(np.argmin(np.abs(GROWTHS)))].min()
         return self.freedom * math.log(constant / self.squares.min()) > NO_GROWTH
 
@@ -210,7 +210,7 @@ class _Growth:
         growth = growth + DRIFT * rng.standard_normal(len(progress))
         log_b_crit = own + growth * (progress - self.levels.progress[-1])
         expected = progress[:, None] + _shape(self.levels.batch_sizes, log_b_crit)
-        # Runs and configurations of a new search depart otherwise
+        # A new search has other runs and configurations, thus other departures
         deviation = FRESH * np.sqrt(self.process.variances(self.squares.ravel()[at], self.freedom, rng))
         return growth, expected, expected + deviation[:, None] * rng.standard_normal(expected.shape)
 

@@ -1,4 +1,4 @@
-"""The local critical batch size: the largest whose metric is no worse after the same samples.
+"""The local critical batch size: the largest batch size whose metric is no worse after equal samples.
 
 Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint at B, 2B, 4B, …. Unlike the paper, the
 bound is the spread of branches at B with other data orders.
@@ -17,13 +17,13 @@ from bssearch.errors import require
 from bssearch.records import Goal
 from bssearch.records.intervals import CONFIDENCE, student_t
 
-FEWEST_REPEATS = 3  # with fewer, the spread is unknown within a factor of five
+FEWEST_REPEATS = 3  # fewer repeats leave the spread unknown within a factor of five
 
-FEWEST_STEPS = 8  # of the shortest branch; with momentum, fewer are too short to compare
+FEWEST_STEPS = 8  # steps of the shortest branch; with momentum, fewer steps do not compare
 
-EVALUATIONS = 8  # of a branch; `WINDOW` holds three
+EVALUATIONS = 8  # evaluations of a branch; `WINDOW` has three
 
-WINDOW = 0.25  # share at a branch's end over which its metric is averaged
+WINDOW = 0.25  # last share of a branch, the range of its mean metric
 
 Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
@@ -119,7 +119,7 @@ def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
 
 
 def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
-    """Why the branches at B give no answer, or None; ``start`` is the checkpoint's metric."""
+    """Reason if the branches at B give no answer; ``start`` is the checkpoint's metric."""
     if None in base.ends:
         return f"a branch at batch size {base.batch_size} itself diverged"
     bound = bound_of(base, len(base.ends), goal)

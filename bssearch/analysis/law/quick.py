@@ -54,7 +54,7 @@ class QuickAnswer(Model):
     """A batch size from a few runs and measurements, not verified by a search.
 
     ``interval`` holds the optimum with 90 %. ``gain``: the default's expected time over the optimum's.
-    ``learning_rate_gain``: time with the rule's rate over time with the recommended one. ``alpha_s`` + ``beta_s`` ×
+    ``learning_rate_gain``: time with the rule's rate over time with the recommended rate. ``alpha_s`` + ``beta_s`` ×
     samples: step seconds. ``target`` is easier than the study's if the default missed it.
     """
 
@@ -85,7 +85,7 @@ class QuickAnswer(Model):
 
 
 class Promise(Model):
-    """The quick answer's batch size and the search's; ``holds``: the quick interval meets the flat range found."""
+    """The quick answer's batch size and the search's; ``holds``: the quick interval overlaps the found flat range."""
 
     batch_size: int
     interval: list[int]
@@ -228,7 +228,7 @@ def expected_optimum(
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     if not (choices := [size for size in sizes if size in set(ladder)]):
-        raise ValueError(f"no step time is known of the batch sizes {', '.join(map(str, ladder))}")
+        raise ValueError(f"no step time is known for the batch sizes {', '.join(map(str, ladder))}")
     logs = np.log([by_size[size].step_seconds for size in sizes])
     times = posterior.log_steps(sizes) + logs  # (draws, sizes), up to the level of the law
     expected = posterior.weights @ (times - times.min(axis=1, keepdims=True))
