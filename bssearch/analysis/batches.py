@@ -228,7 +228,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
             reason
             for reason, holds in (
                 (
-                    f"its learning rate is at an end of the {'tried rates' if spec.is_imported else 'range'}",
+                    f"its learning rate lies at an end of {'those tried' if spec.is_imported else 'the range'}",
                     bool(reached) and is_at_end(spec, trials, candidate.configuration),
                 ),
                 ("its steps rise", size in up),

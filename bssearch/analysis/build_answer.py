@@ -451,7 +451,7 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
     if sure.settles == "runs":
         return NextStep(
             command=f"bssearch study confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
-            why=f"up to {sure.runs} runs of each contending batch size should settle the answer",
+            why=f"up to {sure.runs} runs of each batch size that contends should settle which is best",
         )
     if sure.settles == "step_times":
         return NextStep(

@@ -113,8 +113,8 @@ def common_seconds(
     """Common seconds to compare runs by; None if each run keeps its own seconds.
 
     If CPU waits and the reference kernel's time are known for all runs, steps × the pooled step time of their kind
-    counts, ``others`` included. Otherwise own seconds count, unless over `FEW` of a configuration's runs were contended.
-    Then steps × step time count, from ``step_seconds`` or the newest such run.
+    counts, ``others`` included. Otherwise own seconds count, unless over `FEW` of a configuration's runs were
+    contended. Then steps × step time count, from ``step_seconds`` or the newest such run.
     """
     paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
     for trial in (*runs, *others):

@@ -34,7 +34,7 @@ from bssearch.spec.space import OPTIMIZERS, BatchRules
 
 WARMUP_EPOCHS = 5.0  # epochs of gradual warmup if needed and not given; 5 of 90 in Goyal et al. 2017, § 2.2
 
-LABEL_SMOOTHING = 0.1  # said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
+LABEL_SMOOTHING = 0.1  # value recommended for large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
 
 ROUNDING = 1e-9  # κ(1 − β) this close to 1 counts as 1; above double-precision rounding
 
@@ -59,22 +59,23 @@ NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRat
 RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "none": RuleOfThumb(
         rate=NONE,
-        holds="batches of a few times the tuned one, and beyond the noise scale, as no larger rate trains there",
-        breaks="below the noise scale: at batch 8,192 with the rate of 256, ResNet-50 has 41.67 % error for 23.60 %",
+        holds="for batches of a few times the tuned batch; beyond the noise scale, because no larger rate trains there",
+        breaks="below the noise scale: at batch 8,192 with the rate of batch 256, ResNet-50 has 41.67 % error instead "
+        "of 23.60 %",
         source="Goyal et al. 2017, arXiv 1706.02677, table 2",
     ),
     "linear": RuleOfThumb(
         rate=LINEAR,
-        holds="SGD well below the noise scale, with gradual warmup: ResNet-50 from 256 to 8,192",
+        holds="for SGD with gradual warmup well below the noise scale: ResNet-50 from 256 to 8,192",
         breaks="near and above the noise scale (24.79 % error at 16k, 27.55 % at 32k), and with Adam",
         source="Goyal et al. 2017, arXiv 1706.02677; McCandlish et al. 2018, arXiv 1812.06162",
         audited_as=("LINEAR_RATE", "WARMUP"),
     ),
     "sqrt": RuleOfThumb(
         rate=SQRT,
-        holds="Adam if β and ε are scaled too; SGD with as many updates and ghost batch normalisation",
-        breaks="SGD below the noise scale (26.22 % error for 23.74 % by the linear rule at 8k); Adam past B_noise, "
-        "when the best rate falls again",
+        holds="for Adam if β and ε are scaled too; for SGD with equally many updates and ghost batch normalisation",
+        breaks="for SGD below the noise scale (26.22 % error at 8k, 23.74 % by the linear rule); for Adam past "
+        "B_noise, because the best rate falls again",
         source="Hoffer et al. 2017, arXiv 1705.08741; Granziol et al. 2020, arXiv 2006.09092; Li et al. 2024, arXiv "
         "2405.14578",
         audited_as=("SQRT_RATE", "WARMUP"),
@@ -82,55 +83,54 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sde": RuleOfThumb(
         rate=SQRT,
         batch_rules={"betas": "sde"},
-        holds="Adam while κ(1 − β) < 1 for both β: the whole square root scaling rule",
-        breaks="when κ(1 − β) reaches 1, at κ = 10 for β₁ = 0.9; and without the β and ε",
+        holds="for Adam while κ(1 − β) < 1 for both β; this is the whole square root scaling rule",
+        breaks="from κ(1 − β) = 1 on, at κ = 10 for β₁ = 0.9; also without scaled β and ε",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
         audited_as=("SDE",),
     ),
     "half_life": RuleOfThumb(
         batch_rules={"betas": "half_life"},
-        holds="language models with AdamW from batch 1 to 512: β₂^κ keeps its half-life in tokens",
-        breaks="not known above the batch it was tuned at by more than 512 times; the rate moved 2× over κ = 512, less "
-        "than any rule says",
+        holds="for language models with AdamW from batch 1 to 512: β₂^κ keeps the half-life in tokens",
+        breaks="unknown beyond 512 times the tuned batch; the best rate moved 2× over κ = 512, less than by any rule",
         source="Marek et al. 2025, arXiv 2507.07101",
         audited_as=("BETA_HALF_LIFE",),
     ),
     "ema_half_life": RuleOfThumb(
         batch_rules={"ema_decay": "half_life"},
         needs="ema_decay",
-        holds="averages of the weights, and teachers that are averages: ρ^κ",
-        breaks="when κ is so large that the average is over few steps",
+        holds="for averages of the weights, also as teachers: ρ^κ keeps the half-life in samples",
+        breaks="at κ so large that the average covers few steps",
         source="Busbridge et al. 2023, arXiv 2307.13813",
         audited_as=("EMA_HALF_LIFE",),
     ),
     "sqrt_weight_decay": RuleOfThumb(
         batch_rules={"weight_decay": "sqrt"},
         needs="weight_decay",
-        holds="AdamW with the rate ∝ √batch, when it equals the timescale rule",
-        breaks="with the rate ∝ batch, when λ stays, and with the same rate, when λ ∝ batch",
+        holds="for AdamW with the rate ∝ √batch: then the rule equals the timescale rule",
+        breaks="with the rate ∝ batch, because λ must stay; with a constant rate, because λ must grow ∝ batch",
         source="folklore; Wang & Aitchison 2024, arXiv 2405.13698",
         audited_as=("WEIGHT_DECAY",),
     ),
     "timescale": RuleOfThumb(
         batch_rules={"weight_decay": "timescale"},
         needs="weight_decay",
-        holds="AdamW: τ = B/(ηλN) in epochs stays, for the same data and model",
-        breaks="L2 in the gradient (SGD, Adam), and another number of samples or epochs",
+        holds="for AdamW with the same data and model: the rule keeps τ = B/(ηλN) in epochs",
+        breaks="for L2 in the gradient (SGD, Adam), and for another number of samples or epochs",
         source="Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738",
         audited_as=("TIMESCALE",),
     ),
     "sqrt_dropout": RuleOfThumb(
         scales_dropout=True,
         needs="dropout",
-        holds="not known to hold: an analogy with the gradient's noise",
-        breaks=f"at large κ, when it asks for {LARGEST_DROPOUT:g} and more",
+        holds="never shown to hold: the rule is an analogy with the gradient's noise",
+        breaks=f"at large κ, if the rule gives {LARGEST_DROPOUT:g} or more",
         source="folklore",
         audited_as=("DROPOUT",),
     ),
     "label_smoothing": RuleOfThumb(
         smooths_labels=True,
-        holds="long trainings of classifiers at any batch size; no proof that large batches need more",
-        breaks="losses other than cross-entropy over classes, and teachers for distillation",
+        holds="for long trainings of classifiers at any batch size; large batches are not shown to need more",
+        breaks="for losses other than cross-entropy over classes, and for teachers in distillation",
         source="Szegedy et al. 2016, arXiv 1512.00567, § 7; Müller et al. 2019, arXiv 1906.02629",
     ),
 }
@@ -259,7 +259,7 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Configuration by each rule; parameters that the rule does not name stay.
+    """Configuration by each rule; parameters that the rule does not name stay equal.
 
     Rules without a learning rate follow ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
     times the tuned batch size on, every rule but ``none`` has at least `WARMUP_EPOCHS`.

@@ -92,7 +92,7 @@ class Plan:
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """A request's options by field; fields without one are for Python only."""
+    """A request's options by field; fields without an option are for Python only."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }
@@ -149,9 +149,10 @@ def _must_be(known: Sequence[str] | Mapping[str, Any]) -> str:
     return f"must be one of {', '.join(known)}"
 
 
-MANY_STEPS = 16  # accumulation steps beyond which gradients are said to go stale
+MANY_STEPS = 16  # with more accumulation steps, gradients are said to be stale
 
-ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")  # keep running means of the gradient and its square
+# optimizers with running means of the gradient and its square
+ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def notes_on(codes: Mapping[str, object]) -> list[Note]:
 
 
 def notes_on_spec(spec: StudySpec) -> list[Note]:
-    """Corrections of claims on which a spec seems to rest."""
+    """Corrections of claims that a spec seems to follow."""
     space, largest = spec.space, spec.batch_sizes[-1]
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None

@@ -127,8 +127,8 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(
             "batch_norm",
-            f"batch normalisation sees {micro} samples at a time, not the batch: the model differs by 13 % to 28 % "
-            "here, unless it has GroupNorm or ghost batches",
+            f"batch normalisation sees {micro} samples at a time, not the batch: the model differs by 13 % to 28 % in "
+            "measurements, unless it has GroupNorm or ghost batches",
         )
     for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
         yield Note(*caveat)
@@ -260,7 +260,7 @@ class ScaleRequest(Request):
         )
         require(
             self.b_crit or (low is None and high is None),
-            "b_crit_low and b_crit_high are the interval of b_crit, which is not given",
+            "b_crit_low and b_crit_high need b_crit: they are its interval",
         )
         require(
             not low or not self.b_crit or low <= self.b_crit, f"b_crit_low = {low} must be <= b_crit = {self.b_crit}"

@@ -116,8 +116,8 @@ class StartRequest(Request):
     def _agrees(self) -> Self:
         require(
             self.price_per_device_hour is None or self.priority == "cost",
-            f"price_per_device_hour = {self.price_per_device_hour} contradicts priority = {self.priority!r}: it is for "
-            "priority = 'cost'",
+            f"price_per_device_hour = {self.price_per_device_hour} contradicts priority = {self.priority!r}: a price "
+            "needs priority = 'cost'",
         )
         require(
             (self.batch or 0) <= (self.samples or math.inf),
@@ -226,7 +226,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     micro = min([*micros, 64] if asked.devices > 1 else micros, default=high)
     sizes = high.bit_length() - low.bit_length() + 1  # both are powers of two
     max_micro = micro if micro < max(high, batch) else None
-    room = "The memory probe finds the samples that fit beside them; `bssearch plan memory` estimates them."
+    room = "The memory probe finds the samples that fit beside the parameters; `bssearch plan memory` estimates them."
     if asked.safe_micro_batch is not None:
         room = f"{asked.safe_micro_batch} samples fit at once in {SAFE_SHARE:.0%} of the memory."
     reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
@@ -272,7 +272,7 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
         return
     needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
     room = asked.room_bytes + fixed - asked.sample_bytes
-    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "no option does; use a smaller model"
+    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "none; use a smaller model"
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} does not hold {asked.parameters:,} parameters in {asked.precision} with "
         f"{asked.optimizer}: they take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g}, and "
@@ -299,13 +299,13 @@ def _ladder(asked: StartRequest) -> tuple[int, int, int]:
 
 def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[str, str]:
     tuning, accurate, is_script = asked.is_fine_tuning, asked.priority == "accuracy", asked.is_script
-    precision = "bf16 if the device has it, else fp32: it needs no loss scaling, as fp16 does"
-    ladder = "powers of two, from small up: the largest that fits is rarely the soonest"
+    precision = "bf16 if the device has bf16, else fp32: fp16 would need loss scaling"
+    ladder = "powers of two from a small size on: the largest size that fits is rarely the fastest"
     of_devices = (
         f"of all {asked.devices} devices together, like the steps to the target; give their step times to "
         "`bssearch best --step-times` and `bssearch plan scale`"
     )
-    micro = "larger batches accumulate: exact but for batch normalisation, and not stale after any number"
+    micro = "larger batches accumulate micro-batches: the steps are exact except for batch normalisation"
     return {
         "preset": "from a pretrained model: few small steps keep its knowledge" if tuning else "",
         "workload": "YOURS: replace this runnable stand-in by your own; `bssearch init` writes a start"
@@ -315,10 +315,10 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
-        else "as asked; auto takes bf16 if the device has it"
+        else "as asked; auto takes bf16 if available"
         if asked.precision == "fp32"
         else precision,
-        "activation_checkpointing": "memory is the bound: recomputes activations, for about a quarter more time; the "
+        "activation_checkpointing": "saves memory by recomputing activations, for about a quarter more time; the "
         "workload must have checkpointed_modules(model)"
         if asked.saves_memory and not is_script
         else "",
@@ -327,19 +327,19 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else of_devices
         if asked.devices > 1
         else ladder,
-        "learning_rate": f"around today's at batch {batch}; the search begins at the rule and audits it",
-        "warmup_epochs": "little: the weights are good already"
+        "learning_rate": f"around today's rate at batch {batch}; the search begins at the rule and audits the rule",
+        "warmup_epochs": "little warmup: the weights are good already"
         if tuning
-        else "searched: needed at large batches with large rates, said to be from 8×",
+        else "searched: large batches with large rates need warmup, by common advice from 8× on",
         "weight_decay": "searched: the best value moves with batch size and rate",
-        "dropout": "searched: a larger batch may need more; YOURS must use it" if accurate else "",
+        "dropout": "searched: a larger batch may need more dropout; YOURS must use dropout" if accurate else "",
         "label_smoothing": "likewise" if accurate else "",
         "optimizer": "tuned SGD and Adam are as good at 32k (Nado et al. 2021, arXiv 2102.06356)"
         if asked.optimizer in ("lars", "lamb")
         else "",
         "max_micro_batch_size": ""
         if max_micro is None
-        else f"32 to 64 a device is usual, and {micro}"
+        else f"32 to 64 samples a device are usual; {micro}"
         if asked.devices > 1
         else micro,
         "default": "YOURS: your configuration today; it runs first",

@@ -238,7 +238,8 @@ def _check(schedule: BatchSchedule) -> None:
     for stage in schedule.stages:
         if stage.micro_batch_size < 1 or stage.batch_size % stage.micro_batch_size:
             raise UsageError(
-                f"{BATCH_STAGES}: batch {stage.batch_size} is not made of micro-batches of {stage.micro_batch_size}"
+                f"{BATCH_STAGES}: batch {stage.batch_size} must be a multiple of its micro-batch "
+                f"{stage.micro_batch_size}"
             )
 
 

@@ -59,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The interval from the last evaluation that missed the target to the first that reached it.
+    """The interval from the last miss of the target to the first hit.
 
     ``steps`` (rounded up) and ``train_seconds`` are interpolated by the same fraction.
     """

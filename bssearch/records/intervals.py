@@ -5,14 +5,14 @@ from collections.abc import Iterable
 
 CONFIDENCE = 0.95
 
-FROM_90_TO_95 = 1.96 / 1.645  # half width of a normal 95 % over a 90 % interval
+FROM_90_TO_95 = 1.96 / 1.645  # half width of a normal 95 % interval over the half width of a 90 % interval
 
 FLAT_RATIO = 1.05  # batch sizes are equally good within this factor of the minimum
 
 
-FEWEST_RUNS = 3  # for an interval over seeds; with two runs, Student's t would be 12.7
+FEWEST_RUNS = 3  # runs for an interval over seeds; with two runs, Student's t would be 12.7
 
-FEWEST_SIZES = 3  # for a two-parameter fit; two points fit exactly
+FEWEST_SIZES = 3  # points for a fit of two parameters; two points fit exactly
 
 
 def median_known(values: Iterable[float | None]) -> float | None:

@@ -18,9 +18,9 @@ LONGEST_NAME = 1_000  # characters of a metric's name
 
 COULD_NOT_PAUSE = "could not be paused"  # reason of a trial whose checkpoint could not be saved
 
-REFUSED = "refused: "  # starts the reason of a configuration that the spec forbids
+REFUSED = "refused: "  # start of the reason if the spec forbids a configuration
 
-FIRST_LOSS = "the loss of the first step is"  # starts the reason of a loss that no update caused
+FIRST_LOSS = "the loss of the first step is"  # start of the reason if no update caused the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """How a trial ended and its measurements; None if not measured.
+    """End and measurements of a trial; None if not measured.
 
     ``time_to_target_s`` and ``steps_to_target`` are interpolated between last miss and first hit. Without a hit, the
     last miss is the last evaluation, a lower bound.
@@ -268,7 +268,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """Gradient noise scale near the target; ``reason`` says why, if it was measured elsewhere."""
+    """Gradient noise scale near the target; ``reason`` explains a measurement elsewhere."""
 
     batch_size: int
     micro_batch_size: int
@@ -283,7 +283,7 @@ class Environment:
     """Machine and software of a trial; seconds compare only if fingerprints are equal.
 
     ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's
-    file; ``git_revision`` ends with ``+`` if that file was modified; ``git_dirty``: any tracked file was modified.
+    file; ``git_revision`` ends with ``+`` if this file was modified; ``git_dirty``: any tracked file was modified.
     """
 
     device_name: str

@@ -20,7 +20,7 @@ from bssearch.records.intervals import student_t
 # Variation of B_crit given the noise scale (McCandlish et al. 2018, table 1).
 CRITICAL_BATCH_OCTAVES = 1.5
 
-FEWEST_PASSES = 8  # for an interval: four blocks
+FEWEST_PASSES = 8  # passes for an interval: four blocks
 
 FEWEST_TRIALS = 3
 

@@ -43,7 +43,7 @@ def rule_of_optimizer(name: str) -> LearningRateRule:
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
-WARMUP_RATIO = 8  # κ from which warmup is recommended
+WARMUP_RATIO = 8  # guides recommend warmup from this κ on
 
 LARGEST_DROPOUT = 0.95  # at 1 the model cannot learn
 
@@ -92,7 +92,7 @@ def sde_epsilon(epsilon: float, ratio: float) -> float:
     return epsilon / math.sqrt(ratio)
 
 
-LARGE_BATCH = 8192  # batch size from which layerwise optimizers are recommended
+LARGE_BATCH = 8192  # guides recommend layerwise optimizers from this batch size on
 
 # LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962).
 LAYERWISE = ("lars", "lamb")

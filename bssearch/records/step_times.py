@@ -31,17 +31,17 @@ from bssearch.records.intervals import median_known, student_t
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
 
-STEP_DEVIATION = 0.3  # within one trial; weighs short trials less
+STEP_DEVIATION = 0.3  # prior deviation within one trial; lessens the weight of short trials
 
-UNDISTURBED = 3  # uncontended trials that each compared kind needs, to ignore contended trials
+UNDISTURBED = 3  # with this many uncontended trials of each compared kind, contended trials do not count
 
-PACED = 20  # first trials that set the reference pace: later trials change no batch size but their own
+PACED = 20  # the first trials set the reference pace, so later trials change only their own batch size
 
 SMALLEST_PENALTY = 0.01  # below this penalty, visits are fixed effects
 
-MIDMEAN_ERROR = 1.09  # standard error over the mean's: 84 % efficiency (Rosenberger & Gasko 1983)
+MIDMEAN_ERROR = 1.09  # ratio to the standard error of the mean: 84 % efficiency (Rosenberger & Gasko 1983)
 
-ROUNDS = 30  # the alternating fit converges in a few
+ROUNDS = 30  # the alternating fit converges in a few rounds
 
 Split = tuple[int, int, int]  # (batch size, micro-batch size, world size)
 
@@ -131,7 +131,7 @@ class PooledStepTime(Generic[Key]):
     common: float = 0.0
 
 
-@lru_cache(maxsize=64)  # else each read of a study would fit the same visits again
+@lru_cache(maxsize=64)  # without the cache, each read of a study would fit the same visits again
 def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares; return the step time of each split.
 

@@ -145,7 +145,7 @@ def check_places(places: Collection[str], searched: Sequence[str]) -> None:
 def _lacking(places: Collection[str], searched: Sequence[str]) -> str | None:
     return next(
         (
-            f"command: {name} is searched, and the command does not take {{{name}}}"
+            f"command: {name} is searched, but the command does not take {{{name}}}"
             for name in searched
             if name not in places and not (name == "batch_size" and "micro_batch_size" in places)
         ),
@@ -237,7 +237,7 @@ class StudySpec(StrictModel):
     @classmethod
     def _is_a_list_of_texts(cls, given: Any) -> Any:
         if isinstance(given, str):
-            raise ValueError("it must be a list with an item for each argument: there is no shell that splits it")
+            raise ValueError("must be a list with an item for each argument: no shell splits a text")
         for one in given if isinstance(given, list | tuple) else ():
             if not isinstance(one, str):
                 raise ValueError(f"{one!r} must be a text, in quotes: as in '5' and '{{batch_size}}'")
@@ -301,7 +301,7 @@ class StudySpec(StrictModel):
             raise ValueError("workload_settings need a workload class; pass arguments to your own program")
         if self.training != TrainingSpec():
             set_here = [f"{name} = {one}" for name, one in self.training.model_dump(exclude_defaults=True).items()]
-            hint = f"; a class in it is named, as in {self.workload}:MyTask" if self.workload.endswith(".py") else ""
+            hint = f"; name a class of the file, as in {self.workload}:MyTask" if self.workload.endswith(".py") else ""
             raise ValueError(
                 f"training ({', '.join(set_here)}) needs a workload class; your own program computes its steps "
                 f"itself{hint}"

@@ -39,11 +39,12 @@ from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 
 
 class TrainingSpec(StrictModel):
-    """How the steps are computed.
+    """Computation of the steps.
 
     ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data`` is kept
-    on the ``device`` (``auto``: if it fits) or streamed from the ``host`` by ``loader_workers``. Batch normalisation
-    uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the micro-batches of all devices.
+    on the ``device`` (``auto``: if the data fit) or streamed from the ``host`` by ``loader_workers``. Batch
+    normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the micro-batches
+    of all devices.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -92,7 +93,9 @@ BoardName = Annotated[str, AfterValidator(_known("boards")), WithJsonSchema(_sch
 
 def _slots(given: Any) -> Any:
     if given != "auto" and (type(given) is not int or not 1 <= given <= MOST_SLOTS):
-        raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one a GPU, up to four on a CPU")
+        raise ValueError(
+            f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one for each GPU, up to four on a CPU"
+        )
     return given
 
 
@@ -190,7 +193,7 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 class SamplerSpec(StrictModel):
-    """How configurations are chosen; see `bssearch guide searching`.
+    """The sampler of configurations; see `bssearch guide searching`.
 
     ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample all but the batch size.
     """
@@ -205,7 +208,7 @@ class SamplerSpec(StrictModel):
 
 
 class PrunerSpec(StrictModel):
-    """How trials are pruned; see `bssearch guide searching`.
+    """The pruner of trials; see `bssearch guide searching`.
 
     Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target, by default from the seed-to-seed
     spread. Paused trials use at most ``checkpoint_gib`` of disk.
@@ -225,8 +228,8 @@ class PrunerSpec(StrictModel):
 class ConfirmSpec(StrictModel):
     """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
 
-    Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more until the answer is settled, each has
-    ``max_runs``, or the runs took ``train_seconds``.
+    Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more runs until the answer is settled, each
+    has ``max_runs``, or the runs took ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -242,7 +245,8 @@ class ConfirmSpec(StrictModel):
             raise ValueError(f"runs = 0 must be >= 1 with max_runs = {self.max_runs}")
         if self.train_seconds is not None and self.max_runs is None:
             raise ValueError(
-                f"train_seconds = {self.train_seconds:g} ends the runs after the first {self.runs}: it needs max_runs"
+                f"train_seconds = {self.train_seconds:g} needs max_runs: train_seconds limits the runs after the "
+                f"first {self.runs}"
             )
         return self
 
@@ -251,7 +255,7 @@ class BudgetSpec(StrictModel):
     """Limits of the search; confirmation is extra.
 
     ``wall_seconds`` is time with running search trials, evaluations included, over all runs and drivers of the study.
-    Overlaps count once; step times are excluded. After it no search trial starts.
+    Overlaps count once; step times are excluded. Later no search trial starts.
 
     After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by
     ``least_improvement``. Of the built-in samplers, only ``auto`` expects improvements.
@@ -270,12 +274,12 @@ class BudgetSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    ``slots: auto`` is one per idle CUDA device. On a CPU it is one for each ``threads`` physical cores, four at most,
-    and one for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this process;
-    ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without progress for
-    ``hang_seconds`` is hung. A trial trains on ``devices`` devices; of several numbers the search takes the least, and
-    the best batch sizes then train on the others. ``memory_limit_gib`` simulates a smaller device; on the CPU it limits
-    each worker's data segment.
+    ``slots: auto`` is one per idle CUDA device. On a CPU ``auto`` is one for each ``threads`` physical cores, four at
+    most, and one for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this
+    process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without
+    progress for ``hang_seconds`` is hung. A trial trains on ``devices`` devices; of several numbers the search takes
+    the least, and the best batch sizes then train on the other numbers. ``memory_limit_gib`` simulates a smaller
+    device; on the CPU it limits each worker's data segment.
     """
 
     name: ExecutorName = "local"

@@ -168,7 +168,7 @@ def find_spec(path_or_name: str | Path) -> Path:
         inside = sorted(one.name for one in path.iterdir() if one.suffix in SUFFIXES)
         raise UsageError(
             f"{str(path_or_name)!r} is a folder; a spec is a file ending in {', '.join(SUFFIXES)}",
-            hint=f"it holds {', '.join(inside[:MOST_NAMED])}" if inside else "it holds none",
+            hint=f"the folder holds {', '.join(inside[:MOST_NAMED])}" if inside else "the folder holds no spec",
         )
     advice = nearest(str(path_or_name), shipped, f"shipped studies: {', '.join(shipped)}", what="the shipped study ")
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
@@ -381,7 +381,7 @@ def parse_value(text: str, origin: str) -> Any:
 def _override(data: dict[str, Any], override: str) -> Location:
     path, separator, text = override.partition("=")
     keys = path.strip().split(".")
-    require(separator and all(keys), f"--set {override}: it takes the form field.name=value", error=SpecError)
+    require(separator and all(keys), f"--set {override} must have the form field.name=value", error=SpecError)
     inner = data
     for depth, key in enumerate(keys[:-1]):
         inner = inner.setdefault(key, {})
@@ -434,7 +434,7 @@ def _said(problem: Any) -> str:
     return f"{field} = {shortened(context['tag'])} must be one of {expected}" if expected else f"must have a {field}"
 
 
-NEWER = "a newer bssearch may have written it: upgrade this one"
+NEWER = "a newer bssearch may have written the spec: upgrade this bssearch"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:

@@ -280,7 +280,7 @@ def checked_values(template: str, types: Mapping[str, ValueType], values: Values
     for key, value in values.items():
         if key not in types:
             takes = ", ".join(sorted(types)) or "no values"
-            problems.append(f"{shortened(key)[1:-1]}: the template {template!r} does not take it; it takes {takes}")
+            problems.append(f"{shortened(key)[1:-1]}: no value of the template {template!r}, which takes {takes}")
         elif not types[key].takes(value):
             problems.append(f"{key} = {shortened(value)} must be {types[key].wanted} (template {template!r})")
     require(not problems, "\n".join(problems))
@@ -429,7 +429,7 @@ def _check_key(where: str, key: object) -> None:
     require(
         field not in OFFERS_NONE,
         f"{where}.{key}: no template may admit {field}",
-        hint=f"{', '.join(sorted(OFFERS_NONE))} are the operator's: make another template of another spec",
+        hint=f"{', '.join(sorted(OFFERS_NONE))} belong to the operator: make another template with another spec",
         error=SpecError,
     )
     require(

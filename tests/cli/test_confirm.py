@@ -106,7 +106,11 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
     [
         (["toy", "--runs", "1"], 2, "--runs 1 must be >= confirm.runs = 2 of the stored study 'toy'"),
         (["toy", "--max-runs", "1"], 2, "max_runs = 1 must be >= runs = 2"),
-        (["toy", "--train-seconds", "9"], 2, "train_seconds = 9 ends the runs after the first 2: it needs max_runs"),
+        (
+            ["toy", "--train-seconds", "9"],
+            2,
+            "train_seconds = 9 needs max_runs: train_seconds limits the runs after the first 2",
+        ),
         (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: must be > 0"),
         (["toy", "--to-budget", "--max-runs", "9"], 2, "--to-budget and --max-runs exclude each other"),
         (["toy", "--to-budget", "--train-seconds", "9"], 2, "--to-budget and --train-seconds exclude each other"),

@@ -295,7 +295,7 @@ def test_wrong_input_is_said_and_makes_no_database(
     refuse(tmp_path, "runs", "runs.csv", *arguments, said=said)
 
 
-END = "its learning rate is at an end of the tried rates"
+END = "its learning rate lies at an end of those tried"
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ class TestRefusals:
         ("values", "said"),
         [
             ({"budget.trials": 41}, "budget.trials = 41 must be a whole number from 1 to 40"),
-            ({"workload": "evil.py:Evil"}, "workload: the template 'task' does not take it"),
-            ({"command": "rm -rf ."}, "command: the template 'task' does not take it"),
+            ({"workload": "evil.py:Evil"}, "workload: no value of the template 'task'"),
+            ({"command": "rm -rf ."}, "command: no value of the template 'task'"),
         ],
     )
     def test_a_row_with_other_values_has_failed(
@@ -456,7 +456,7 @@ class TestSubmitting:
         cases: list[tuple[str, dict[str, Any], str]] = [
             ("other", {}, "no worker has a template 'other'; the workers have digits"),
             ("digits", {"budget.trials": 10}, r"budget.trials = 10 must be a whole number from 1 to 9"),
-            ("digits", {"workload": "x.py:X"}, "the template 'digits' does not take it"),
+            ("digits", {"workload": "x.py:X"}, "no value of the template 'digits'"),
         ]
         for template, values, said in cases:
             with pytest.raises(UsageError, match=said):

@@ -391,7 +391,7 @@ def test_a_setting_that_is_no_longer_given_is_said_to_be_so(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"workload": "task.py"}, "compile = default.*a class in it is named, as in task.py:MyTask"),
+        ({"workload": "task.py"}, "compile = default.*name a class of the file, as in task.py:MyTask"),
         ({"workload": "task.py:make_trainer"}, "(compile = default) needs a workload class; your own program"),
     ],
 )

@@ -80,8 +80,8 @@ def test_what_the_space_fixes_fills_itself_and_a_value_is_as_the_space_writes_it
 @pytest.mark.parametrize(
     ("space", "default", "message"),
     [
-        ({"model": {"dropout": [0, 1]}}, {}, "space.model.dropout: bssearch gives this name itself"),
-        ({"loss": {"momentum": 0.5}}, {}, "space.loss.momentum: bssearch gives this name itself"),
+        ({"model": {"dropout": [0, 1]}}, {}, "space.model.dropout: bssearch uses this name itself"),
+        ({"loss": {"momentum": 0.5}}, {}, "space.loss.momentum: bssearch uses this name itself"),
         ({"model": {"a b": 1}}, {}, "space.model.a b: a name must be a Python identifier"),
         ({"model": {"lambda": 1}}, {}, "space.model.lambda: a name must be a Python identifier"),
         ({"model": {"a": 1}, "loss": {"a": 2}}, {}, "is under both model and loss"),
@@ -217,11 +217,11 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
         ),
         (
             {"report": LOG, "command": ["a", "{batch_size}"]},
-            "learning_rate is searched, and the command does not take {learning_rate}",
+            "learning_rate is searched, but the command does not take {learning_rate}",
         ),
         (
             {"report": LOG, "command": ["a", "{learning_rate}"]},
-            "batch_size is searched, and the command does not take {batch_size}",
+            "batch_size is searched, but the command does not take {batch_size}",
         ),
         (
             {
@@ -229,7 +229,7 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
                 "space": {**COMMANDED["space"], "loss": {"alpha": [0.1, 0.2]}},
                 "default": {**COMMANDED["default"], "loss": {"alpha": 0.1}},
             },
-            "alpha is searched, and the command does not take {alpha}",
+            "alpha is searched, but the command does not take {alpha}",
         ),
         (
             {"report": {**LOG, "step": r"step \d+"}},

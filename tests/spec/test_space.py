@@ -164,7 +164,7 @@ def test_the_options_of_every_optimizer_can_be_searched(name: str, together: boo
         (
             "schedule",
             {"name": "cosine", "horizon_samples": 9, "decay_share": 0.1},
-            "decay_share is of warmup_stable_decay",
+            "decay_share needs warmup_stable_decay",
         ),
         ("schedule", {"name": "warmup_stable_decay", "horizon_samples": 9, "decay_share": 0}, "must be in (0, 1]"),
         ("optimizer", {"name": "lars", "nesterov": [True, False], "momentum": 0}, "nesterov needs momentum > 0"),

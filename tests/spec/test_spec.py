@@ -167,7 +167,7 @@ def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
     ("override", "said"),
     [
         ("budget.trials=none", "budget.trials = 'none'"),
-        ("budget", "it takes the form field.name=value"),
+        ("budget", "must have the form field.name=value"),
         ("name.x=1", "name is no group of fields"),
         ("spaec.dropout=0", "spaec: unknown key; did you mean 'space'?"),
     ],

@@ -72,7 +72,7 @@ def checkpoint_blocks(module: Any, name: str) -> None:
         try:
             getattr(module, way)(**WAYS_TO_CHECKPOINT[way])
         except Exception as error:  # some models have the method only to refuse
-            raise NoBlocksError(f"--checkpointing: {name} does not offer it: {error}") from error
+            raise NoBlocksError(f"--checkpointing: {name} does not support checkpointing: {error}") from error
     elif blocks := list(_blocks(module)):
         checkpoint_modules(blocks)
     else:
@@ -132,8 +132,8 @@ def _of_user(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
         return ModelUnderPlan(module, lambda size: size, lambda model, size: (loss(model, size), None))
     if not isinstance(made, nn.Module):
         raise UsageError(
-            f"--model {asked.name} returned {type(made).__name__}: it must be a torch.nn.Module, or a pair of one "
-            "and a function loss(module, size)"
+            f"--model {asked.name} returned {type(made).__name__}: the result must be a torch.nn.Module, or a pair of "
+            "a module and a function loss(module, size)"
         )
     if asked.input_shape is None:
         raise UsageError(

@@ -37,7 +37,7 @@ class Network:
     width: int
     parameters: int = 0
     pooled: int = 0  # elements behind max pooling
-    blocks: list[Block] = field(default_factory=lambda: [Block(0)])  # the first one is never computed twice
+    blocks: list[Block] = field(default_factory=lambda: [Block(0)])  # the first block is never computed twice
     is_kept: bool = False
 
     @property

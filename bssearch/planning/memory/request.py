@@ -36,7 +36,8 @@ from bssearch.planning.memory.parameters import (
 from bssearch.planning.requests import CLAIMS, Count, Dimension, Parameters, Plan, Request
 from bssearch.registry import Option
 
-IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")  # in the table; fp16 takes as much as bf16
+# rows of the table; fp16 takes as much memory as bf16
+IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")
 
 OPTIMIZERS = ("sgd", "momentum", "adamw", "adam8bit", "adafactor", "muon")  # in the table
 
@@ -83,7 +84,7 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
     raise LaunchError(
         f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} before "
         f"any activation; {asked.device or 'the given memory'} has {gib(asked.memory_bytes or 0)}",
-        hint=f"what fits: {cures or 'no option does; use a smaller model'}",
+        hint=f"options that fit: {cures or 'none; use a smaller model'}",
     )
 
 
@@ -202,12 +203,13 @@ def _notes(
                 "not keep them (--fused-attention)."
             )
     if asked.trainable_parameters and sample is not None:
-        yield "Activations are those of a model whose parameters all train: frozen first layers keep fewer."
+        yield "The activations assume that all parameters train; frozen first layers keep fewer activations."
     if largest == 0:
         yield "Not even one sample fits: try --checkpointing, a shorter --sequence, or a row of the table that fits."
     if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
         yield (
-            f"The update of all tensors at once needs {gib(fixed.foreach)} more than there is: give the optimizer "
+            f"The update of all tensors at once needs {gib(fixed.foreach)} more memory than available: give the "
+            "optimizer "
             "foreach=False or fused=True."
         )
     yield from asked.notes()
@@ -229,7 +231,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
     "inputs": ("the batch itself", "forward_backward"),
     "activations": ("tensors kept for the backward pass", "forward_backward"),
     "attention_scores": (
-        "attention's scores after softmax and dropout; with fused attention a number a row",
+        "attention's scores after softmax and dropout; with fused attention one number for each row",
         "forward_backward",
     ),
     "activation_gradients": ("gradients of activations on their way back", "forward_backward"),
@@ -506,7 +508,9 @@ class MemoryPlanRequest(Request):
         ),
     ] = None
     fused_attention: Annotated[bool | None, Option("Flash attention keeps no scores.", shown_default="no")] = None
-    dropout: Annotated[bool | None, Option("Dropout in each layer: a mask of a byte.", shown_default="yes")] = None
+    dropout: Annotated[
+        bool | None, Option("Dropout in each layer: one byte for each element.", shown_default="yes")
+    ] = None
     network: Annotated[
         str | None,
         Option(
@@ -515,15 +519,17 @@ class MemoryPlanRequest(Request):
     ] = None
     stages: Annotated[
         Shape | None,
-        Option("Its blocks for each stage.", metavar="N,N,…", shown_default="usual ones, as 3,4,6,3"),
+        Option("Blocks of the network for each stage.", metavar="N,N,…", shown_default="usual ones, as 3,4,6,3"),
     ] = None
     channels: Annotated[
         Shape | None,
-        Option("Its channels for each stage.", metavar="N,N,…", shown_default="usual ones, as 64,128,256,512"),
+        Option(
+            "Channels of the network for each stage.", metavar="N,N,…", shown_default="usual ones, as 64,128,256,512"
+        ),
     ] = None
     trainable_parameters: Annotated[
         Parameters,
-        Option("Parameters that train; the others are frozen.", metavar="N", shown_default="all"),
+        Option("Parameters that train; the other parameters are frozen.", metavar="N", shown_default="all"),
     ] = None
     lora_rank: Annotated[
         Dimension | None,
@@ -588,7 +594,7 @@ class MemoryPlanRequest(Request):
         )
         require(
             mixed in (None, "master") or self.precision != "fp8",
-            f"mixed = {mixed!r} does not go with precision = fp8: its weights have fp32 master weights",
+            f"mixed = {mixed!r} contradicts precision = fp8, which has fp32 master weights",
         )
         require(
             not memory or not there or memory * GIB <= there,
@@ -643,13 +649,13 @@ class MemoryPlanRequest(Request):
         )
         require(
             self.base_precision is None or rank or trained,
-            f"base_precision = {self.base_precision} is of frozen weights: give lora_rank or trainable_parameters",
+            f"base_precision = {self.base_precision} is for frozen weights: give lora_rank or trainable_parameters",
         )
 
     def _agrees_about_model(self) -> None:
         frozen = ("trainable_parameters", "lora_rank", "base_precision")
         for name in ("parameters", "network", *ARCHITECTURE[:3], *BESIDE_ARCHITECTURE[1:], *frozen):
-            require(not self.has(name), f"{name} contradicts model = {self.model}: the model determines it")
+            require(not self.has(name), f"{name} contradicts model = {self.model}, which determines {name}")
         require(self.precision != "fp8", "precision = fp8 cannot be used with a model; use fp32, bf16 or fp16")
         require(not self.offload_optimizer, "offload_optimizer cannot be used with a model; give numbers")
         require(self.mixed != "master", "mixed = master cannot be used with a model; use autocast or pure")

@@ -47,12 +47,12 @@ CUDA_BLOCK_BYTES = 512
 class Allocation:
     """A storage between two events; each creation or release of a storage is an event."""
 
-    start: int  # the event that created it
+    start: int  # the event that created the storage
     size: int  # in bytes
     phase: str  # build, inputs, forward, backward or optimizer
     elements: int  # of the storage's first tensor
     width: int  # last dimension of the first tensor
-    end: int | None = None  # the event that released it; None: never
+    end: int | None = None  # the event that released the storage, if any
     term: str | None = None
 
 
@@ -419,7 +419,7 @@ SIZES = (2, 4)  # traced micro-batches; at 1, batch normalisation may refuse and
 
 IN_TABLE = (BY_NAME["fp32", None], BY_NAME["bf16", "autocast"], BY_NAME["bf16", "pure"])  # in the table
 
-# Optimizers to trace; the state of others comes from `parameters`.
+# Optimizers to trace; the state of other optimizers comes from `parameters`.
 _TRACED = {
     "sgd": ("sgd", {"momentum": 0.0, "nesterov": False}),
     "momentum": ("sgd", {"momentum": 0.9}),
@@ -480,8 +480,9 @@ def _traces(asked: MemoryPlanRequest, optimizer: str | None) -> tuple[StepLifeti
         small, large = (_sharded(trace(model, asked, optimizer, size, mode), asked) for size in SIZES)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UsageError(
-            f"--model {asked.name} looks at values as it computes ({error.func}): its memory depends on the data",
-            hint="bssearch probe memory SPEC measures it",
+            f"--model {asked.name} reads tensor values in its computation ({error.func}), so the memory depends on "
+            "the data",
+            hint="bssearch probe memory SPEC measures the memory",
         ) from error
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]

@@ -36,7 +36,7 @@ class MemoryBoundary:
 
     @classmethod
     def of(cls, fitting: Iterable[int], too_large: Iterable[int]) -> Self:
-        """Make the boundary; a size that ran, but not below a failed one, does not count as fitting."""
+        """Make the boundary; a size counts as fitting only below all failed sizes."""
         bound = min(too_large, default=None)
         return cls(fits=max((size for size in fitting if bound is None or size < bound), default=None), too_large=bound)
 
@@ -51,7 +51,7 @@ class MemoryBoundary:
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether one sample is too large."""
+        """True if one sample is too large."""
         return self.too_large is not None and self.too_large <= 1
 
 
@@ -77,7 +77,8 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """Micro-batch size for a batch size, None if no size fits.
 
-    The largest divisor below the boundary and the maximum; if unproven, the largest proven one unless less than half.
+    The largest divisor below the boundary and the maximum; if unproven, the largest proven divisor, unless less than
+    half.
     """
     if memory.nothing_fits:
         return None
@@ -92,8 +93,8 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
     """Measured step time of the split that trials use, by batch size.
 
-    The first uncontended measurement of the largest micro-batch that may fit counts. It has the first measurement's
-    evaluation cadence, because trials keep their cadence.
+    The first uncontended measurement of the largest micro-batch that may fit counts. The evaluation cadence is the
+    first measurement's, because trials keep their cadence.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -181,8 +182,8 @@ def batch_norm_caveats(
     if ghost_batch_size is None and accumulates:
         yield (
             "batch_norm_accumulation",
-            "batch normalisation sees micro-batches, not batches: batch sizes that are accumulated or shared by "
-            "devices train another model; " + remedy,
+            "batch normalisation sees micro-batches, so batches that accumulate or share devices train another model; "
+            "" + remedy,
         )
     if ghost_batch_size is not None and micro_batch_size < ghost_batch_size:
         yield (

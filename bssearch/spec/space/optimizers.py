@@ -34,7 +34,7 @@ from bssearch.spec.space.domains import (
     is_number,
 )
 
-OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}  # fields of every optimizer; others are options
+OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}  # fields of every optimizer; other fields are options
 
 # Absolute limits of numeric options: least, greatest, in words.
 OPTION_LIMITS: dict[str, tuple[float, float, str]] = {
@@ -180,8 +180,8 @@ class Muon(OptimizerOptions):
     """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for the rest.
 
     ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so both share rate and weight decay (Liu et al. 2025,
-    arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02, and AdamW at 0.015 of
-    it.
+    arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and 0.015 ×
+    this rate for AdamW.
     """
 
     name: Literal["muon"]
@@ -233,7 +233,7 @@ OPTIMIZERS: dict[str, type[OptimizerOptions]] = {
 FINE_TUNING = "fine_tuning"
 
 # Usual rates from scratch: SGD with momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), Adam 0.001 and
-# Adamax 0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), others by PyTorch's and timm's defaults.
+# Adamax 0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), other rates by PyTorch's and timm's defaults.
 SCRATCH_RATES = {
     "sgd": 0.1,
     "adam": 1e-3,
@@ -368,8 +368,9 @@ def _problem(name: str) -> str | None:
     if len(name) > LONGEST_NAME:
         return f"a name must have at most {LONGEST_NAME} characters"
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
-        return "a name must be a Python identifier of ASCII letters, digits and _: the method gets it as an argument"
-    return "bssearch gives this name itself; choose another" if name in RESERVED else None
+        return "a name must be a Python identifier of ASCII letters, digits and _: the method gets the name as an "
+        "argument"
+    return "bssearch uses this name itself; choose another name" if name in RESERVED else None
 
 
 OwnDomains = Annotated[dict[str, OwnDomain] | None, AfterValidator(checked_names)]
