@@ -28,7 +28,9 @@ def check_file(path: Path) -> None:
     _target(path)
     with naming(path):
         require(
-            path.parent.is_dir(), f"{path} cannot be written: there is no folder {path.parent}", hint="make it first"
+            path.parent.is_dir(),
+            f"{path} cannot be written: there is no folder {path.parent}",
+            hint="make the folder first",
         )
         kind = "a folder" if path.is_dir() else "no regular file"
         require(path.is_file() or not path.exists(), f"{path} cannot be written: it is {kind}")
@@ -47,7 +49,11 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
     _target(path)
     with naming(path):
         require(not path.exists() or path.is_dir(), f"{path} is not a folder")
-        require(path.parent.is_dir(), f"{path} cannot be made: there is no folder {path.parent}", hint="make it first")
+        require(
+            path.parent.is_dir(),
+            f"{path} cannot be made: there is no folder {path.parent}",
+            hint="make the folder first",
+        )
         is_there = path.exists()
     for name in files if is_there else ():
         check_file(path / name)
@@ -57,7 +63,7 @@ def _target(path: Path) -> Path:
     try:
         with naming(path):
             target = path.resolve()
-            is_circle = target.is_symlink()  # from Python 3.13 on, which resolves a link to itself to that link
+            is_circle = target.is_symlink()  # from Python 3.13 on, which resolves a link to itself to this link
     except RuntimeError:  # up to Python 3.12
         is_circle = True
     require(not is_circle, f"{path} cannot be written: its symbolic links form a circle")

@@ -151,7 +151,7 @@ def _reading(url: URL) -> Iterator[RDBStorage]:
         own = "bss_study" in tables
         raise UsageError(
             f"{shown(url)} is {'a bssearch database' if own else 'not an Optuna database'}",
-            hint="--db reads it" if own else None,
+            hint="open this database with --db" if own else None,
         )
     with optuna_storage(url, address=address) as storage:
         yield storage
@@ -222,7 +222,7 @@ def load_optuna_study(
 
 @dataclass(frozen=True, slots=True)
 class OptunaStudy:
-    """An Optuna study's contents; ``place`` names the database that they were read from, without a password."""
+    """An Optuna study's contents; ``place`` names the source database without a password."""
 
     name: str
     directions: Sequence[StudyDirection]

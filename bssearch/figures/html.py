@@ -71,7 +71,7 @@ class PageContent:
     headline: str
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
-    sections: Sequence[Section]  # the page shows the first above the headline
+    sections: Sequence[Section]  # the page shows the first section above the headline
     reproduction: Mapping[str, Any] | None = None  # the last section's values
 
 

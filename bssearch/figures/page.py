@@ -120,7 +120,8 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
     return Section(
         name="grown-trials",
         title="Trials with a growing batch",
-        text="One row per schedule, with the median of its runs; the best is bold. The law and the table of batch "
+        text="One row per schedule, with the median of its runs; the best schedule is bold. The law and the table of "
+        "batch "
         "sizes leave these trials out.",
         table=Table(
             ["Batch", sentence(objective.axis_title), "Learning rate at first", "Ended", "Trials"],
@@ -283,7 +284,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="steps",
             title="Steps and samples",
             text="Along the dotted line, doubling the batch halves the steps (perfect). Above the line, doubling "
-            "saves fewer than half (diminishing), and finally no steps (maximal). Hollow: not well tuned.",
+            "saves fewer than half (diminishing), and finally no steps (maximal). Hollow points are not well tuned.",
             absent="Not shown: no batch size has a known number of steps to the target.",
             charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
             notes=[" ".join(about_law(answer))],
@@ -352,11 +353,11 @@ def _devices(answer: Answer) -> Section | None:
 
 def _objective(picture: StudyPicture) -> Section:
     answer, default = picture.answer, _known_default(picture)
-    stopped = " over seeds, arrows are lower bounds of runs stopped before the target. Lower is better."
+    stopped = " over seeds, arrows are lower bounds of runs that stopped before the target. Lower is better."
     return Section(
         name="objective",
         title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
-        text="Each batch size with its own best learning rate and regularisation; bars are 95 % intervals"
+        text="Each batch size has its own best learning rate and regularisation; bars are 95 % intervals"
         f"{stopped if objective_in(answer).stops_at_target else '.'}",
         charts={
             "objective": plots.objective_chart(answer, default.batch_size if default else None),
@@ -388,7 +389,9 @@ def _front(picture: StudyPicture) -> Section:
     headings, rows = trade_off_rows(answer)
     best = str(answer.optimal.batch_size)
     absent = "Not shown: no batch size has both seconds and samples to the target."
-    drawn = f"Along the line, less time costs more; batches off the line are slower and costlier than one on it. {cost}"
+    drawn = (
+        f"Along the line, less time costs more; other batches are slower and costlier than a batch on the line. {cost}"
+    )
     return Section(
         name="front",
         title="Trade-offs: time, cost, memory, generalisation",
@@ -431,7 +434,7 @@ def _batches(answer: Answer) -> Section:
     return Section(
         name="batches",
         title="Batch sizes",
-        text="The best configuration of each; the optimum is bold.",
+        text="The best configuration of each batch size; the optimum is bold.",
         table=Table(
             [
                 "Batch",
@@ -558,7 +561,10 @@ def promised_and_found(answer: Answer) -> Section | None:
                 Row(["Found", f"{promise.found_batch_size:,}", _range(promise.found_flat_range), "1×"], marked=True),
             ],
         ),
-        notes=["The promised range contains the optimum with 90 % confidence; the found range is within 5 % of it."],
+        notes=[
+            "The promised range contains the optimum with 90 % confidence; the found range is within 5 % of the "
+            "optimum."
+        ],
     )
 
 
@@ -576,8 +582,8 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     return Section(
         name="generalisation",
         title="Trained for the same time",
-        text=f"Each batch size trained for {number(found.train_seconds)} s, even after the target: median final "
-        "metrics, and their distance to the best with a 95 % interval.",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, even after the target. The table has "
+        f"median final metrics, and their distance to the best with a 95 % interval.",
         table=Table(
             ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
             [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],

@@ -1,4 +1,4 @@
-"""Plans as key figures, tables and notes; each number knows its path in the plan's JSON."""
+"""Plans as key figures, tables and notes; each number has its path in the plan's JSON."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -255,7 +255,7 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
             cell(document, "optimal_batch_size"),
             f"{plan.measured_batch_size} at {plan.measured.in_words}; {span(plan.optimum_interval)} (90 %)",
         ),
-        Tile("Within 5 % of it", Cell(span(plan.flat_range)), ""),
+        Tile("Within 5 % of the best", Cell(span(plan.flat_range)), ""),
         Tile(
             "Critical batch size",
             cell(document, "b_crit.estimate"),

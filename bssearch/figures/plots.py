@@ -1,4 +1,4 @@
-"""The charts of a study's page; None if there is nothing to draw."""
+"""The charts of a study's page; an empty chart is None."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -479,7 +479,7 @@ def learning_rate_chart(
 ) -> Chart | None:
     """Learning rate and batch size of all trials, coloured by the objective, with two rules' lines.
 
-    The rules start at the default. Left out: growing batches, unknown rates, and failed, lost or cancelled trials.
+    The rules start at the default. Leaves out growing batches, unknown rates, and failed, lost or cancelled trials.
     """
     known = [
         (trial, rate)

@@ -75,7 +75,7 @@ class Series:
     colour: str = ACCENT
     width: float = 0
     dash: Dash = "solid"
-    shape: Shape = "straight"  # hv steps horizontally, then vertically; vh vertically first
+    shape: Shape = "straight"  # hv steps horizontally, then vertically; vh steps vertically first
     symbol: Symbol | None = None
     size: float = 10
     is_hollow: bool = False
@@ -225,7 +225,7 @@ STROKES: dict[str, Sequence[Corners]] = {
     "arrow": [[(-0.6, 0), (0.6, 0)], [(0, 0), (0, -2)], [(-0.6, -1.3), (0, -2), (0.6, -1.3)]],
 }
 
-# Character widths in font sizes (others 0.62), after DejaVu Sans, which is wider than most.
+# Character widths in font sizes (0.62 for other characters), from DejaVu Sans, which is wider than most fonts.
 CHARACTER_WIDTHS = {0.34: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
 WIDTH_OF = {character: width for width, characters in CHARACTER_WIDTHS.items() for character in characters}
 # Characters that XML 1.0 (section 2.2) forbids.

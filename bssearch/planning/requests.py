@@ -181,49 +181,51 @@ class Claim:
 CLAIMS = {
     "gradients_not_of_batch": Claim(
         "gradients take memory ∝ batch",
-        "gradients are as large as the parameters at every batch size; what grows with the micro-batch are activations",
+        "gradients are as large as the parameters at every batch size; activations grow with the micro-batch",
         "Rajbhandari et al. 2020, arXiv 1910.02054, § 3; measured here: 8.02 MiB at batch 8, 64 and 512",
     ),
     "eighty_percent_feasible": Claim(
         "80 % of memory is the optimal batch",
-        "it is feasible, not optimal: with steps of α + β·B seconds the least time is at B = √(B_crit·α/β)",
+        "this batch is feasible, not optimal: with steps of α + β·B seconds, B = √(B_crit·α/β) takes the least time",
         "McCandlish et al. 2018, arXiv 1812.06162, with the step's seconds; Shallue et al. 2019, arXiv 1811.03600",
     ),
     "accumulation_not_stale": Claim(
         "gradients accumulated over more than 16 steps are stale",
-        "the weights do not move meanwhile: 64 steps differ from one batch by 5e-16; batch normalisation and means "
-        "over unequal micro-batches are what differs",
+        "the weights stay constant meanwhile: 64 steps differ from one batch by 5e-16; batch normalisation and means "
+        "over unequal micro-batches differ",
         "measured here; huggingface/transformers#34191",
     ),
     "accumulation_cost": Claim(
         "accumulation is 1.5 to 2 times slower",
-        "no law: it computes the same, but micro-batches fill the device less; `bssearch study audit` times it",
+        "the factor varies: micro-batches compute the same, but fill the device less; `bssearch study audit` times "
+        "them",
         "measured per study; Lightning-AI/pytorch-lightning#4092 for a missing no_sync",
     ),
     "layerwise_not_needed": Claim(
         "batches above 8k need LARS or LAMB",
-        "tuned Nesterov momentum and Adam match or exceed them at 32k",
+        "tuned Nesterov momentum and Adam match or exceed both at 32k",
         "Nado et al. 2021, arXiv 2102.06356",
     ),
     "linear_rule": Claim(
-        "the learning rate goes ∝ batch",
-        "for SGD well below the noise scale, with warmup; the gain saturates as 1/(1 + B_noise/B)",
+        "the learning rate grows ∝ batch",
+        "true for SGD with warmup well below the noise scale; the gain saturates as 1/(1 + B_noise/B)",
         "Goyal et al. 2017, arXiv 1706.02677; McCandlish et al. 2018, arXiv 1812.06162",
     ),
     "sqrt_rule": Claim(
-        "Adam's learning rate goes ∝ √batch",
-        "only with 1 − β ∝ batch and ε ∝ 1/√batch, while κ(1 − β) < 1; with β₂'s half-life kept, 2× over κ = 512 was "
-        "best",
+        "Adam's learning rate grows ∝ √batch",
+        "true with 1 − β ∝ batch and ε ∝ 1/√batch, while κ(1 − β) < 1; with constant half-life of β₂, 2× over κ = 512 "
+        "was best",
         "Malladi et al. 2022, arXiv 2205.10287; Marek et al. 2025, arXiv 2507.07101",
     ),
     "weight_decay_rule": Claim(
-        "weight decay goes ∝ √batch",
-        "with AdamW only if the learning rate does: λ ∝ batch / learning rate keeps its timescale",
+        "weight decay grows ∝ √batch",
+        "true for AdamW if the learning rate also does: λ ∝ batch / learning rate keeps AdamW's timescale",
         "Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738",
     ),
     "largest_not_best": Claim(
-        "the more devices, the sooner",
-        "from the critical batch size on, twice the batch saves a quarter of the steps at most, for 1.5× the samples",
+        "more devices are always faster",
+        "from the critical batch size on, doubling the batch saves at most a quarter of the steps, for 1.5× the "
+        "samples",
         "McCandlish et al. 2018, arXiv 1812.06162; Shallue et al. 2019, arXiv 1811.03600",
     ),
 }

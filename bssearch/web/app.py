@@ -352,7 +352,7 @@ class _Pages:
 # Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six.
 MOST_CONNECTIONS = 400
 
-MOST_STRANGERS = 100  # Maximum open connections without an admitted request. A further one replaces the oldest.
+MOST_STRANGERS = 100  # Maximum open connections without an admitted request. A new connection replaces the oldest.
 
 REQUEST_S = 10.0  # Seconds to send a request, head and body; enough for a slow network
 

@@ -94,9 +94,9 @@ def _listed(asked: PageRequest, row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-MOST_COMPARED = 20  # Maximum compared studies, more than fit side by side
+MOST_COMPARED = 20  # Maximum number of compared studies; more do not fit side by side
 
-MOST_SHOWN = 5  # Maximum disagreements shown; JSON has all
+MOST_SHOWN = 5  # Maximum number of shown disagreements; JSON has all disagreements
 
 
 def compare_page(asked: PageRequest) -> Answered:
@@ -175,7 +175,7 @@ def _shown(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
     return {name: in_words(row.get(name)) for name in columns}
 
 
-MOST_CURVES = 8  # Maximum curves drawn, of the latest trials; more cannot be told apart
+MOST_CURVES = 8  # Maximum number of curves, of the latest trials; readers cannot separate more curves
 
 # Seconds after its last trial during which a study counts as live: longer than the time between two trials, and than
 # most step timing before the first trial.
@@ -301,7 +301,7 @@ COLUMNS = {
 LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds", "steps_to_target")
 
 
-# Shown in other parts of a trial's page, not among the facts.
+# Fields that other parts of a trial's page show, not the facts.
 HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
 
 

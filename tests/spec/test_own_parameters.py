@@ -246,7 +246,7 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
         ({"training": {"precision": "bf16"}}, "needs a workload class; your own program computes its steps itself"),
         ({"workload_settings": {"width": 3}}, "workload_settings need a workload class"),
         ({"executor": {"name": "inline"}}, "executor.name = inline runs a workload"),
-        ({"command": "bash train.sh {batch_size}"}, "it must be a list with an item for each argument"),
+        ({"command": "bash train.sh {batch_size}"}, "must be a list with an item for each argument"),
         ({"command": ["a", 5]}, "5 must be a text, in quotes"),
         ({"command": ["a", {"batch_size": None}]}, "must be a text, in quotes: as in '5' and '{batch_size}'"),
         ({"command": ["a\0b", "{batch_size}", "{learning_rate}"]}, "command.0"),

@@ -47,7 +47,7 @@ class Board(Protocol):
         """Add evaluations; figures include the metric and ``train_seconds``."""
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Show that a trial ended or paused. ``is_elsewhere``: a dead driver had started it."""
+        """Show that a trial ended or paused. ``is_elsewhere``: a dead driver had started the trial."""
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
         """Show the answer; ``words`` has headline, verdict and document (JSON)."""
@@ -129,7 +129,7 @@ class BoardProcess:
         self._capacity, self._is_closing = capacity, False
         self._queued, self._handled = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self._messages: SimpleQueue[Message | None] = SimpleQueue()
-        self._failures: dict[str, str] = {}  # the first of each board
+        self._failures: dict[str, str] = {}  # the first failure of each board
         self.notes: deque[str] = deque()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         hide_secrets()
@@ -138,7 +138,7 @@ class BoardProcess:
             self._process = subprocess.Popen(
                 # -P: nothing in this folder hides an installed package.
                 [sys.executable, "-P", "-m", "bssearch.exchange.boards.serve", str(theirs.fileno()), *names],
-                stdin=subprocess.PIPE,  # never written to; closes when the driver dies
+                stdin=subprocess.PIPE,  # carries nothing, and closes when the driver dies
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=(theirs.fileno(),),
@@ -174,7 +174,7 @@ class BoardProcess:
             self._process,
             self._connection,
             self._output,
-        ):  # reaped last: until then its CPU seconds count as the driver's
+        ):  # the process ends last: until then the driver has its CPU seconds
             if not has_exited(self._process):
                 kill_descendants(self.pid)
             with suppress(ProcessLookupError, PermissionError):

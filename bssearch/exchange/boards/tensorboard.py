@@ -84,7 +84,7 @@ class TensorBoard:
             # TensorBoard reads a run's files by their names, events.out.tfevents.SECOND.…: no two in one second.
             files = self._path(number).glob("events.out.tfevents.*")
             next_second = max((int(file.name.split(".")[3]) for file in files), default=0) + 1
-            time.sleep(min(max(0.0, next_second - time.time()), 2.0))  # a clock may be ahead elsewhere
+            time.sleep(min(max(0.0, next_second - time.time()), 2.0))  # another machine's clock may be ahead
             self._writers[number] = SummaryWriter(str(self._path(number)))
         return self._writers[number]
 

@@ -368,8 +368,7 @@ def _problem(name: str) -> str | None:
     if len(name) > LONGEST_NAME:
         return f"a name must have at most {LONGEST_NAME} characters"
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
-        return "a name must be a Python identifier of ASCII letters, digits and _: the method gets the name as an "
-        "argument"
+        return "a name must be a Python identifier of ASCII letters, digits and _, because it becomes an argument"
     return "bssearch uses this name itself; choose another name" if name in RESERVED else None
 
 

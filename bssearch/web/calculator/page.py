@@ -64,7 +64,7 @@ class Field:
     help: str
     kind: Kind
     unit: str
-    default: str  # if the query names no field of the group
+    default: str  # the value if the query names no field of the group
     empty: str
     choices: Sequence[str]
 
@@ -335,7 +335,7 @@ class ResultSection:
     shown: Shown = field(default_factory=Shown)
     figures: Sequence[Section] = ()
     command: str = ""  # the command that prints the same numbers
-    absent: str = ""  # why the section is empty
+    absent: str = ""  # the reason for an empty section
     refusals: Sequence[Refusal] = ()
 
 
@@ -635,7 +635,7 @@ def _split(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
     is_given = typed["micro"].strip() or typed["max_micro"].strip()
     if fitting == 0 and not is_given:
         return replace(SPLIT, absent="Not calculated: not even one sample fits into the memory above.")
-    unknown = "Unknown how many samples fit at once: the share of a device runs as one micro-batch."
+    unknown = "The samples that fit at once are unknown, so a device's share runs as one micro-batch."
     return Asking(
         part=SPLIT,
         command="accumulation",
