@@ -1,7 +1,7 @@
 """The best batch size on each number of devices.
 
-Steps to the target S(B) do not depend on the number of devices W, so the time on W devices is S(B)·t(B, W), with step
-times measured on W devices.
+Steps to the target S(B) do not depend on the number of devices W. The time is S(B)·t(B, W), with step times measured on
+W devices.
 """
 
 from __future__ import annotations

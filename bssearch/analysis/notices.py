@@ -160,8 +160,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "seeds_ignored",
             verdict.ignores_seeds,
-            "runs with different seeds are equal, so the training ignores the trial's seed; seed it from the trial to "
-            "measure the spread",
+            "runs with different seeds are equal, so the training ignores the trial's seed; seed the training from "
+            "the trial to measure the spread",
         ),
         ("missed_runs", missed, f"{missed} of {known.runs} runs of the optimum missed the target"),
         (

@@ -61,7 +61,7 @@ class SubmissionState(StrEnum):
 class NewSubmission:
     """A study to run from a worker's template with values.
 
-    Workers with all ``tags`` serve the study from ``not_before`` on. Stored rows may not pass `check`.
+    Workers with all ``tags`` serve the study from ``not_before`` on. Stored rows can fail `check`.
     """
 
     name: str

@@ -257,7 +257,7 @@ class _Pages:
         self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
         self._kept: dict[str, tuple[str, Response]] = {}  # version and response by address, the latest request last
         self._asked = 0
-        # A large study takes memory and the interpreter alone; concurrent requests share one computed page.
+        # The page of a large study takes memory and the whole interpreter; concurrent requests share the computed page.
         self._one_at_a_time = Lock()
         self._always = {
             "version": version("bssearch"),

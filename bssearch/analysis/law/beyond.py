@@ -52,7 +52,7 @@ NO_GROWTH = 3.84  # χ² at 5 %, one degree of freedom
 
 DRAWS = 2000
 TAILS = (0.05, 0.95)
-HALVINGS = 12  # finds samples to a thousandth
+HALVINGS = 12  # this many halvings find samples to a thousandth
 
 
 @dataclass(frozen=True, eq=False)

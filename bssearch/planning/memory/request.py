@@ -462,7 +462,7 @@ class MemoryPlanRequest(Request):
     mixed: Annotated[
         str | None,
         Option(
-            "How 16 bits mix with fp32: master (16-bit weights, fp32 master weights), autocast (PyTorch's) or pure.",
+            "Mixture of 16 bits and fp32: master (16-bit weights, fp32 master weights), autocast (PyTorch's) or pure.",
             label="Mixing with fp32",
             shown_default="master; autocast for a model",
             choices=MIXED,

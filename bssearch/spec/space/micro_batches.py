@@ -77,8 +77,7 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """Micro-batch size for a batch size, None if no size fits.
 
-    The largest divisor below the boundary and the maximum; if unproven, the largest proven divisor, unless less than
-    half.
+    The largest divisor below the boundary and the maximum, or the largest proven divisor if at least half of this size.
     """
     if memory.nothing_fits:
         return None
@@ -210,7 +209,7 @@ class BatchGrowth(StrictModel):
     ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, shares of the samples
     that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the largest
     size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows ``rate_rule`` (default: the
-    space's) and is retuned for the first size.
+    space's); trials retune the rate of the first size.
     """
 
     name: (
