@@ -164,7 +164,7 @@ def test_wrong_input_is_told_in_a_line(words: str, code: int, said: str, tmp_pat
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (f"scale {SCALE} --b-crit 300 --b-crit-low 200", ["B_crit: 10 ([7, –])", "the more devices, the sooner"]),
+        (f"scale {SCALE} --b-crit 300 --b-crit-low 200", ["B_crit: 10 ([7, –])", "more devices are always faster"]),
         ("lr --from-batch 64 --learning-rate 0.1 --batch 8192", ["weight decay", "arXiv 1706.02677", "LARS"]),
         ("accumulation --batch 640 --micro 16", ["Micro-batch: 16", "Accumulation steps: 40", "5e-16"]),
         ("lr --from-batch 64 --learning-rate 1e-3 --batch 1024 --rule sde --optimizer adamw", ["β₁", "β₂"]),
