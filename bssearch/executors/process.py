@@ -148,8 +148,8 @@ def check_unchanged(what: str, before: str | None, now: str | None) -> None:
     """Raise `WorkloadError` if a revision has changed; ``before`` is None at first, ``now`` without a file."""
     require(
         before in {None, now},
-        f"{what} has changed since the run began ({before} → {now or 'no file'}): later and earlier trials would not "
-        "compare",
+        f"{what} has changed since the run began ({before} → {now or 'no file'}): earlier and later trials cannot be "
+        "compared",
         hint="undo the change and run again, or rename the study; "
         "`run --allow-changed-workload` if the change does not matter",
         error=WorkloadError,
