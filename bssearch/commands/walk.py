@@ -81,7 +81,7 @@ class Walk:
         return fit_memory(uses), "fewer than three micro-batches were measured"
 
     def _memory_step(self, fit: MemoryFit | None, reason: str) -> WalkStep:
-        question = "How much does a sample take?"
+        question = "How much memory does a sample take?"
         if fit is None:
             return WalkStep(question=question, figures={}, decision=f"not measured: {reason}")
         return WalkStep(
@@ -126,7 +126,7 @@ class Walk:
         reached = {size: seconds for size, seconds in times.items() if seconds is not None}
         soonest = min(reached, key=lambda size: reached[size], default=None)
         yield WalkStep(
-            question="Which reaches the target soonest?",
+            question="Which batch size reaches the target soonest?",
             figures={
                 **{f"step_s_at_{size}": probe.step_seconds for size, probe in self.probes.items()},
                 **{f"time_to_target_s_at_{size}": seconds for size, seconds in times.items()},

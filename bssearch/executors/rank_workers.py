@@ -27,6 +27,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import psutil
+
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Load
 from bssearch.executors.loaded import LoadedWorkload
@@ -103,7 +105,8 @@ class RankProcess:
 
     def has_exited(self) -> bool:
         """True if the process has ended."""
-        return self._process.poll() is not None
+        # `poll` does not know yet while the listening thread is about to return from `wait`
+        return self._process.poll() is not None or not psutil.pid_exists(self._process.pid)
 
     def kill(self) -> None:
         """Kill and reap the process."""

@@ -1,4 +1,4 @@
-"""The question of a study."""
+"""Target, configuration, and phases and states of trials."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_program_that_has_reported_cannot_ask_and_needs_its_places(tmp_path: P
     plain = settings(tmp_path, ["bash", "-c", BEGINS + "echo {batch_size}"])
     assert plain.program is not None
     lacks = replace(plain, program=replace(plain.program, searched=("batch_size", "learning_rate")))
-    with pytest.raises(WorkloadError, match=r"learning_rate is searched, and .* not take \{learning_rate\}"):
+    with pytest.raises(WorkloadError, match=r"learning_rate is searched, but .* not take \{learning_rate\}"):
         LoadedCommand(Load(settings=lacks, slot=0)).describe()
 
 

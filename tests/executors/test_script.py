@@ -356,7 +356,7 @@ def test_a_script_whose_imports_start_threads_is_started_anew_for_each_trial_and
     with single_threaded(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENBLAS_NUM_THREADS", "2")
         with closing(LoadedScript(load_of(tmp_path))) as loaded:
-            assert "imports start 1 threads" in str(loaded._server.notice)
+            assert "imports start other threads (1)" in str(loaded._server.notice)
             outcome, _ = Script(tmp_path, loaded).run("grandchild")
     assert outcome.state is TrialState.REACHED
     wait_until_gone(int((tmp_path / "grandchild").read_text()))

@@ -237,7 +237,7 @@ def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None
         ("downloads", {}, "needs the network (weights.example)"),
         ("from_the_hub", {}, "needs the network"),
         ("LooksAtValues", {}, "reads tensor values in its computation"),
-        ("not_a_module", {}, "returned int: it must be a torch.nn.Module"),
+        ("not_a_module", {}, "returned int: the result must be a torch.nn.Module"),
         ("raises", {}, "does not build: ValueError: width must be even"),
         ("leaves", {}, "does not build: SystemExit: 3"),
         ("perceptron", {"input_shape": None}, "needs --input"),

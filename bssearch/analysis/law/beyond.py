@@ -266,7 +266,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
         hint=f"for an easier target: `bssearch best STUDY --target {value:g}`",
     )
     if highest is not None and gain >= highest:
-        raise UsageError(f"target {value:g} cannot be reached: the best {measured.metric} is {abs(highest):g}")
+        raise UsageError(f"target {value:g} must be easier than the bound of {measured.metric}, {abs(highest):g}")
     levels = _levels_of(curves, measured.gain(measured.value))
     rng = np.random.default_rng(0)
     approach = _Approach(levels, highest)

@@ -98,7 +98,7 @@ def boards_of(spec: StudySpec) -> tuple[str, ...]:
 
 
 def check_boards(names: Iterable[str]) -> None:
-    """Raise `UsageError` if a built-in board's library is missing or too old; imports none."""
+    """Raise `UsageError` if a built-in board's library is missing or too old, without importing it."""
     for name in LIBRARIES.keys() & set(names):
         distribution, oldest = LIBRARIES[name]
         version = next((one.version for one in importlib.metadata.distributions(name=distribution)), "")

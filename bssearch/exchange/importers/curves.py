@@ -179,7 +179,7 @@ def import_curves(
         str | None, Option("Name of the metric in the logs.", shown_default="the only one of the validation")
     ] = None,
     target: Annotated[
-        float | None, Option("Target value of the metric.", shown_default="that half of the runs reach")
+        float | None, Option("Target value of the metric.", shown_default="the value that half of the runs reach")
     ] = None,
     goal: Annotated[
         Goal | None, Option("Direction in which the metric improves.", shown_default=Goal.MAXIMIZE.value)

@@ -28,7 +28,7 @@ class Text:
     tokens_per_sample = LENGTH  # may be left out: trials then count samples only
 
     def __init__(self, folder: str = sysconfig.get_path("stdlib"), pattern: str = "*.py") -> None:
-        """Take the spec's workload_settings; leave this out without settings."""
+        """Take the spec's workload_settings; omit this method if the spec has none."""
         self.folder = Path(folder).expanduser()
         self.pattern = pattern
 

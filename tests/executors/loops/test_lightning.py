@@ -186,7 +186,7 @@ def test_a_limit_of_the_trainers_own_ends_the_trial_by_its_name(settings: dict[s
 def test_a_callback_that_stops_the_fit_is_named() -> None:
     stopper = lightning.pytorch.callbacks.EarlyStopping("accuracy", patience=1, mode="min")
     found, _ = fitted(stopper)
-    assert found.line.outcome.reason.endswith("trainer.should_stop was set, as by EarlyStopping")
+    assert found.line.outcome.reason.endswith("trainer.should_stop = True, set by EarlyStopping")
 
 
 def test_a_fit_that_takes_no_step_says_why() -> None:
