@@ -539,9 +539,7 @@ class MemoryPlanRequest(Request):
     ] = None
     base_precision: Annotated[
         str | None,
-        Option(
-            "Precision of quantised frozen weights.", shown_default="the same as the others", choices=tuple(BASE_BYTES)
-        ),
+        Option("Precision of quantised frozen weights.", shown_default="as the others", choices=tuple(BASE_BYTES)),
     ] = None
     offload_optimizer: Annotated[bool, Option("Keep optimizer state and master weights in the host's memory.")] = False
     checkpointing: Annotated[

@@ -35,9 +35,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
     Uses the model of bssearch's own search, with the learning curves of all trials.
 
-    The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``. The objective reports the metric
-    with *train milliseconds* as the step, and returns the train seconds to the target. The objective prunes a trial that
-    misses::
+    The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``. The objective reports the
+    metric with *train milliseconds* as the step, and returns the train seconds to the target. The objective prunes a
+    trial that misses::
 
         import math
 
