@@ -75,12 +75,13 @@ def run_default(
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
+    run = (configuration or spec.default_configuration).in_micro_batches(probe.micro_batch_size)
     outcome, curve = run_request(
         executor,
         TrialRequest(
             number=index + 1,
             plan=TrialPlan(
-                configuration=(configuration or spec.default_configuration).in_micro_batches(probe.micro_batch_size),
+                configuration=run,
                 sampled=None,
                 phase=Phase.PROBE,
                 seed=trial_seed(spec.seed, Phase.PROBE, index),
@@ -95,7 +96,7 @@ def run_default(
     )
     require(
         outcome.state not in {TrialState.FAILED, TrialState.OOM},
-        f"the default configuration (batch {spec.default.batch_size}) fails: {outcome.reason}",
+        f"the default configuration (batch {run.batch_size}) fails: {outcome.reason}",
         error=LaunchError,
     )
     return outcome, curve

@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 
 from bssearch.analysis.law.batch_model import MemoryFit, fit_memory
 from bssearch.analysis.shape import Model
+from bssearch.commands.branch_probe import configuration_at
 from bssearch.commands.probes import run_default
 from bssearch.errors import BSSearchError
 from bssearch.executors.base import Executor
 from bssearch.planning.memory.request import GIB, HEADROOM, MIB
 from bssearch.planning.start import OBJECTIVES
 from bssearch.records import MemoryRequest, ProbeRecord, TrialOutcome, WorkloadDescription
-from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
 from bssearch.search.calibration import default_at
 from bssearch.spec import StudySpec
-from bssearch.spec.space.domains import RelativeLearningRate
 
 DROP = 0.02  # relative loss of the metric at the maximum that calls for fewer samples or more regularisation
 
@@ -140,12 +139,9 @@ class Walk:
         )
 
     def _at_largest(self, largest: int) -> TrialOutcome:
-        spec, space = self.spec, self.spec.space
-        default, rate = spec.default_configuration, space.learning_rate
-        rule = rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(str(default.optimizer))
-        factor = learning_rate_factor(rule, largest, default.batch_size)
-        configuration = replace(default, batch_size=largest, learning_rate=default.learning_rate * factor)
-        probe = self.probes[largest]
+        spec, probe = self.spec, self.probes[largest]
+        rule = spec.space.rate_rule(spec.default_configuration.optimizer)
+        configuration = configuration_at(spec, largest, probe.micro_batch_size, rule)
         return run_default(
             spec, self.executor, 1, probe=probe, limit=self.limit, stop_at_target=True, configuration=configuration
         )[0]
