@@ -4,6 +4,8 @@ Trials are not isolated: crashes end the run, user code sees secrets, CPU memory
 output of child processes is not logged.
 """
 
+from __future__ import annotations
+
 import ctypes
 import gc
 import os
@@ -15,11 +17,11 @@ from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redi
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, require
 from bssearch.executors.base import Event, ExecutorSettings, Load, Measurement, Refused, check_threads
-from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
+from bssearch.executors.failures import failed, not_measured, refused, trial_ended
 from bssearch.executors.process import REPEATABLE_CUBLAS, printed
 from bssearch.executors.slots import LocalExecutor, LogFolder, RunningTrial
 from bssearch.records import (
@@ -39,6 +41,9 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.settings import environment_with
+
+if TYPE_CHECKING:
+    from bssearch.executors.loaded import LoadedWorkload
 
 T = TypeVar("T")
 
@@ -149,6 +154,8 @@ class InlineExecutor:
         )
         if self._loaded is None:
             import torch
+
+            from bssearch.executors.loaded import LoadedWorkload
 
             require(
                 self._settings.memory_limit_bytes is None

@@ -1,35 +1,45 @@
-"""A workload in this process; a late import of torch turns its failure into an answer."""
+"""A workload and its data in this process."""
 
 from __future__ import annotations
 
-import gc
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import AskStop, Load, Measured, Measurement, Refused
+import torch
+import torch._dynamo  # otherwise the first optimizer imports torch._dynamo, which takes seconds
+
+from bssearch.errors import WorkloadError
+from bssearch.executors.base import AskStop, Load, Measured, Measurement
+from bssearch.executors.devices import device_of, memory_limit_of_slot
 from bssearch.executors.process import check_unchanged, describe_exception
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
     Observation,
     StepTimeRequest,
-    TrialEnded,
     TrialOutcome,
     TrialRequest,
-    TrialState,
     WorkloadDescription,
     parameters_of_group,
     to_json,
 )
+from bssearch.training.batches import place
+from bssearch.training.clock import clock_for
+from bssearch.training.computation import Computation
+from bssearch.training.environment import describe_environment, workload_revision
+from bssearch.training.gradient_noise import NoiseBudget
+from bssearch.training.loop import Trial, describe_model, tokens_per_sample
+from bssearch.training.memory import is_out_of_memory, limit_memory
+from bssearch.training.optimizers import check_libraries
+from bssearch.training.probes import bytes_within_reserve, measure_memory, measure_noise, measure_step_time
+from bssearch.training.ranks import Follower
+from bssearch.workloads.base import check_takes, made, resolve
+from bssearch.workloads.data import check_data
 
 if TYPE_CHECKING:
     from bssearch.executors.rank_workers import RankProcesses
-    from bssearch.training.loop import Trial
-    from bssearch.training.ranks import Follower
 
 
 class LoadedWorkload:
@@ -39,19 +49,6 @@ class LoadedWorkload:
     """
 
     def __init__(self, load: Load, on_lost: Callable[[Exception], NoReturn] | None = None) -> None:
-        import torch
-        import torch._dynamo  # otherwise the first optimizer imports torch._dynamo, which takes seconds
-
-        from bssearch.executors.devices import device_of, memory_limit_of_slot
-        from bssearch.training.batches import place
-        from bssearch.training.computation import Computation
-        from bssearch.training.environment import workload_revision
-        from bssearch.training.gradient_noise import NoiseBudget
-        from bssearch.training.memory import is_out_of_memory, limit_memory
-        from bssearch.training.optimizers import check_libraries
-        from bssearch.workloads.base import made, resolve
-        from bssearch.workloads.data import check_data
-
         settings, name = load.settings, load.settings.workload
         torch.set_num_threads(settings.threads)
         device, present = device_of(settings.device, load.slot, settings.allow_busy)
@@ -91,10 +88,6 @@ class LoadedWorkload:
 
     def describe(self) -> WorkloadDescription:
         """Describe workload and untrained model."""
-        from bssearch.training.environment import describe_environment
-        from bssearch.training.loop import describe_model, tokens_per_sample
-        from bssearch.workloads.base import check_takes
-
         workload, data = self._workload, self._data
         check_takes(workload, self._own_parameters)
         try:
@@ -130,14 +123,6 @@ class LoadedWorkload:
 
     def measure(self, request: Measurement) -> Measured:
         """Make the requested measurement; the workload's own exceptions pass through."""
-        import torch
-
-        from bssearch.training.probes import (
-            bytes_within_reserve,
-            measure_memory,
-            measure_noise,
-            measure_step_time,
-        )
 
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
@@ -174,8 +159,6 @@ class LoadedWorkload:
 
     def follower(self, rank: int, answer: Callable[[Any], None]) -> Follower:
         """This process as another rank of a trial."""
-        from bssearch.training.ranks import Follower
-
         return Follower(
             self._workload,
             self._data,
@@ -196,10 +179,6 @@ class LoadedWorkload:
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
         """Make a trial; set the process's thread count."""
-        import torch
-
-        from bssearch.training.clock import clock_for
-        from bssearch.training.loop import Trial
 
         torch.set_num_threads(request.plan.threads)
         return Trial(
@@ -212,85 +191,3 @@ class LoadedWorkload:
             on_progress=on_progress,
             noise_budget=self._noise_budget,
         )
-
-
-def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a failed load or description."""
-    lacks_memory = _ran_out_of_memory(error)
-    message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
-    if lacks_memory:
-        allowed = "" if memory_limit_bytes is None else f" under the limit of {memory_limit_bytes / 2**30:.3g} GiB"
-        message = f"out of memory{allowed}: {message}"
-        if memory_limit_bytes is not None and hint is None:
-            hint = "raise or remove the limit: the data and a model must fit"
-    return Refused(
-        error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
-        message=message,
-        hint=hint,
-        out_of_memory=lacks_memory,
-    )
-
-
-def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a user program that failed; prints the traceback."""
-    traceback.print_exception(error)
-    found = refused(error, memory_limit_bytes)
-    return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
-
-
-def not_measured(error: BaseException, request: Measurement) -> Refused:
-    """Answer for a failed measurement."""
-    what = {StepTimeRequest: "step time", MemoryRequest: "memory", NoiseRequest: "noise"}[type(request)]
-    return Refused(
-        error="launch" if isinstance(error, LaunchError) else "workload",
-        message=f"measuring the {what} of batch size {request.configuration.batch_size} failed: "
-        f"{describe_exception(error)}",
-        out_of_memory=_ran_out_of_memory(error),
-    )
-
-
-def failed(error: BaseException) -> TrialOutcome:
-    """Outcome of a trial that raised ``error``; prints the traceback."""
-    from bssearch.training.memory import is_out_of_memory
-
-    traceback.print_exception(error)
-    return TrialOutcome(
-        state=TrialState.OOM if is_out_of_memory(error) else TrialState.FAILED,
-        reason=describe_exception(error),
-        traceback="".join(traceback.format_exception(error)),
-    )
-
-
-def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Free device memory; return the trial's end, failed if JSON cannot hold its outcome."""
-    broken = not _device_works()
-    try:
-        to_json(outcome)
-    except (TypeError, ValueError) as error:
-        outcome = failed(error)
-    return TrialEnded(number, outcome, broken=broken)
-
-
-def _ran_out_of_memory(error: BaseException | None) -> bool:
-    from bssearch.training.memory import is_out_of_memory
-
-    while error is not None:
-        if is_out_of_memory(error):
-            return True
-        error = error.__cause__
-    return False
-
-
-def _device_works() -> bool:
-    import torch
-
-    gc.collect()  # tensors in an exception's frames form cycles
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return True
-    try:
-        torch.cuda.synchronize()  # this call fails again after an error such as an illegal address
-        torch.cuda.empty_cache()
-    except RuntimeError:
-        traceback.print_exc()
-        return False
-    return True

@@ -23,11 +23,12 @@ import tempfile
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 import psutil
 
@@ -321,37 +322,45 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
         psutil.wait_procs(left, timeout=1.0)
 
 
-class WorkerHandle(Protocol):
-    """A process that takes commands and puts replies into an `Inbox`, None last.
+class WorkerHandle(ABC):
+    """A slot's worker, which takes commands and puts its replies into an `Inbox`.
 
-    Output goes to ``log`` from byte ``log_start``. ``last_heard`` is the last reply's time, in monotonic seconds.
+    The worker writes its output to ``log`` from byte ``log_start``. ``place`` names the machine of a remote worker.
     """
 
-    slot: int
-    log: Path
-    log_start: int
-    last_heard: float
+    place = ""
+    pid = 0
 
-    @property
-    def pid(self) -> int:
-        """Process id on its machine."""
+    def __init__(self, slot: int, log: Path, inbox: Inbox) -> None:
+        self.slot = slot
+        self.log = log
+        log.touch()
+        self.log_start = log.stat().st_size
+        self.last_heard = time.monotonic()
+        self._inbox = inbox
 
-    @property
-    def place(self) -> str:
-        """The worker's machine; empty for this one."""
+    def reply(self, reply: Reply | None) -> None:
+        """Put a reply into the inbox; None announces the worker's end."""
+        self.last_heard = time.monotonic()
+        self._inbox.put((self, reply))
 
+    @abstractmethod
     def send(self, command: Command) -> None:
-        """Send a command; a dead worker loses it."""
+        """Send a command, unless the worker is dead."""
 
+    @abstractmethod
     def has_exited(self) -> bool:
-        """True if the process has ended."""
+        """True if the worker has ended."""
 
+    @abstractmethod
     def write_stack(self) -> None:
-        """Log the main thread's stack."""
+        """Log the main thread's stack, if possible."""
 
+    @abstractmethod
     def kill(self) -> None:
         """Kill worker and descendants; safe in signal handlers."""
 
+    @abstractmethod
     def bury(self) -> Death:
         """Release a dead worker; return its death."""
 
@@ -359,14 +368,12 @@ class WorkerHandle(Protocol):
 Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 
 
-class WorkerProcess:
+class WorkerProcess(WorkerHandle):
     """A worker as a child process in its own session.
 
     Create the worker in a thread that outlives it: Linux kills the worker with that thread. ``pid`` is also the
     group and session id.
     """
-
-    place = ""  # this machine
 
     def __init__(
         self,
@@ -377,16 +384,12 @@ class WorkerProcess:
         inbox: Inbox,
         environment: Mapping[str, str],
     ) -> None:
-        self.slot = slot
-        self.log = log
-        self.last_heard = time.monotonic()
-        self._inbox = inbox
+        super().__init__(slot, log, inbox)
         self._kernel_kills = kernel_memory_kills()
         hide_secrets()
         lifeline, self._lifeline = os.pipe()
         try:
             with log.open("ab") as errors:
-                self.log_start = errors.tell()
                 self._process = subprocess.Popen(
                     [
                         # -P: files in this folder must not shadow installed packages.
@@ -462,9 +465,8 @@ class WorkerProcess:
                 chunk = os.read(self._replies.fileno(), CHUNK_BYTES)
                 if not chunk:
                     break
-                self.last_heard = time.monotonic()
                 for line in lines.feed(chunk):
-                    self._inbox.put((self, decode_reply(line)))
+                    self.reply(decode_reply(line))
         except ValueError as error:
             self.kill()
             with self.log.open("a", encoding="utf-8") as log:
@@ -472,7 +474,7 @@ class WorkerProcess:
                     f"worker killed, its reply is unreadable: {' '.join(str(error).split())[:_SAID_CHARACTERS]}\n"
                 )
         finally:
-            self._inbox.put((self, None))
+            self.reply(None)
 
 
 _PR_SET_PDEATHSIG = 1  # prctl(2): the signal when the thread that started this process ends

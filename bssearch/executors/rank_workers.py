@@ -31,7 +31,6 @@ import psutil
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Load
-from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.process import (
     describe_exception,
     die_with_parent,
@@ -266,6 +265,8 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
     """Load the workload, then obey rank 0 until it ends."""
     load: Load = _received(line)
     try:
+        from bssearch.executors.loaded import LoadedWorkload
+
         follower = LoadedWorkload(load).follower(rank, lambda answer: _send(line, ("answer", answer)))
         _send(line, ("answer", None))
         while (order := _next_order(line)) is not None:

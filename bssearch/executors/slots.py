@@ -255,6 +255,11 @@ class Slot:
         return None
 
     @property
+    def lacks_memory(self) -> bool:
+        """True if the last request failed because memory ran out."""
+        return self.failure is not None and self.failure.out_of_memory
+
+    @property
     def place(self) -> Place | None:
         """Machine and device of a loaded worker."""
         return (self.worker.place, self.device_uuid or self.device) if self.worker and self.device else None
@@ -285,9 +290,13 @@ class Slot:
         return TrialEnded(trial.request.number, trial.finished(outcome), log)
 
 
-JOB_SECONDS = 3600.0  # seconds to load or measure; slow network disks need minutes
+Job = tuple[Slot, Literal["describe"] | Measurement]
+
+JOB_SECONDS = 3600.0  # time limit for loading or measuring; slow network disks need minutes
 
 COMPILE_SECONDS = 1800.0  # least hang timeout while compiling; large models take over ten minutes
+
+KILLED = TrialState.CANCELLED, "killed: the run was stopped"
 
 _CLOSE_SECONDS = 3.0  # seconds for workers to exit: one step plus interpreter shutdown
 
@@ -302,6 +311,8 @@ class SlotExecutor(ABC):
     Call the executor from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots
     count as 1 until a worker has loaded.
     """
+
+    job_seconds = JOB_SECONDS
 
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = replace(settings, folder=settings.folder.resolve())
@@ -354,78 +365,78 @@ class SlotExecutor(ABC):
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """See `TimesSideBySide.measure_step_times`."""
+        self._refuse_while_a_trial_runs()
         waves = [requests[first : first + self.slots] for first in range(0, len(requests), self.slots)]
-        return [one for wave in waves for one in self._times([*zip(self._slots, wave, strict=False)])]
+        return [one for wave in waves for one in self._ask_all([*zip(self._slots, wave, strict=False)], StepTime)]
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         """See `TimesSideBySide.step_times_by_device`."""
-        found = self._times([(slot, request) for slot in self._slots])
+        self._refuse_while_a_trial_runs()
+        found = self._ask_all([(slot, request) for slot in self._slots], StepTime)
         names = [slot.device_uuid or slot.device or f"of slot {slot.index}" for slot in self._slots]
         return dict(zip(names, found, strict=True))
-
-    def _times(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
-        return self._again(lambda: self._timed(jobs))
-
-    def _again(self, work: Callable[[], T]) -> T:
-        return work()
-
-    def _timed(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
-        self._refuse_while_a_trial_runs()
-        for slot, request in jobs:
-            self._give_devices(slot, request.configuration.world_size)
-            # A repetition needs a new process: cuDNN chooses kernels once per process and shape.
-            if self._has_gpus and request.configuration in slot.timed:
-                self._discard(slot)
-            self._start(slot)
-        try:
-            for slot, _ in jobs:
-                self._make_ready(slot)
-            self._wait_for_loading()
-            for slot, request in jobs:
-                slot.ask(request)
-            return [self._time_of(slot, request) for slot, request in jobs]
-        except BSSearchError:
-            for slot, _ in jobs:
-                if slot.state is SlotState.ANSWERING:
-                    self._discard(slot)
-            raise
-
-    def _time_of(self, slot: Slot, request: StepTimeRequest) -> StepTime:
-        try:
-            self._wait_until_ready(slot)
-        except LaunchError:
-            if slot.failure is None or not slot.failure.out_of_memory:
-                raise
-            return StepTime.where_memory_ran_out(request.configuration)
-        assert isinstance(slot.answer, StepTime)
-        slot.timed.append(request.configuration)
-        return slot.answer
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """See `Executor.measure_memory`; a lack of memory is an answer."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
-        self._give_devices(self._slots[0], request.configuration.world_size)
         try:
             return self._ask(request, MemoryUse)
-        except LaunchError as error:
-            failure = self._slots[0].failure
-            if failure is None or not failure.out_of_memory:
+        except BSSearchError as error:
+            if not self._slots[0].lacks_memory:
                 raise
-            return MemoryUse(
-                micro_batch_size=request.configuration.micro_batch_size,
-                fits=False,
-                peak_memory_bytes=None,
-                reason=str(error).splitlines()[0],
-            )
+            micro, reason = request.configuration.micro_batch_size, str(error).splitlines()[0]
+            return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=reason)
         finally:
             self._discard(self._slots[0])
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """See `Executor.measure_noise`."""
         self._refuse_while_a_trial_runs()
-        self._give_devices(self._slots[0], request.configuration.world_size)
         return self._ask(request, NoiseMeasurement)
+
+    def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
+        return self._ask_all([(self._slots[0], command)], kind)[0]
+
+    def _ask_all(self, jobs: Sequence[Job], kind: type[T]) -> list[T]:
+        found = self._again(lambda: self._answers(jobs))
+        return [one for one in found if isinstance(one, kind)]
+
+    def _again(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def _answers(self, jobs: Sequence[Job]) -> list[Answer]:
+        for slot, command in jobs:
+            if command != "describe":
+                self._give_devices(slot, command.configuration.world_size)
+            # A repetition needs a new process, because cuDNN chooses kernels once per process and shape.
+            if self._has_gpus and isinstance(command, StepTimeRequest) and command.configuration in slot.timed:
+                self._discard(slot)
+            self._start(slot)
+        try:
+            for slot, _ in jobs:
+                self._make_ready(slot)
+            self._wait_for_loading()
+            for slot, command in jobs:
+                slot.ask(command)
+            return [self._answer(slot, command) for slot, command in jobs]
+        except BSSearchError:
+            for slot, _ in jobs:
+                if slot.state is SlotState.ANSWERING:
+                    self._discard(slot)
+            raise
+
+    def _answer(self, slot: Slot, command: Literal["describe"] | Measurement) -> Answer:
+        try:
+            self._wait_until_ready(slot)
+        except BSSearchError:
+            if isinstance(command, StepTimeRequest) and slot.lacks_memory:
+                return StepTime.where_memory_ran_out(command.configuration)
+            raise
+        assert slot.answer is not None, "a worker is ready once it has answered"
+        if isinstance(command, StepTimeRequest):
+            slot.timed.append(command.configuration)
+        return slot.answer
 
     def _about_idle_devices(self) -> str | None:
         devices = self._devices or 1
@@ -438,18 +449,6 @@ class SlotExecutor(ABC):
             self._slots.append(Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept))
             self._slots[-1].world_size = self._settings.devices[0]
         self.slots = len(self._slots)
-
-    def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
-        slot = self._slots[0]
-
-        def ask() -> T:
-            self._make_ready(slot)
-            slot.ask(command)
-            self._wait_until_ready(slot)
-            assert isinstance(slot.answer, kind), "a worker is ready once it has answered"
-            return slot.answer
-
-        return self._again(ask)
 
     def _refuse_while_a_trial_runs(self) -> None:
         if any(slot.trial for slot in self._slots):
@@ -497,7 +496,7 @@ class SlotExecutor(ABC):
     def kill(self) -> None:
         """See `Executor.kill`."""
         for slot in self._slots:
-            slot.condemn(TrialState.CANCELLED, "killed: the run was stopped")
+            slot.condemn(*KILLED)
         self._wait_for_burials(_KILL_SECONDS)
 
     def close(self) -> None:
@@ -554,13 +553,13 @@ class SlotExecutor(ABC):
         self._wait_until_ready(slot)
 
     def _wait_until_ready(self, slot: Slot) -> None:
-        deadline = time.monotonic() + JOB_SECONDS
+        deadline = time.monotonic() + self.job_seconds
         while slot.state is not SlotState.READY:
             if slot.failure is not None:
                 self._discard(slot)
                 raise slot.failure.error
             if time.monotonic() > deadline:
-                slot.condemn(TrialState.FAILED, f"worker killed: no answer for {JOB_SECONDS:.0f} s", stack=True)
+                slot.condemn(TrialState.FAILED, f"worker killed: no answer for {self.job_seconds:.0f} s", stack=True)
             self._pump(_TICK_SECONDS)
 
     def _discard(self, slot: Slot) -> None:

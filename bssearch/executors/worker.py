@@ -31,7 +31,7 @@ from bssearch.executors.base import (
     decode_command,
     encode,
 )
-from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
+from bssearch.executors.failures import failed, not_measured, refused, trial_ended
 from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
     MemoryRequest,
@@ -45,6 +45,7 @@ from bssearch.records import (
 )
 
 if TYPE_CHECKING:
+    from bssearch.executors.loaded import LoadedWorkload
     from bssearch.executors.programs.command import LoadedCommand
     from bssearch.executors.programs.script import LoadedScript
 
@@ -163,8 +164,7 @@ class Worker:
         settings = load.settings
         self._memory_limit_bytes = settings.memory_limit_bytes
         if settings.program is None:  # a program trains in another process
-            _import_torch()
-            self._loaded = LoadedWorkload(load, self._lost)
+            self._loaded = _workload_class()(load, self._lost)
         elif settings.program.command:
             from bssearch.executors.programs.command import LoadedCommand
 
@@ -213,14 +213,15 @@ class Worker:
         end_group()
 
 
-def _import_torch() -> None:
+def _workload_class() -> type[LoadedWorkload]:
     # Collecting torch's objects takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
     gc.disable()
     try:
-        import torch._dynamo  # noqa: F401 - `LoadedWorkload` needs it
+        from bssearch.executors.loaded import LoadedWorkload
     finally:
         gc.enable()
     gc.freeze()
+    return LoadedWorkload
 
 
 def main() -> None:

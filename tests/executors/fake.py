@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bssearch.executors.base import Event
-from bssearch.executors.loaded import failed
+from bssearch.executors.failures import failed
 from bssearch.records import (
     GradientNoise,
     MemoryRequest,

@@ -1,7 +1,6 @@
 """A stand-in for worker processes on a machine with GPUs: it answers at once, without computing."""
 
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from bssearch.executors.base import (
     Load,
     Loaded,
     Refused,
-    Reply,
 )
-from bssearch.executors.process import Death, Inbox
+from bssearch.executors.process import Death, Inbox, WorkerHandle
 from bssearch.records import MemoryRequest, MemoryUse, StepTime, StepTimeRequest, TrialRequest
 from tests.executors.fake import DESCRIPTION
 
@@ -49,10 +47,8 @@ class Node:
         return [(at, one) for at, worker in enumerate(self.workers) for one in worker.told if isinstance(one, kind)]
 
 
-class ScriptedWorker:
+class ScriptedWorker(WorkerHandle):
     """A worker of a `Node`, in place of a `WorkerProcess`; its trials never end by themselves."""
-
-    log_start = 0
 
     def __init__(
         self,
@@ -64,16 +60,10 @@ class ScriptedWorker:
         threads: int,
         environment: Mapping[str, str],
     ) -> None:
-        log.touch()
-        self.slot = slot
-        self.log = log
-        self.place = ""
-        self.pid = 0
+        super().__init__(slot, log, inbox)
         self.environment = environment
         self.told: list[Command] = []
-        self.last_heard = time.monotonic()
         self._node = node
-        self._inbox = inbox
         self._has_ended = False
 
     @property
@@ -88,14 +78,14 @@ class ScriptedWorker:
             case Load():
                 name = f"cuda:{self.device}" if self._node.devices else "cpu"
                 uuid = f"GPU-{self.device}" if self._node.devices else None
-                self.say(Loaded(device=name, device_uuid=uuid, devices=max(1, self._node.devices)))
+                self.reply(Loaded(device=name, device_uuid=uuid, devices=max(1, self._node.devices)))
             case "describe":
-                self.say(DESCRIPTION)
+                self.reply(DESCRIPTION)
             case StepTimeRequest() if self.device == self._node.refuses:
-                self.say(Refused(error="launch", message="no device"))
+                self.reply(Refused(error="launch", message="no device"))
             case StepTimeRequest():
                 one, seconds = command.configuration, self._node.step_seconds.get(self.device, 0.01)
-                self.say(
+                self.reply(
                     StepTime(
                         batch_size=one.batch_size,
                         micro_batch_size=one.micro_batch_size,
@@ -107,16 +97,11 @@ class ScriptedWorker:
                 )
             case MemoryRequest():
                 micro = command.configuration.micro_batch_size
-                self.say(MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None))
+                self.reply(MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None))
             case "exit":
                 self.kill()
             case TrialRequest():
                 pass
-
-    def say(self, reply: Reply) -> None:
-        """Say something to the driver."""
-        self.last_heard = time.monotonic()
-        self._inbox.put((self, reply))
 
     def has_exited(self) -> bool:
         return self._has_ended
@@ -127,7 +112,7 @@ class ScriptedWorker:
     def kill(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._inbox.put((self, None))
+            self.reply(None)
 
     def bury(self) -> Death:
         return Death(-signal.SIGKILL)

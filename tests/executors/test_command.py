@@ -351,11 +351,11 @@ def test_what_cannot_be_measured_of_a_command_is_said(tmp_path: Path) -> None:
 
 
 def test_a_program_without_memory_does_not_fit(tmp_path: Path) -> None:
-    full = loaded(tmp_path, "echo 'RESOURCE_EXHAUSTED: Out of memory'; exit 1")
-    assert timed(full).out_of_memory
     asked = MemoryRequest(configuration=DEFAULT, threads=1)
-    measured = full.measure(asked)
-    assert isinstance(measured, MemoryUse) and not measured.fits
+    words = script("echo 'RESOURCE_EXHAUSTED: Out of memory'; exit 1")
+    with closing(LocalExecutor(settings(tmp_path, words))) as executor:
+        assert executor.measure_step_time(StepTimeRequest(configuration=DEFAULT, threads=1)).out_of_memory
+        assert not executor.measure_memory(asked).fits
     fits = loaded(tmp_path, """for i in 1 2 3; do echo '{"step": '$i'}'; done; SLEEP""")
     measured = fits.measure(asked)
     assert isinstance(measured, MemoryUse) and measured.fits

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.executors import devices, slots as local
+from bssearch.executors import loaded, slots as local
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.devices import CONTEXT_BYTES, device_of, memory_limit_of_slot, uuid_of
 from bssearch.executors.loaded import LoadedWorkload
@@ -29,7 +29,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.spec.parts import TrainingSpec
-from bssearch.training import memory, nvml
+from bssearch.training import nvml
 from tests.executors.line_workload import request_trial, write_workload
 from tests.executors.scripted_worker import Node, ScriptedWorker
 from tests.training.fake_nvml import FakeNvml
@@ -139,8 +139,8 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
 ) -> None:
     write_workload(tmp_path)
     limits: list[int] = []
-    monkeypatch.setattr(devices, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
-    monkeypatch.setattr(memory, "limit_memory", lambda device, limit_bytes: limits.append(limit_bytes))
+    monkeypatch.setattr(loaded, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
+    monkeypatch.setattr(loaded, "limit_memory", lambda device, limit_bytes: limits.append(limit_bytes))
     settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu", slots=4)
     workload = LoadedWorkload(Load(settings=settings, slot=0))
     assert limits == [2**28]
@@ -191,7 +191,7 @@ def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_t
         executor.submit(request_trial(2))
         worker = node.workers[-1]
         seen = Observation(step=1, samples=8, train_seconds=0.1, metric=0.1, loss=None, learning_rate=0.1)
-        worker.say(TrialObserved(number=2, observation=seen))
+        worker.reply(TrialObserved(number=2, observation=seen))
         executor.events(0.0)
         assert states_after(executor, worker, 299.0) == []
         assert states_after(executor, worker, 301.0) == [TrialState.FAILED]

@@ -10,7 +10,7 @@ from torch import nn
 
 from bssearch.errors import UsageError, require
 from bssearch.executors.base import Answer, Assign, Reply
-from bssearch.executors.loaded import failed, program_refused
+from bssearch.executors.failures import failed, program_refused
 from bssearch.executors.loops.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
 from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter, other_devices
 from bssearch.records import (

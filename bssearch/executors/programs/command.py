@@ -19,7 +19,6 @@ from bssearch.executors.programs.command_process import (
     LoadedProgram,
     SilenceLimit,
     answer_in,
-    failure_of,
     outcome_of,
     relaying,
 )
@@ -332,25 +331,13 @@ class LoadedCommand(LoadedProgram):
         check_unchanged("a file that the command names", load.revision, self.revision)
 
     def _answer(self, work: Work) -> Answer:
-        try:
-            match work:
-                case StepTimeRequest(configuration=at):
-                    return self._asked(work, at, FEW_STEPS, lambda process: self._reported_step_time(at, process))
-                case MemoryRequest(configuration=at):
-                    return self._asked(work, at, MEMORY_STEPS, lambda process: self._reported_memory(at, process))
-                case _:
-                    return self._asked("describe", self._program.default, 1, self._description)
-        except MemoryError as error:
-            if isinstance(work, StepTimeRequest):
-                return StepTime.where_memory_ran_out(work.configuration)
-            if isinstance(work, MemoryRequest):
-                return MemoryUse(
-                    micro_batch_size=work.configuration.micro_batch_size,
-                    fits=False,
-                    peak_memory_bytes=None,
-                    reason=str(error),
-                )
-            raise
+        match work:
+            case StepTimeRequest(configuration=at):
+                return self._asked(work, at, FEW_STEPS, lambda process: self._reported_step_time(at, process))
+            case MemoryRequest(configuration=at):
+                return self._asked(work, at, MEMORY_STEPS, lambda process: self._reported_memory(at, process))
+            case _:
+                return self._asked("describe", self._program.default, 1, self._description)
 
     def _description(self, process: CommandProcess) -> WorkloadDescription:
         import torch
@@ -484,7 +471,7 @@ class LoadedCommand(LoadedProgram):
                 )
                 answer = answer_in(found)
                 if answer is None:
-                    raise failure_of(found.exit_code, process)
+                    raise process.failure(found.exit_code)
                 return answer
             if process.has_reported:
                 self.check_places(configuration)
@@ -511,7 +498,7 @@ class LoadedCommand(LoadedProgram):
                     )
             code = process.end()
         if code:
-            raise failure_of(code, process)
+            raise process.failure(code)
         for report in process.last_reports():
             has_reported = True
             yield report

@@ -260,10 +260,11 @@ class SilenceLimit:
         )
 
 
-def failure_of(code: int, process: CommandProcess) -> Exception:
-    """The `WorkloadError` or `MemoryError` for an exit code."""
-    state, reason = judge_command(code, process.kernel_kills, process.last_lines)
-    return MemoryError(reason) if state is TrialState.OOM else WorkloadError(f"{reason}{process.shown_lines}")
+def failure_of(state: TrialState, reason: str) -> WorkloadError:
+    """The error of a program's exit; a `MemoryError` causes the error if memory ran out."""
+    error = WorkloadError(reason)
+    error.__cause__ = MemoryError(reason) if state is TrialState.OOM else None
+    return error
 
 
 def outcome_of(
@@ -366,6 +367,11 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         """Last output lines, for a message."""
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
         return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
+
+    def failure(self, code: int) -> WorkloadError:
+        """The error of an exit code, see `failure_of`."""
+        state, reason = judge_command(code, self.kernel_kills, self.last_lines)
+        return failure_of(state, reason if state is TrialState.OOM else f"{reason}{self.shown_lines}")
 
     @property
     def line(self) -> socket.socket:

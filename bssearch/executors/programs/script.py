@@ -23,6 +23,7 @@ from bssearch.executors.programs.command_process import (
     Conversation,
     LoadedProgram,
     answer_in,
+    failure_of,
     relaying,
     stopped,
     with_end,
@@ -33,7 +34,6 @@ from bssearch.records import (
     TrialEnded,
     TrialOutcome,
     TrialRequest,
-    TrialState,
     WorkloadDescription,
 )
 
@@ -201,9 +201,7 @@ class LoadedScript(LoadedProgram):
         if (answer := answer_in(found)) is not None:
             return answer
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
-        if state is TrialState.OOM:
-            raise MemoryError(reason)
-        raise WorkloadError(f"the script ended without an answer: {reason}")
+        raise failure_of(state, f"the script ended without an answer: {reason}")
 
 
 def revision_of(script: Path, program: Program) -> str:

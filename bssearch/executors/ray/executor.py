@@ -336,11 +336,8 @@ HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
 SILENCE_SECONDS = 60.0  # seconds until a silent actor counts as lost (network partition)
 
 
-class ActorWorker:
-    """A `bssearch.executors.process.WorkerHandle` in an actor on ``machine``.
-
-    A silent actor is lost.
-    """
+class ActorWorker(WorkerHandle):
+    """A worker in an actor on ``machine``; a silent actor counts as lost."""
 
     def __init__(
         self,
@@ -354,15 +351,9 @@ class ActorWorker:
         environment: Mapping[str, str],
         place: Place,
     ) -> None:
-        self.slot = slot
-        self.log = log
-        self.log_start = log.stat().st_size if log.exists() else 0
-        log.touch()
-        self.last_heard = time.monotonic()
+        super().__init__(slot, log, inbox)
         self.place, self.machine = place.node, place.machine
-        self.pid = 0
         self._ray, self._actor = ray, actor
-        self._inbox = inbox
         self.death: Death | None = None
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._start = partial(actor.start.remote, slot, threads, dict(environment))
@@ -415,16 +406,14 @@ class ActorWorker:
         except ValueError as error:
             self._end(TrialState.FAILED, f"the reply of {self.machine} is unreadable: {error}")
         finally:
-            self._inbox.put((self, None))
+            self.reply(None)
 
     def _take(self, heard: Heard) -> None:
         if heard.log:
             with self.log.open("ab") as log:
                 log.write(heard.log)
-        if heard.replies:
-            self.last_heard = time.monotonic()
         for line in heard.replies:
-            self._inbox.put((self, decode_reply(line)))
+            self.reply(decode_reply(line))
         self.death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:

@@ -1,0 +1,102 @@
+"""Answers to the driver for failures of the user's code."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from dataclasses import replace
+
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.executors.base import Measurement, Refused
+from bssearch.executors.process import describe_exception
+from bssearch.records import (
+    MemoryRequest,
+    NoiseRequest,
+    StepTimeRequest,
+    TrialEnded,
+    TrialOutcome,
+    TrialState,
+    to_json,
+)
+
+
+def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
+    """Answer for a failed load or description."""
+    lacks_memory = _ran_out_of_memory(error)
+    message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
+    if lacks_memory:
+        allowed = "" if memory_limit_bytes is None else f" under the limit of {memory_limit_bytes / 2**30:.3g} GiB"
+        message = f"out of memory{allowed}: {message}"
+        if memory_limit_bytes is not None and hint is None:
+            hint = "raise or remove the limit: the data and a model must fit"
+    return Refused(
+        error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
+        message=message,
+        hint=hint,
+        out_of_memory=lacks_memory,
+    )
+
+
+def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
+    """Answer for a user program that failed; prints the traceback."""
+    traceback.print_exception(error)
+    found = refused(error, memory_limit_bytes)
+    return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
+
+
+def not_measured(error: BaseException, request: Measurement) -> Refused:
+    """Answer for a failed measurement."""
+    what = {StepTimeRequest: "step time", MemoryRequest: "memory", NoiseRequest: "noise"}[type(request)]
+    return Refused(
+        error="launch" if isinstance(error, LaunchError) else "workload",
+        message=f"measuring the {what} of batch size {request.configuration.batch_size} failed: "
+        f"{describe_exception(error)}",
+        out_of_memory=_ran_out_of_memory(error),
+    )
+
+
+def failed(error: BaseException) -> TrialOutcome:
+    """Outcome of a trial that raised ``error``; prints the traceback."""
+    from bssearch.training.memory import is_out_of_memory
+
+    traceback.print_exception(error)
+    return TrialOutcome(
+        state=TrialState.OOM if is_out_of_memory(error) else TrialState.FAILED,
+        reason=describe_exception(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
+    """Free device memory; return the trial's end, failed if JSON cannot hold its outcome."""
+    broken = not _device_works()
+    try:
+        to_json(outcome)
+    except (TypeError, ValueError) as error:
+        outcome = failed(error)
+    return TrialEnded(number, outcome, broken=broken)
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    from bssearch.training.memory import is_out_of_memory
+
+    while error is not None:
+        if is_out_of_memory(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _device_works() -> bool:
+    import torch
+
+    gc.collect()  # tensors in an exception's frames form cycles
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    try:
+        torch.cuda.synchronize()  # this call fails again after an error such as an illegal address
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        traceback.print_exc()
+        return False
+    return True
