@@ -1,4 +1,4 @@
-"""The answer as ``bssearch best --format json`` prints it, and its JSON Schema."""
+"""The answer that ``bssearch best --format json`` prints, and the answer's JSON Schema."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """The device on which the study ran; a predicted answer knows only its name.
+    """The device on which the study ran; a predicted answer has only the device's name.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` is a program's mode, ``unknown`` is
-    imported.
+    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` (eager), ``own`` (the program decides) or ``unknown``
+    (imported).
     """
 
     name: str
@@ -46,7 +46,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """Median over seeds; its 95 % interval is null below three runs or if a run missed the target."""
+    """A median over seeds; the 95 % interval is null below three runs or if a run missed the target."""
 
     median: float
     low: float | None
@@ -60,7 +60,7 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds to the target over seeds; a prediction for a harder target has 0 runs."""
+    """Seconds to the target; a prediction for a harder target has 0 runs."""
 
     basis: Basis | Literal["predicted"]
 
@@ -68,7 +68,8 @@ class Time(Figure):
 class Ratio(Model):
     """A ratio of medians with its 95 % interval; ``at_least`` if the slower side never reached the target.
 
-    The interval is the posterior's between two batch sizes, and Welch's against the default's values.
+    The posterior gives the interval between two batch sizes; Welch's test gives the interval against the default's
+    values.
     """
 
     value: float
@@ -83,7 +84,7 @@ class Ratio(Model):
 
 
 class Restricted(Model):
-    """Kaplan–Meier figures of repeats if a repeat missed the target; ``mean_s``: mean of min(seconds, horizon)."""
+    """Kaplan–Meier figures if a repeat missed the target; ``mean_s`` is the mean of min(seconds, horizon)."""
 
     mean_s: float
     horizon_s: float
@@ -92,7 +93,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration; ``test_metric`` and ``further_metrics`` come from the data's test part."""
+    """The recommended configuration, with ``test_metric`` and ``further_metrics`` from the data's test part."""
 
     batch_size: int
     micro_batch_size: int
@@ -112,7 +113,7 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """Best values by name; the micro-batch only with accumulation."""
+        """The best values by name, with the micro-batch if the configuration accumulates."""
         split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
         return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
@@ -131,7 +132,7 @@ class Largest(Model):
 
     @property
     def in_words(self) -> str:
-        """Bound of the size: memory or the study."""
+        """Names the bound: memory or the study."""
         return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
@@ -146,25 +147,25 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """Trial of the best configuration with the least figure."""
+    """The best configuration's trial with the least figure."""
 
     trial: int
     parameters: Parameters
 
 
 class Cost(Model):
-    """Train seconds of all trials; ``trainings``: the same time in trainings of the optimum."""
+    """Train seconds of all trials, also as a multiple of one training with the optimum (``trainings``)."""
 
     train_seconds: float
     trainings: float | None
 
 
 class Batch(Model):
-    """One batch size: medians over the runs of its best configuration.
+    """One batch size, with medians over the runs of the best configuration.
 
-    ``lower_bound_s``: time of the last miss. ``predicted_s``: law × step time. ``host_bound_share``: share of train
-    seconds in which the host did not wait for a CUDA device. ``slope``: change of log steps over log batch from the
-    next smaller batch size.
+    ``lower_bound_s``: the lower bound of an unknown time. ``predicted_s``: steps by the law × step time.
+    ``host_bound_share``: the share of train seconds in which the host did not wait for a CUDA device. ``slope``: d log
+    steps / d log batch from the next smaller batch size.
     """
 
     batch_size: int
@@ -199,14 +200,14 @@ class Batch(Model):
 
 
 class Recommendation(Model):
-    """Reason for the batch size: least median, smallest size shown within 5 % of the least median, or the law."""
+    """The rule that chose the batch size: least median, smallest size within 5 % of the best, or the law."""
 
     rule: Rule
     least_batch_size: int
 
 
 class Settle(Model):
-    """The seed-to-seed spread, and the runs per batch size that show a difference."""
+    """The seed-to-seed spread, with the runs per batch size that show a difference of 5 % and 10 %."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int
@@ -216,9 +217,10 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """Time and cost of a batch size; ``on_front``: no other size is better in both.
+    """Time and cost of a batch size; ``on_front`` if no other size is better in both.
 
-    Cost: device-hours × price, or samples without a price. Once a size is confirmed, only confirmed sizes are compared.
+    The cost is device-hours × price, or samples without a price. With a confirmed size, the front has only confirmed
+    sizes.
     """
 
     batch_size: int
@@ -230,9 +232,9 @@ class FrontPoint(Model):
 class OnDevices(Model):
     """The best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
-    ``seconds`` are measured if there are ``runs``, else ``predicted_s``: steps × step time.
-    ``reduce_share``: share of a step that the search's devices save with equal micro-batches, mostly the reduction of
-    gradients. ``on_front``: no other number of devices is better in seconds and cost.
+    ``seconds``: measured if the size has ``runs``, else ``predicted_s`` (steps × step time). ``reduce_share``: the
+    share of a step that the search's devices save with equal micro-batches, mostly gradient reduction. ``on_front``:
+    True if no other number of devices is better in seconds and cost.
     """
 
     world_size: int
@@ -253,14 +255,14 @@ class OnDevices(Model):
 
 
 class NextStep(Model):
-    """A command to run next, with the reason."""
+    """A command to run next, and the reason."""
 
     command: str
     why: str
 
 
 class StageAnswer(Model):
-    """Steps at one batch size, from ``start_samples`` on; null if the trial decides the start."""
+    """A stage at one batch size; ``start_samples`` is null if the trial decides the start."""
 
     start_samples: int | None
     batch_size: int
@@ -274,7 +276,7 @@ class BatchScheduleAnswer(Model):
     """The best schedule of growing batches, against the best constant batch size.
 
     ``ratio``: the schedule's figure over the optimum's, paired by seed if possible. ``saves_time``: yes if the ratio's
-    whole interval is below 1, no if above 1.
+    whole interval is below 1; no if above 1.
     """
 
     name: BatchScheduleName
@@ -297,10 +299,10 @@ class BatchScheduleAnswer(Model):
 class Answer(Model):
     """The optimal batch size with its evidence.
 
-    ``tied``: batch sizes shown to be within 5 % of the best; ``worse``: shown to be farther. ``within_5_percent``:
-    probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
-    ``provisional``. ``configuration_within_5_percent``: the same probability for the printed values. ``predicted``: a
-    prediction for a harder target. `bssearch.commands.best` adds the class variables.
+    ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % off.
+    ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
+    Below 0.9 the answer is ``provisional``. ``configuration_within_5_percent``: the same probability for the printed
+    values. ``predicted``: a prediction for a harder target. `bssearch.commands.best` sets the class variables.
 
     ::
 
@@ -354,32 +356,32 @@ class Answer(Model):
     __str__ = __repr__
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, as ``bssearch best --format json`` prints them."""
+        """The answer as JSON values."""
         return self.model_dump(mode="json")
 
     @property
     def is_predicted(self) -> bool:
-        """True if figures are predictions for another device or a harder target."""
+        """True if the figures are predictions for another device or a harder target."""
         return any(warning.code == "predicted" for warning in self.warnings)
 
     @property
     def clock(self) -> str | None:
-        """Clock of the seconds; None for bssearch's own."""
+        """The clock of the seconds; None for bssearch's own."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def settling(self) -> NextStep | None:
-        """Command that would settle a provisional answer."""
+        """The command that would settle a provisional answer."""
         first = next(iter(self.next), None)
         has_missing_runs = self.imported and first is not None and "--to spec" in first.command
         return first if self.would_settle is not None or has_missing_runs else None
 
 
-# Answers for another target or device propose no commands
+# An answer for another target or device proposes no commands.
 NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to_settle": None}
 
 
 def objective_in(answer: Answer) -> Objective:
-    """Objective of an answer."""
+    """The answer's objective, with the target and price."""
     return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

@@ -1,4 +1,4 @@
-"""The answer's row of each batch size."""
+"""The answer's rows, one per batch size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAW_NOT_TIMED = "law_not_timed"
 
 
 def is_timed(spec: StudySpec, configuration: Configuration) -> bool:
-    """True if a configuration's model was timed."""
+    """True if the probes timed the configuration's model."""
     return not spec.varied_in_model or model_parameters(configuration) == spec.timed_model
 
 
@@ -52,26 +52,25 @@ def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """Step times; empty if the best configurations have another model than the timed one."""
+    """The step times; empty if a best configuration's model is not the timed model."""
     return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
 def own_step_seconds(candidate: Candidate) -> float | None:
-    """Median step seconds of a candidate's runs, without CPU waits if known."""
+    """The median seconds per step of a candidate's runs, without CPU waits if known."""
     paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in candidate.outcomes if one.steps]
     return statistics.median(paces) if paces else None
 
 
 def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) if other models than the timed default are searched."""
+    """Yield (code, sentence) if the study searches models that were not timed."""
     if not spec.varied_in_model:
         return
     searched = ", ".join(spec.varied_in_model)
     yield (
         "default_model_timed",
-        f"space.model searches {searched}, but step times and memory are measured only with the default's model "
-        f"({_in_words(spec.timed_model)}). Predictions hold for that model; trials of other models count by their own "
-        "seconds",
+        f"space.model searches {searched}, but step times and memory are of the default's model "
+        f"({_in_words(spec.timed_model)}) and predict only this model; trials of other models use measured seconds",
     )
 
 
@@ -81,18 +80,18 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
     if not are_of_one_model(spec, verdict):
         yield (
             MODELS_DIFFER,
-            f"the best configurations of the batch sizes have {len(_models(verdict))} different models; their steps "
-            "cannot be compared, so there is no law and no slope",
+            f"the best configurations have {len(_models(verdict))} different models; steps of different models do not "
+            "compare, so the answer has no law and no slope",
         )
     elif spec.varied_in_model and _models(verdict) != {spec.timed_model}:
         yield (
             LAW_NOT_TIMED,
-            "all batch sizes do best with one model, but step times are of the default's model; the law predicts steps "
-            "and no seconds",
+            "all batch sizes do best with the same model, but step times are of the default's model; the law predicts "
+            "steps, not seconds",
         )
 
 
-# Names of decays that average over steps: of weights, and of squared gradients.
+# Names of the decays of averaged weights and of averaged squared gradients
 AVERAGES = {
     "ema_decay": re.compile(
         r"(?:.*[._])?(?:(?:ema|averag(?:e|ing)|polyak|swa)(?:[._]?(?:decay|momentum|beta|rate))?|"
@@ -103,7 +102,7 @@ AVERAGES = {
 }
 
 
-# Names of schedules' lengths in steps.
+# Names of schedule lengths in steps
 LENGTHS = re.compile(
     r"(?:.*[._])?(?:(?:num[._])?warm[._]?up[._](?:steps|iters|iterations)|(?:lr[._])?decay[._]steps|total[._]steps|t[._]max)",
     re.I,
@@ -111,9 +110,9 @@ LENGTHS = re.compile(
 
 
 def about_fixed_constants(tried: Collection[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) for decays, warmups and schedules that are the same at batch sizes far apart.
+    """Yield (code, sentence) for decays, warmups and schedules that keep their value at batch sizes far apart.
 
-    ``tried``: batch sizes, each with its parameters.
+    ``tried``: pairs of batch size and parameters.
     """
     for name in sorted({name for _, parameters in tried for name in parameters}):
         given = {size: parameters[name] for size, parameters in tried if parameters.get(name) is not None}
@@ -127,14 +126,14 @@ def about_fixed_constants(tried: Collection[tuple[int, Mapping[str, Any]]]) -> I
             followed = "betas" if rule == "beta2" else rule
             yield (
                 f"{rule}_fixed",
-                f"{name} = {value:g} is the same {where}: its half-life in samples grows {growth}. Scale the decay as "
-                f"{value:g}^(batch / reference batch); `batch_rules: {{{followed}: half_life}}` does",
+                f"{name} = {value:g} is the same {where}, so the half-life in samples grows {growth}; set "
+                f"`batch_rules: {{{followed}: half_life}}` or scale the decay as {value:g}^(batch / reference batch)",
             )
         elif LENGTHS.fullmatch(name) and isinstance(value, int | float) and value >= 1:
             yield (
                 "steps_fixed",
-                f"{name} = {value:g} is the same {where}: its samples grow {growth}. Give it in epochs or samples, or "
-                f"scale it as {value:g} × reference batch / batch",
+                f"{name} = {value:g} is the same {where}, so the length in samples grows {growth}; give the length in "
+                f"epochs or samples, or scale {name} as {value:g} × reference batch / batch",
             )
 
 
@@ -147,7 +146,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Default configuration; for imported studies, the first run's at the default batch size."""
+    """The default configuration; in imported studies, of the first run at the default batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -155,7 +154,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if a batch size's best learning rate is at an end of the range or, for imported runs, of the tried rates."""
+    """True if ``best`` has a learning rate at an end of the range or, in imported studies, of the tried rates."""
     if not spec.is_imported:
         return spec.space.at_edge(best)
     if not _is_known(best):
@@ -177,9 +176,9 @@ def _is_known(configuration: Configuration) -> bool:
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
-    """Kaplan–Meier estimate of repeats under one limit.
+    """The Kaplan–Meier estimate over repeats under the same limit.
 
-    Censoring must not depend on how a run goes (Kaplan & Meier 1958), so pruned runs and differing limits give None.
+    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
@@ -188,7 +187,7 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
     missed = [seconds for run in runs if (seconds := objective.bound(run)) is not None]
     if not reached or not missed or len(reached) + len(missed) < len(runs):
         return None
-    from scipy.stats import CensoredData, ecdf  # takes half a second, and few studies need it
+    from scipy.stats import CensoredData, ecdf  # the import takes half a second, and few studies need scipy.stats
 
     horizon = max(*missed, *reached)
     curve = ecdf(CensoredData(uncensored=reached, right=missed)).sf
@@ -205,7 +204,7 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
 
 @dataclass(frozen=True)
 class Tuning:
-    """Gaps in the tuning of batch sizes, slopes, and points for the law."""
+    """Signs of poor tuning by batch size, slopes, and points for the law."""
 
     reasons: Mapping[int, list[str]]
     slopes: Mapping[int, Slope]
@@ -213,7 +212,7 @@ class Tuning:
 
 
 def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Tuning:
-    """Tuning of each batch size."""
+    """Check each batch size for signs of poor tuning."""
     points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
     up = rising(points) if comparable else ()
@@ -228,10 +227,10 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
             reason
             for reason, holds in (
                 (
-                    f"its learning rate lies at an end of {'those tried' if spec.is_imported else 'the range'}",
+                    f"the learning rate is at an end of the {'tried rates' if spec.is_imported else 'range'}",
                     bool(reached) and is_at_end(spec, trials, candidate.configuration),
                 ),
-                ("its steps rise", size in up),
+                ("the steps rise", size in up),
                 ("the next larger batch size takes fewer samples", size in steep),
                 ("only one configuration reached the target", len(tuned) == 1 and size in searched),
             )
@@ -252,7 +251,7 @@ def tuned_curves(
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
 ) -> list[BatchCurves]:
-    """Curves of each batch size's best configuration; ``curves`` has them by trial."""
+    """The best configuration's curves at each batch size; the keys of ``curves`` are trial numbers."""
     found = []
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():
@@ -280,7 +279,7 @@ def batch_rows(
     noise: Mapping[int, BatchNoise],
     predicted: Mapping[int, Time],
 ) -> list[Batch]:
-    """Row for every batch size that was run or timed, ascending."""
+    """A row for each batch size with trials or step times, in ascending order."""
     rows = []
     for size in sorted({*probes, *verdict.by_batch}):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
@@ -315,7 +314,7 @@ def batch_rows(
 
 
 def time_of(candidate: Candidate) -> Time | None:
-    """Candidate's time-to-target."""
+    """The candidate's seconds to the target."""
     known = candidate.time
     if known.median is None:
         return None
@@ -323,7 +322,7 @@ def time_of(candidate: Candidate) -> Time | None:
 
 
 def figure_of(candidate: Candidate) -> Figure | None:
-    """Candidate's figure in the objective's unit."""
+    """The candidate's figure in the objective's unit."""
     known, shown = candidate.estimate, candidate.objective.shown
     if known.median is None:
         return None
@@ -333,7 +332,7 @@ def figure_of(candidate: Candidate) -> Figure | None:
 
 
 def further_metrics(candidate: Candidate) -> dict[str, Figure]:
-    """Further test metrics of runs that reached the target, by name; Student's t interval about the mean."""
+    """Further test metrics of runs that reached the target, by name, with Student's t intervals."""
     found = grouped(pair for one in candidate.hits for pair in (one.further_test_metrics or {}).items())
     return {name: _over_seeds(values) for name, values in found.items()}
 
@@ -347,19 +346,19 @@ def _over_seeds(values: Sequence[float]) -> Figure:
 
 
 def bound_of(candidate: Candidate) -> float | None:
-    """Lower bound of an unknown figure, in the objective's unit."""
+    """The lower bound of an unknown figure, in the objective's unit."""
     bound = candidate.lower_bound
     return None if bound is None else candidate.objective.shown(bound)
 
 
 def steps_to_target(candidate: Candidate) -> int | None:
-    """`median_steps` rounded up."""
+    """`median_steps`, rounded up."""
     steps = median_steps(candidate)
     return None if steps is None else math.ceil(steps)
 
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
-    """Largest peak memory of the runs, and its basis."""
+    """The largest peak memory of the runs, with the basis."""
     peaks = [(one.peak_memory_bytes, one.peak_memory_basis) for one in candidate.outcomes]
     return max((one for one in peaks if one[0] is not None), key=lambda one: one[0] or 0, default=(None, None))
 

@@ -1,4 +1,4 @@
-"""Builds the answer from a study's records, also for an easier target or another device."""
+"""Build the answer from a study's records, also for another target or device."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ from bssearch.records.text import number, span
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
-NEXT = 2  # memory is the bound if a batch this many times as large does not fit; ladders double
+NEXT = 2  # memory bounds the batch size if NEXT times the size does not fit; ladders double
 
-TOLD = 1.2  # for less, "at most one run in TOLD reaches the target" says nothing
+LEAST_ONE_IN = 1.2  # "at most one run in 1.1 reaches the target" is no information
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -103,7 +103,7 @@ EASIER = (
 IMPORTED_EASIER = "import them with an easier target"
 NAN_DATA = "the learning rate is not the cause: look for NaN in the inputs and for log(0) or 0/0 in the loss"
 
-# If this many trials have no finite loss, at learning rates this factor apart, the rates cannot all be too high.
+# If 3 trials at learning rates a factor of 100 apart have no finite loss, the rates cannot all be too high.
 NAN_TRIALS = 3
 NAN_RATES = 100.0
 
@@ -118,7 +118,7 @@ def build_answer(
     noise: Sequence[NoiseMeasurement] = (),
     on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Answer from a study's records; ``on_devices`` are step times on any number of devices."""
+    """Build the answer; ``on_devices`` has the step times on each number of devices."""
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
@@ -194,10 +194,7 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Trials of constant batch sizes on the search's devices.
-
-    Left out: confirmation runs in micro-batches that no longer fit.
-    """
+    """Trials of constant batch sizes on the search's devices, without confirmation runs that no longer fit."""
     constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
@@ -207,7 +204,7 @@ def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> li
 def first_verdict(
     study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
 ) -> Verdict | None:
-    """Verdict before the posterior recommends; None if no trial reached the target."""
+    """The verdict without the posterior; None if no trial reached the target."""
     return decide(
         trials, spec.confirm.runs, objective_of(spec, study.target), step_seconds_of(probes.values(), spec.timed_model)
     )
@@ -255,7 +252,7 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     reason = (
         f"a micro-batch of {memory.too_large} ran out of memory"
         if is_bounded
-        else "every batch size of the study accumulates micro-batches; this size is the largest that ran"
+        else "the largest that ran; every batch size of the study accumulates micro-batches"
         if not whole
         else "larger batch sizes of the study accumulate micro-batches, or did not run"
         if above > size
@@ -288,7 +285,7 @@ def _speedup(
     default = _default(spec, trials, optimal.objective)
     retuned = None if default is None else verdict.by_batch.get(default.configuration.batch_size)
     if default is not None and retuned is not None and retuned.configuration.trains_like(default.configuration):
-        default = retuned  # one configuration: no gain from retuning
+        default = retuned  # the same configuration has no gain from retuning
     return Speedup(
         default_batch_size=spec.default.batch_size if spec.default_is_known else None,
         over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal, known),
@@ -340,7 +337,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
     if not tried:
         ended = ", ".join(f"{count} {state.value}" for state, count in Counter(trial.state for trial in trials).items())
         return TargetNotReachedError(
-            f"no trial of study {study.name!r} measured anything: {ended}",
+            f"no trial of study {study.name!r} has a result: {ended}",
             hint=NAN_DATA
             if are_nan_at_any_rate(trials)
             else f"`bssearch trial show {study.name} {trials[-1].number}` shows why a trial ended",
@@ -355,7 +352,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
     if reached := sum(trial.state is TrialState.REACHED for trial in trials):
         return TargetNotReachedError(
             f"{reached} trials of study {study.name!r} reached the target, but {study.objective} was not measured",
-            hint="energy needs a device that reports its power; samples_to_target needs only steps",
+            hint="use a device that reports power, or the objective samples_to_target, which needs only steps",
         )
     nearest: Any = min(tried)[2]
     one = "run" if nearest.is_imported else "trial"
@@ -368,7 +365,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
 
 
 def _continue(study: StudyRecord) -> str:
-    return f"`bssearch run {shlex.quote(study.name)}` continues it"
+    return f"`bssearch run {shlex.quote(study.name)}` continues the study"
 
 
 def _easier(trials: Sequence[TrialRecord]) -> str:
@@ -382,7 +379,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged within a step, at two batch sizes or at rates `NAN_RATES` apart."""
+    """True if all trials diverged within a step, at two batch sizes or at learning rates `NAN_RATES` apart."""
     outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
     if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
         return False
@@ -397,17 +394,17 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
     one_in = 1 / at_most(reached, runs)
-    so = f"at most one in {one_in:.2g} does (95 % confidence)" if one_in >= TOLD else "too few runs to tell"
+    so = f"at most one run in {one_in:.2g} does (95 % confidence)" if one_in >= LEAST_ONE_IN else "too few runs to tell"
     return TargetNotReachedError(
-        f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; the best, "
-        f"batch {best.configuration.batch_size}, did in {reached} of {runs}; {so}",
+        f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; the best "
+        f"(batch {best.configuration.batch_size}) does in {reached} of {runs} runs; {so}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
 
-MOST = 2  # commands proposed
+MOST = 2  # proposed commands
 
-MORE_TRIALS = 1.5  # proposed trials, as a multiple of the trials so far
+MORE_TRIALS = 1.5  # proposed total of trials, as a multiple of the trials so far
 
 
 def next_steps(
@@ -418,7 +415,7 @@ def next_steps(
     trials: int,
     missing: Sequence[MissingRun] = (),
 ) -> list[NextStep]:
-    """Most useful commands; ``trials`` counts the search trials, ``missing`` runs are those of an imported study."""
+    """The most useful commands; ``missing`` has the missing runs of an imported study."""
     return list(islice(_proposed(spec, verdict, sure, largest, trials, missing), MOST))
 
 
@@ -451,17 +448,17 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
     if sure.settles == "runs":
         return NextStep(
             command=f"bssearch study confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
-            why=f"up to {sure.runs} runs of each batch size that contends should settle which is best",
+            why=f"up to {sure.runs} runs of each contending batch size should settle the answer",
         )
     if sure.settles == "step_times":
         return NextStep(
             command=f"bssearch probe step-time {shlex.quote(spec.name)}",
-            why="runs cannot settle the answer: step times are too uncertain; repeat this command for more step times",
+            why="more runs cannot settle the answer, because step times are too uncertain; repeat for more step times",
         )
     more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
     return NextStep(
         command=f"bssearch run {shlex.quote(spec.name)} --set budget.trials={more}",
-        why="runs cannot settle the answer: a batch size may not be fully tuned; run more search trials",
+        why="more runs cannot settle the answer, because a batch size may need more search trials",
     )
 
 
@@ -484,23 +481,23 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
 
 
 def refuse_another_target(objective: Objective) -> None:
-    """Raise `UsageError` if figures do not depend on a target."""
+    """Raise `UsageError` if the objective does not depend on a target."""
     require(
         objective.stops_at_target,
-        f"a study of {objective.name} has no answer for another target: it compares the best metric in equal train "
-        "seconds",
+        f"a study of {objective.name} has no answer for another target, because the study compares metrics after "
+        "equal train seconds",
         hint="omit the target, or run a study with objective time_to_target",
     )
 
 
 def easier_target(target: Target, value: float) -> Target:
-    """Target with another value; raises `UsageError` if not finite or harder."""
+    """The target with another value; raise `UsageError` if the value is harder or not finite."""
     require(math.isfinite(value), f"target {value:g} must be a finite number")
     require(
         target.gain(value) <= target.gain(target.value),
         f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
-        f"it must be {'≤' if target.goal is Goal.MAXIMIZE else '≥'} {target.value:g}",
-        hint=f"`bssearch plan beyond STUDY --target {value:g}` predicts it; to measure it, run a new study",
+        f"use a value {'≤' if target.goal is Goal.MAXIMIZE else '≥'} {target.value:g}",
+        hint=f"run `bssearch plan beyond STUDY --target {value:g}` for a prediction, or run a new study",
     )
     return replace(target, value=value)
 
@@ -508,7 +505,7 @@ def easier_target(target: Target, value: float) -> Target:
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Trial as it would have ended at an easier target, by its curve; without its test metric."""
+    """The trial's end at an easier target, by the trial's curve; without a test metric."""
     if trial.outcome is None or trial.state.is_missing:
         return trial
     if (found := first_crossing(curve, target)) is None:
@@ -539,7 +536,7 @@ def at_target(
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
-    """A study's answer with times predicted for a harder target."""
+    """The study's answer with predicted times for a harder target."""
     rows = {row.batch_size: row for row in found.batches}
     best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
     row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
@@ -560,10 +557,10 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
         trial_numbers=[],
     )
     said = (
-        f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is "
+        f"a prediction, because the trials stopped at {found.target.in_words}: best batch size "
         f"{span(predicted.optimum_interval)} (90 %), B_crit {predicted.b_crit.in_words} instead of "
-        f"{number(predicted.b_crit_measured)}; a run of batch {predicted.test_batch_size} to {target.in_words} would "
-        "test this best"
+        f"{number(predicted.b_crit_measured)}; test it with a run of batch {predicted.test_batch_size} to "
+        f"{target.in_words}"
     )
     return found.model_copy(
         update={
@@ -626,7 +623,7 @@ def _predicted_row(row: Batch, predicted: BeyondBatch) -> Batch:
     )
 
 
-# Notices that do not apply to another device
+# Codes of notices that do not apply to another device
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement", "device_slower"})
 
 
@@ -637,9 +634,9 @@ def predict_for_device(
     step_times: Mapping[int, ProbeRecord],
     device_name: str,
 ) -> Answer:
-    """Answer predicted from a study's steps and another device's step times.
+    """Predict the answer from the study's steps and another device's step times.
 
-    Left out, with a notice: batch sizes without a step time, other models than the default's, and growing batches.
+    Notices name the trials left out: no step time, another model than the default's, or a growing batch.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)
@@ -650,8 +647,9 @@ def predict_for_device(
     if not sizes & step_times.keys():
         ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
         raise UsageError(
-            f"no batch size of study {study.name!r} has a step time: the study ran {ran or 'no trials'}; step times "
-            f"are for {timed}"
+            f"no batch size of study {study.name!r} has a step time: trials ran at {ran or 'no batch size'}, step "
+            "times "
+            f"are of {timed}"
         )
     _check_reached(study, trials, step_times, " with the default's model" if others else "")
     moved = [
@@ -667,15 +665,15 @@ def predict_for_device(
         (
             "predicted",
             True,
-            f"predicted for {device_name} from steps measured on {measured_on}; no trial ran on {device_name}",
+            f"a prediction for {device_name}, where no trial ran, from the steps on {measured_on}",
         ),
-        ("no_step_time", left_out, f"batch {_listed(left_out)} left out: no step time"),
+        ("no_step_time", left_out, f"left out batch sizes without a step time: {_listed(left_out)}"),
         (
             "other_models_left_out",
             others,
-            f"{others} trials left out: step times are for the default's model only",
+            f"left out {others} trials of other models; step times are of the default's model",
         ),
-        ("growing_batches_left_out", grown, f"{grown} trials left out: their batch grows"),
+        ("growing_batches_left_out", grown, f"left out {grown} trials with growing batches"),
     ]
     notices = [Notice(code=code, message=message) for code, holds, message in told if holds]
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
@@ -684,7 +682,7 @@ def predict_for_device(
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """Trial with times of steps × step time, without device counters and peak memory."""
+    """The trial with seconds of steps × step time, without device counters and peak memory."""
     if (outcome := trial.outcome) is None:
         return trial
     reached, miss = outcome.steps_to_target, outcome.last_miss_step
@@ -699,7 +697,7 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
         first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,
         peak_memory_bytes=None,
         peak_memory_basis=None,
-        contended=reached is not None,  # so that steps × step time counts
+        contended=reached is not None,  # so that the answer uses steps × step time
         device_use=type(outcome.device_use)(),
         warnings=(),
     )
@@ -715,7 +713,7 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
     require(
         reached,
         f"no trial of study {study.name!r}{of_model} has a known number of steps to the target",
-        hint=f"`bssearch trial list {study.name}` shows how they ended",
+        hint=f"`bssearch trial list {study.name}` shows how the trials ended",
         error=TargetNotReachedError,
     )
     if reached.isdisjoint(timed):
@@ -730,13 +728,13 @@ def _listed(sizes: Iterable[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-SIZES_PER_OCTAVE = 16  # 4 % apart, below the 5 % that counts
+SIZES_PER_OCTAVE = 16  # 4 % apart, less than the 5 % of a tie
 
 
 def fit_and_predict(
     points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
 ) -> tuple[LawFit | None, Fit | None]:
-    """Fitted law, and its form in the answer."""
+    """The fitted law, as a `LawFit` and as the answer's `Fit`."""
     if (law := fit_law(points)) is None:
         return None, None
     line = fit_step_time(list(probes))
@@ -755,7 +753,7 @@ def fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
+    """Step times up to ``largest``, interpolated between sizes without accumulation."""
     found = [
         RunnableStep(
             one.batch_size,
@@ -782,7 +780,7 @@ def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
 
 
 def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
-    """Law × step time of each timed batch size, with both errors."""
+    """Steps by the law × step time at each timed batch size, with the errors of both."""
     found: dict[int, Time] = {}
     for probe in probes:
         size, seconds = probe.batch_size, probe.step_seconds

@@ -1,10 +1,10 @@
-"""Probability that a recommendation costs at most 5 % more than the best batch size.
+"""The probability that a recommendation costs at most 5 % more than the best batch size.
 
-Each confirmed configuration lies above its batch size's level by the gain of better tuning. Equal values at two batch
-sizes share most of this gain, so such pairs compare best.
+A confirmed configuration costs more than the batch size's level: better tuning would gain the difference. Two batch
+sizes with equal values share most of this gain, so such pairs compare best.
 
-Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and
-batch size. All batch sizes share κ, μ and ρ; a grid integrates these and the noise.
+Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², with x and b in octaves of learning rate
+and batch size. All batch sizes share κ, μ and ρ. A grid integrates over these parameters and the noise.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from bssearch.records.intervals import FEWEST_SIZES, FLAT_RATIO
 from bssearch.spec import StudySpec
 
 CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))
-"""Log cost of twice or half the best learning rate."""
+"""The log cost of twice or half the best learning rate (κ)."""
 
 POWERS = tuple(step / 4 for step in range(-1, 6))
-"""Powers of the batch size by which the best learning rate grows."""
+"""Powers of the batch size that scale the best learning rate (ρ)."""
 
 BOTTOM_STEP = 0.25
 
 BEYOND = 2.0
-"""Octaves beyond the tried learning rates that may hold the best rate."""
+"""The best learning rate may be this many octaves beyond the tried rates."""
 
 FEWEST_MORE = 4
-"""Trials needed beyond one per batch size, for three parameters and the noise."""
+"""Trials in addition to one per batch size, for three parameters and the noise."""
 
 LEAST_SQUARES = 1e-12
 
 BADLY_TUNED = 0.12
 TUNING_GAP = 0.12
 WELL_TUNED_GAP = 0.01
-"""Share of badly tuned batch sizes, and mean log gaps of badly and of well tuned sizes (exponential).
+"""The share of badly tuned batch sizes, and mean log gaps (exponential) of badly and of well tuned sizes.
 
-On simulated studies a third of the batch sizes gained more than 3 % by tuning, 0.16 on average. The share is lower,
-because only contenders matter.
+On simulated studies a third of the batch sizes gained more than 3 % by tuning, 0.16 on average. The share here is
+lower, because only contenders matter.
 """
 
 
 def heights(
     verdict: Verdict, trials: Sequence[TrialRecord], configurations: Sequence[Configuration]
 ) -> tuple[Numbers, Numbers]:
-    """Log heights of configurations above the best learning rate's figure: means (c,) and covariances (c, c).
+    """Log gains that configurations miss by their learning rates: means (c,) and covariances (c, c).
 
-    Heights are 0 with too few trials or another optimizer than the recommended. Missed trials count as lower bounds.
+    The gains are 0 if trials are too few or the optimizer is not the recommended one. Missed trials are lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
@@ -105,7 +105,7 @@ def _log_likelihoods(
     reached: Sequence[tuple[TrialRecord, float]],
     missed: Sequence[tuple[TrialRecord, float]],
 ) -> Numbers:
-    # The noise is integrated with prior 1 / σ.
+    # integrated over the noise σ with prior 1 / σ
     squares = np.zeros(len(valleys))
     for size, octave in octaves.items():
         here = [(one, log) for one, log in reached if one.configuration.batch_size == size]
@@ -132,66 +132,66 @@ def _log_figure(objective: Objective, figure: float | None) -> float | None:
 
 
 ENOUGH = 0.9
-"""Probability below which an answer is provisional."""
+"""An answer with a lower probability is provisional."""
 
 SHOWN = 0.95
-"""Probability from which a batch size counts as shown to be within 5 % of the best."""
+"""The least probability that shows a batch size to be within 5 % of the best."""
 
 HIDDEN = 0.03
 HIDDEN_BY_NOISE = 0.2
-"""Deviation and mean of hidden gains by better tuning: a search by single runs sees no gain below the noise.
+"""The deviation and mean of hidden tuning gains, because a search with single runs sees no gain below the noise.
 
-`HIDDEN_BY_NOISE` counts deviations of a run. Of three pairs, this pair gave the best claims on digits-like studies.
+`HIDDEN_BY_NOISE` is in deviations of a run. Of three pairs, this pair gave the best claims on digits-like studies.
 """
 
 OWN_SHARE = 0.1
-"""Share of the variance of hidden gains that equal values do not share between batch sizes."""
+"""The share of a hidden gain's variance that two batch sizes with equal values do not have in common."""
 
 SEEN_ALONE = 0.01
-"""Deviation of hidden gains if only learning rates vary, because the trials at other rates show most gains."""
+"""The deviation of hidden gains if only learning rates vary; trials at other rates show most gains then."""
 
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
-"""Most runs in the posterior, whose cost is quadratic, and fewest runs of one configuration."""
+"""The most runs in the posterior (the cost is quadratic), and the fewest runs per configuration."""
 
 NEAR = 0.15
-"""A configuration slower than its batch size's best by more than this log ratio is ignored."""
+"""The posterior ignores configurations slower than the batch size's best by more than this log ratio."""
 
 FAR = math.log(2)
-"""No tuning makes up this log ratio to the least figure: a badly tuned batch size gains `TUNING_GAP` on average."""
+"""No tuning makes up for this log ratio; a badly tuned batch size gains `TUNING_GAP` on average."""
 
 UNTIMED_ERROR = 0.15
-"""Standard error of an interpolated log step time."""
+"""The standard error of an interpolated log step time."""
 
 CONTENDER = 0.02
-"""A rival gets another run if it is better by 5 % with at least this probability."""
+"""A rival gets another run if the rival is better by 5 % with at least this probability."""
 
 MOST_RUNS = 100
 MORE = 1.3
-"""Most runs of a batch size, and the factor between tried numbers, which limits the accuracy to a third."""
+"""The most runs of a batch size, and the factor between tried numbers of runs."""
 
 FUTURES = 64
 FUTURE_DRAWS = 500
-"""Simulated outcomes of more runs, and draws for the probability after each."""
+"""Simulated outcomes of more runs, and draws per outcome."""
 
 SURE_FUTURES = 1 / 3
-"""Share of outcomes that must be sure: checks after each run find up to twice this share (reflection principle)."""
+"""The share of outcomes that must be sure; checks after each run find up to twice this share (reflection principle)."""
 
 TAILS = 0.025, 0.975
 
 LEAST_GAIN = 0.01
-"""Smaller differences of probabilities are ignored."""
+"""A smaller difference of probabilities does not count."""
 
 StepFigures = Mapping[int, tuple[float, float]]
-"""Figure of one step by batch size, and its standard error (logarithm)."""
+"""The figure of a step and the standard error of the figure's logarithm, by batch size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certainty:
-    """Probability that the recommended batch size is within 5 % of the best, if all are fully tuned.
+    """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
-    ``configuration_within_5_percent``: the same probability for the recommended values as they are. ``runs``: total
-    runs of each contending batch size that would settle the answer, if ``settles`` is ``runs``.
+    ``configuration_within_5_percent``: the same probability for the recommended values, without further tuning.
+    ``runs``: runs of each contending batch size that would settle the answer.
     """
 
     within_5_percent: float
@@ -207,11 +207,11 @@ class Certainty:
 
 @dataclass(frozen=True, eq=False)
 class Beliefs:
-    """Draws (`DRAWS`, sizes) of each batch size's log figure, as configured now and fully tuned.
+    """Draws (`DRAWS`, sizes) of each batch size's log figure: ``figures`` as configured, ``tuned`` if fully tuned.
 
-    ``next_figures``: draws for the configuration that runs next. ``of_steps``: errors of step times in the other draws.
-    For the next configuration (sizes,): ``unshared``, a run's deviation without seed effects; ``log_cost``, log seconds
-    of a run, up to a constant; ``runs``, their number.
+    ``next_figures``: draws for the next configuration to run. ``of_steps``: errors of step times in the draws. For the
+    next configuration (sizes,): ``unshared``, a run's deviation without seed effects; ``log_cost``, log seconds per run
+    up to a constant; ``runs``, runs so far.
     """
 
     sizes: tuple[int, ...]
@@ -226,33 +226,33 @@ class Beliefs:
 
     @cached_property
     def near(self) -> NDArray[np.bool_]:
-        """True for each draw and batch size that is within 5 % of the best, if all are fully tuned."""
+        """True if a batch size is within 5 % of the draw's best, fully tuned (`DRAWS`, sizes)."""
         return np.asarray(self.tuned <= self.tuned.min(axis=1, keepdims=True) + math.log(FLAT_RATIO))
 
     @cached_property
     def shares(self) -> Numbers:
-        """Probability of each batch size to be within 5 % of the best (sizes,)."""
+        """Each batch size's probability to be within 5 % of the best (sizes,)."""
         return np.asarray(self.near.mean(axis=0))
 
     @cached_property
     def best(self) -> int:
-        """Confirmed batch size with the least expected log figure."""
+        """The confirmed batch size with the least expected log figure."""
         return self.sizes[int(np.where(self.is_confirmed, self.tuned.mean(axis=0), math.inf).argmin())]
 
     @property
     def recommended(self) -> int:
-        """Smallest `tied` batch size that is as surely within 5 % of the best as the `best`."""
+        """The smallest `tied` batch size that is as surely within 5 % of the best as `best` is."""
         least = min(SHOWN, float(self.shares[self._place(self.best)]) - LEAST_GAIN)
         return min([self.best, *(size for size in self.tied if self.shares[self._place(size)] >= least)])
 
     @property
     def tied(self) -> list[int]:
-        """Confirmed batch sizes `SHOWN` to be within 5 % of the `best`, and the best."""
+        """Confirmed batch sizes within 5 % of `best` with probability `SHOWN`."""
         return self._of(1 - self._worse() >= SHOWN)
 
     @property
     def worse(self) -> list[int]:
-        """Confirmed batch sizes `SHOWN` to be more than 5 % from the `best`."""
+        """Confirmed batch sizes more than 5 % from `best` with probability `SHOWN`."""
         return self._of(self._worse() >= SHOWN)
 
     def _worse(self) -> Numbers:
@@ -274,14 +274,14 @@ class Beliefs:
 
     @property
     def runs_help(self) -> bool:
-        """True if more runs are expected to make the answer sure."""
+        """True if more runs would make the answer sure."""
         return self._what_settles().get("settles") == "runs"
 
     def contenders(self) -> list[int]:
-        """Confirmed batch sizes that another run may help, the most helpful first; empty if no size contends.
+        """Confirmed batch sizes for the next runs, the most useful first; empty if no size contends.
 
-        A rival contends if it beats the recommended size by 5 % with a probability of `CONTENDER`. The likeliest rival
-        and the recommended size come first; the size whose run lessens the variance more per second leads.
+        A rival contends if the rival beats the recommended size by 5 % with probability `CONTENDER`. The likeliest
+        rival and the recommended size come first, ordered by the variance that a run removes per second.
         """
         own, beaten = self._place(self.recommended), self._beaten()
         rivals = [int(one) for one in np.argsort(-beaten) if beaten[one] >= CONTENDER and self.is_confirmed[one]]
@@ -292,14 +292,14 @@ class Beliefs:
         return [self.sizes[one] for one in [*pair, *rivals[1:]]]
 
     def log_ratio(self, size: int, other: int) -> tuple[float, float] | None:
-        """95 % interval of the log ratio of two batch sizes, as configured now; None unless both are confirmed."""
+        """The 95 % interval of two batch sizes' log ratio, as configured; None unless both are confirmed."""
         if not all(one in self.sizes and self.is_confirmed[self._place(one)] for one in (size, other)):
             return None
         low, high = np.quantile(self.figures[:, self._place(size)] - self.figures[:, self._place(other)], TAILS)
         return float(low), float(high)
 
     def certainty(self) -> Certainty:
-        """Certainty of the recommendation, with the remedy if low."""
+        """The recommendation's certainty, with the remedy if provisional."""
         found = Certainty(
             self.share,
             configuration_within_5_percent=float(
@@ -330,24 +330,24 @@ class Beliefs:
         return replace(self, figures=figures, tuned=tuned, next_figures=following, of_steps=left)
 
     def _share_after(self, contending: Collection[int], more: int) -> float:
-        # Probability that the batch size with the best mean is within 5 % of the best after `more` runs of contenders
+        # The probability that the best mean's batch size is within 5 % of the best, after `more` runs of each contender
         expected = self.tuned.mean(axis=0) + self._shifts(contending, more)[0]
         return float(self.near[np.arange(DRAWS), np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)].mean())
 
     def _are_sure_after(self, contending: Collection[int], more: int) -> bool:
-        # True if `more` runs of contenders make the answer sure in `SURE_FUTURES`.
+        # True if `more` runs of each contender make the answer sure in `SURE_FUTURES` of the simulated outcomes
         shifts, left = self._shifts(contending, more)
-        # Given the outcomes, the draws are `left`, shifted (Matheron's rule).
+        # given an outcome, the draws are `left` plus the shift (Matheron's rule)
         figures = left[:: DRAWS // FUTURE_DRAWS] + shifts[:FUTURES, None]
         near = figures <= figures.min(axis=2, keepdims=True) + math.log(FLAT_RATIO)
         return float((np.where(self.is_confirmed, near.mean(axis=1), 0.0).max(axis=1) >= ENOUGH).mean()) >= SURE_FUTURES
 
     def _shifts(self, contending: Collection[int], more: int) -> tuple[Numbers, Numbers]:
-        # Draws of the shift of expected figures by `more` runs of contenders, and of the error that remains.
+        # Draws of the shift of expected figures by `more` runs of each contender, and of the remaining error
         rng = np.random.default_rng(2)
         places = sorted(contending)
         known, tuned = self.next_figures[:, places], self.tuned - self.tuned.mean(axis=0)
-        # The runs time the steps, too.
+        # the runs also time the steps
         errors = (self.unshared**2 + self.runs * self.of_steps.var(axis=0))[places] / more
         seen = known - known.mean(axis=0)
         gain = np.linalg.solve(seen.T @ seen / DRAWS + np.diag(errors), seen.T @ tuned / DRAWS)
@@ -355,7 +355,7 @@ class Beliefs:
         return shifts, self.tuned - shifts
 
     def _beaten(self) -> Numbers:
-        # Probability of each batch size to be better than the recommended size by more than 5 % (sizes,)
+        # Each batch size's probability to beat the recommended size by more than 5 % (sizes,)
         own = self.tuned[:, [self._place(self.recommended)]]
         return np.asarray((own - self.tuned > math.log(FLAT_RATIO)).mean(axis=0))
 
@@ -369,12 +369,12 @@ def beliefs(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Beliefs | None:
-    """Beliefs over all batch sizes; None without confirmation runs or without known noise.
+    """Beliefs over all batch sizes; None without confirmation runs or a noise estimate.
 
-    ``steps``: see `step_figures`. Configurations lie above their batch size's level by the gain of better tuning: the
-    gain of a better learning rate that ``trials`` show (`heights`), and hidden gains (`HIDDEN`).
+    ``steps``: see `step_figures`. Each configuration misses two tuning gains: of a better learning rate as ``trials``
+    show (`heights`), and hidden gains (`HIDDEN`).
     """
-    # A batch size whose runs all diverged or ran out of memory has no bound.
+    # a batch size has no bound if all runs diverged or ran out of memory
     known = {size: one for size, one in verdict.by_batch.items() if _tells(one)}
     ran = {size: one for size, one in known.items() if not _is_far(one, verdict.least)}
     noise = _runs(ran.values()).deviation
@@ -418,10 +418,10 @@ def beliefs(
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """Columns of the posterior: the level of each batch size, then each configuration.
+    """The posterior's columns: each batch size's level, then each configuration.
 
-    ``of_size``: place of each column's batch size. ``printed`` and ``following`` (sizes,): columns of the recommended
-    configuration, and of the next configuration to run. ``hidden``: deviation of hidden gains.
+    ``of_size``: index of each column's batch size. ``printed`` and ``following`` (sizes,): columns of the recommended
+    and of the next configuration. ``hidden``: deviation of hidden gains.
     """
 
     of_size: Indices
@@ -440,8 +440,8 @@ class _Columns:
         place_of: Mapping[int, int],
         deviation: float,
     ) -> Self:
-        # The first candidate of a batch size is its best. The next runs have the values of `verdict.least` at every
-        # confirmed batch size; configurations that do not have them yet get columns without runs.
+        # A batch size's first candidate is the best. The next runs use the values of `verdict.least` at every confirmed
+        # batch size, so a configuration with these values gets a column even without runs.
         seen, covariances = heights(verdict, trials, [one.configuration for one in candidates])
         hidden = HIDDEN + HIDDEN_BY_NOISE * deviation if _others_vary(trials) or not seen.any() else SEEN_ALONE
         names, sizes = [_values(one) for one in candidates], [one.configuration.batch_size for one in candidates]
@@ -472,7 +472,7 @@ class _Columns:
 
 
 def carries(candidate: Candidate) -> bool:
-    """True if the candidate's values can be carried to other batch sizes."""
+    """True if other batch sizes can run with the candidate's values."""
     return candidate.runs[0].sampled is not None and candidate.objective.stops_at_target
 
 
@@ -481,14 +481,14 @@ def _tells(candidate: Candidate) -> bool:
 
 
 def _values(candidate: Candidate) -> str:
-    # Name of the sampled values, the same at all batch sizes to which they were carried
+    # The key of the sampled values, equal at all batch sizes with the same values
     if (sampled := candidate.runs[0].sampled) is None:
         return candidate.configuration.key
     return repr(sorted((name, f"{one:.5g}" if isinstance(one, float) else one) for name, one in sampled.items()))
 
 
 def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> StepFigures:
-    """Figure of a step at each timed batch size, with its error; empty if the law does not apply."""
+    """The figure and error of a step at each timed batch size; empty if the law does not apply."""
     objective, timed = verdict.optimal.objective, timed_probes(spec, verdict, probes)
     if not are_of_one_model(spec, verdict):
         return {}
@@ -501,13 +501,13 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 
 def _is_far(one: Candidate, least: Candidate) -> bool:
-    # True for a search trial so slow that no tuning makes its batch size a rival. The law ignores such a trial, too.
+    # True for a search trial so slow that no tuning makes the batch size a rival. The law ignores such trials, too.
     logs = [log for run in one.runs if (log := _log(one, run)) is not None]
     return not one.is_confirmed and min(logs) > least.estimate.log_mean + FAR
 
 
 def _is_near(one: Candidate, best: Candidate, noise: float) -> bool:
-    # False for a configuration shown to be slower than the best of its batch size by more than `NEAR`
+    # False if the configuration is surely slower than the batch size's best by more than `NEAR`
     (mean, own), (least, its) = ((each.estimate.log_mean, each.estimate.reached) for each in (one, best))
     return bool(own and its) and mean - least < NEAR + 2 * noise * math.sqrt(1 / own + 1 / its)
 
@@ -518,7 +518,7 @@ def _runs(candidates: Collection[Candidate]) -> Runs:
     for place, one in enumerate(candidates):
         for run in one.runs[:most]:
             if (log := _log(one, run)) is not None:
-                # Only confirmation shares seeds.
+                # only confirmation runs share seeds
                 seed = run.seed if one.is_confirmed else -1 - place
                 gap = log_gap(run) if one.objective.stops_at_target else 0.0
                 rows.append((place, seed, log, gap, one.objective.figure(run) is None))
@@ -526,7 +526,7 @@ def _runs(candidates: Collection[Candidate]) -> Runs:
 
 
 def _log(candidate: Candidate, run: TrialRecord) -> float | None:
-    # Log figure of a run, or of its last miss
+    # The log figure of a run, or the log bound of a miss
     figure = candidate.objective.figure(run)
     value = candidate.objective.bound(run) if figure is None else figure
     return None if value is None else candidate.objective.log(value)

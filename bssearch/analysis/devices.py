@@ -1,7 +1,7 @@
 """The best batch size on each number of devices.
 
-Steps to the target S(B) do not depend on the number of devices W. The time is S(B)·t(B, W), with step times measured on
-W devices.
+The steps to the target S(B) do not depend on the number of devices W. The seconds are S(B)·t(B, W), with step times t
+from W devices.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A batch size on a number of devices, with predicted and, if it ran, measured seconds.
+    """A batch size on a number of devices, with predicted seconds and, after runs, measured seconds.
 
-    ``steps_parts`` and ``step_parts``: errors of the log steps and of the log step time, for `half_width`.
+    ``steps_parts`` and ``step_parts``: errors of log steps and of log step time, for `half_width`.
     """
 
     probe: ProbeRecord
@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def seconds(self) -> float:
-        """Measured seconds, else predicted ones."""
+        """Measured seconds if known, else predicted seconds."""
         median = None if self.measured is None else self.measured.median
         return self.predicted if median is None else median
 
@@ -42,7 +42,7 @@ class Cell:
 def by_devices(
     verdict: Verdict, law: LawFit | None, probes: Collection[ProbeRecord], trials: Sequence[TrialRecord]
 ) -> list[OnDevices]:
-    """The best batch size on each timed number of devices; empty for a single number.
+    """The best batch size on each timed number of devices; empty if only one number was timed.
 
     ``probes`` and ``trials`` cover all numbers of devices.
     """
@@ -54,7 +54,9 @@ def by_devices(
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
     cells = {world_size: _cells(here, verdict, law, runs) for world_size, here in sorted(timed.items())}
     own = [one for one in cells[searched] if one.probe.batch_size == verdict.optimal.configuration.batch_size]
-    base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)  # an audit also times smaller ones
+    base = max(
+        own, key=lambda one: one.probe.micro_batch_size, default=None
+    )  # an audit times more micro-batches
     if base is None:
         return []
     base = replace(base, measured=verdict.optimal.time)
@@ -75,7 +77,7 @@ def _cells(
         if known is not None and probe.step_seconds is not None:
             steps, parts = known
             error = probe.error
-            # Visits on different numbers of devices share no error.
+            # visits on different numbers of devices share no error
             step_parts = [] if error is None else [(error.own**2 + error.common**2, error.freedom)]
             found.append(Cell(probe, steps * probe.step_seconds, parts, step_parts, measured))
     return found
@@ -84,8 +86,8 @@ def _cells(
 def _steps(
     verdict: Verdict, law: LawFit | None, batch_size: int, runs: Sequence[TrialRecord]
 ) -> tuple[float, Sequence[Part]] | None:
-    # Median steps of the runs and steps by the law with its departures, weighted by their precision. If the law fits, a
-    # single search trial does not count: it was chosen for its luck. A law that fits poorly does not count alone.
+    # The precision-weighted mean of the runs' median steps and of the law's steps. If the law fits, a single search
+    # trial does not count, because the search selects lucky trials. A law that fits poorly does not count alone.
     known: list[tuple[float, float]] = []
     candidate, deviation = verdict.by_batch.get(batch_size), verdict.seed_deviation or 0.0
     fits = law is not None and law.verdict == "fits" and batch_size <= law.largest_batch
@@ -137,14 +139,14 @@ def _row(cell: Cell, base: Cell, single: Mapping[int, ProbeRecord]) -> OnDevices
 
 
 def _speedup(cell: Cell, base: Cell) -> tuple[float, float | None]:
-    # Measured seconds compete with measured seconds, and predicted seconds with predicted seconds.
+    # compares measured with measured seconds, else predicted with predicted seconds
     if cell is base:
         return 1.0, 0.0
     if cell.measured is not None and base.measured is not None and cell.measured.median and base.measured.median:
         sides = [one for one in (base.measured, cell.measured) if one.runs > 1]
         parts = [part for one in sides for part in of_runs(one.log_deviation, one.unresolved, one.runs)]
         return base.measured.median / cell.measured.median, half_width(parts) if len(sides) == 2 else None
-    # The errors of the steps cancel at equal batch sizes.
+    # errors of the steps cancel at equal batch sizes
     of_steps = [] if cell.probe.batch_size == base.probe.batch_size else [*cell.steps_parts, *base.steps_parts]
     parts = [*cell.step_parts, *base.step_parts, *of_steps]
     return base.predicted / cell.predicted, half_width(parts) if parts else None

@@ -18,9 +18,9 @@ from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
-    """The target's metric over runs, on samples outside the training part.
+    """The target's metric over runs, on the ``test`` or the ``validation`` part.
 
-    Without a ``test`` part, the best ``validation`` metric is optimistic: this metric also ends the run.
+    On the ``validation`` part the metric is optimistic, because the same metric ends the run.
     """
 
     part: Literal["test", "validation"]
@@ -30,15 +30,15 @@ class MetricOverSeeds(Model):
 
     @property
     def in_words(self) -> str:
-        """Metric with its standard deviation over seeds."""
+        """The metric with the standard deviation over seeds."""
         spread = "" if self.standard_deviation is None else f" ± {self.standard_deviation:.2g}"
         return f"{self.median:.4g}{spread}"
 
 
 class FinalMetrics(Model):
-    """Final metrics of one configuration at the full limit: medians over ``runs``.
+    """One configuration's final metrics at the full limit, as medians over ``runs``.
 
-    ``ended_early`` runs are left out. ``gap``: distance from the best batch size's final metric, in the metric's unit.
+    The medians leave out ``ended_early`` runs. ``gap``: distance from the best batch size's final metric.
     """
 
     batch_size: int
@@ -55,8 +55,8 @@ class FinalMetrics(Model):
 class Generalisation(Model):
     """Batch sizes trained for the same ``train_seconds``.
 
-    ``more_regularised``: the largest batch size with more regularisation; ``closed``: whether this configuration's gap
-    is below the limit.
+    ``more_regularised``: the largest batch size with more regularisation. ``closed``: True if this configuration's gap
+    is not notable.
     """
 
     train_seconds: float
@@ -68,13 +68,13 @@ class Generalisation(Model):
 
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
-POINTS = 0.02  # a gap of a share from here on is notable; for another metric, 2 % of the target
+POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metrics
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Final metric of each batch size at the newest full limit; None without a completed run.
+    """Each batch size's final metric at the newest full limit; None without a completed run.
 
-    Takes the verdict's configuration at each batch size, else the best configuration.
+    Each batch size has the verdict's configuration, else the best configuration.
     """
     newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
     if newest is None:
@@ -119,7 +119,7 @@ def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:
-    """Rows: batch, metric, test metric, gap, runs."""
+    """Table rows: batch, metric, test metric, gap, runs."""
     rows = [_final_row(one, " (best)" * (one.batch_size == found.best_batch_size)) for one in found.batches]
     return rows if found.more_regularised is None else [*rows, _final_row(found.more_regularised, ", more regularised")]
 
@@ -132,7 +132,7 @@ def _final_row(one: FinalMetrics, remark: str) -> list[str]:
 
 
 def notable_gap(target: Target, metrics: Iterable[float]) -> float:
-    """0.02 for a share (a maximised metric in [0, 1]), else 2 % of the target's value."""
+    """The least notable gap: 0.02 for a maximised metric in [0, 1], else 2 % of the target's value."""
     if target.goal is Goal.MAXIMIZE and all(0 <= metric <= 1 for metric in [target.value, *metrics]):
         return POINTS
     return POINTS * abs(target.value)
