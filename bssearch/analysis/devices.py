@@ -54,9 +54,7 @@ def by_devices(
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
     cells = {world_size: _cells(here, verdict, law, runs) for world_size, here in sorted(timed.items())}
     own = [one for one in cells[searched] if one.probe.batch_size == verdict.optimal.configuration.batch_size]
-    base = max(
-        own, key=lambda one: one.probe.micro_batch_size, default=None
-    )  # an audit times more micro-batches
+    base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)  # an audit times more micro-batches
     if base is None:
         return []
     base = replace(base, measured=verdict.optimal.time)

@@ -29,7 +29,7 @@ from bssearch.spec import StudySpec
 def batch_schedule_answer(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, step_seconds: StepSeconds
 ) -> BatchScheduleAnswer | None:
-    """Answer about growing batches; None if no schedule reached the target."""
+    """The answer about growing batches; None if no schedule reached the target."""
     tuned = verdict.optimal
     best = best_schedule(trials, tuned, step_seconds)
     if best is None or not math.isfinite(tuned.value):
@@ -39,7 +39,7 @@ def batch_schedule_answer(
     found = (
         judge_growing(best, tuned, step_seconds, wanted=wanted, limit=limit)
         if is_repeated
-        else Judgement("not_run", "no run repeats the schedule with the seeds of the confirmation")
+        else Judgement("not_run", "no run repeats the schedule with the confirmation's seeds")
     )
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
     schedule = growing_schedule(best.configuration)
@@ -63,7 +63,7 @@ def batch_schedule_answer(
 
 
 def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
-    """Schedule with the least figure, repeated ones first; None without a hit."""
+    """The schedule with the least figure, preferably a repeated schedule; None without a hit."""
     audits = (one for one in trials if one.phase is Phase.AUDIT and one.configuration.grows and says_something(one))
     repeated = grouped((one.configuration.key, one) for one in audits)
     searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]
@@ -77,7 +77,7 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
 
 
 def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Run of the best schedule with the median steps, if any."""
+    """The best schedule's run with the median steps; None if no run reached the target."""
     runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
     ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
     return ranked[len(ranked) // 2] if ranked else None
@@ -96,21 +96,21 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Best schedule found, else doubling around the ``tuned`` batch size, or the reason why neither can run.
+    """The best schedule, else doubling around the ``tuned`` batch size, or the reason why neither can run.
 
-    Doubling trains a third of the samples each at half, one and two times the batch size.
+    Doubling trains a third of the samples at half, one and two times the batch size each.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:
         return by_number[found.trial_numbers[0]]
     if spec.is_imported:
-        return "no run with a growing batch was imported"
+        return "the import has no run with a growing batch"
     size, steps = tuned.configuration.batch_size, median_steps(tuned)
     smaller, larger = size // 2, 2 * size
     if steps is None or smaller not in spec.batch_sizes or larger not in spec.batch_sizes:
         return f"the space must have {smaller} and {larger}, half and double the optimum's batch size"
     if spec.is_program:
-        return "no schedule was run; set space.batch_schedule to search schedules"
+        return "no trial ran a schedule; set space.batch_schedule to search schedules"
     rule = spec.space.rate_rule(tuned.configuration.optimizer)
     starts = round(steps * size / 3), round(2 * steps * size / 3)
     schedule = BatchSchedule(
@@ -123,16 +123,16 @@ def growing_batch(
     )
     try:
         return with_batch_schedule(begun, schedule)
-    except UsageError as error:  # fewer steps to the target than stages
+    except UsageError as error:  # the target takes fewer steps than the schedule has stages
         return str(error)
 
 
 def judge_growing(
     grown: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge whether a growing batch beats the ``tuned`` constant one; the regret is growing / constant.
+    """Judge whether a growing batch beats the ``tuned`` constant batch, by the regret growing / constant.
 
-    Held if the whole interval is below 1; broke if above 1 or if no wanted run reached the target.
+    Held if the whole interval is below 1. Broke if the interval is above 1 or all ``wanted`` runs missed the target.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret

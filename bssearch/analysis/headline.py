@@ -1,4 +1,4 @@
-"""An answer in sentences, and its trade-offs between batch sizes."""
+"""An answer in sentences, and the trade-offs between batch sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, pl
 
 
 def headline(answer: Answer) -> str:
-    """Answer in a few sentences."""
+    """The answer in a few sentences."""
     figure = answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     text = f"{_reaches(answer, figure)} ({figure.origin})"
@@ -28,7 +28,7 @@ def headline(answer: Answer) -> str:
 
 
 def comparisons(answer: Answer) -> tuple[str, str]:
-    """Comparisons of the optimum with the largest batch size and the default."""
+    """Compare the optimum with the largest batch size and with the default."""
     largest = answer.largest_that_fits.batch_size
     untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
     named = f"{largest}, the {answer.largest_that_fits.in_words}{' (hardly tuned)' if untuned else ''}"
@@ -54,26 +54,27 @@ def _how_sure(answer: Answer) -> str:
 
 
 def further_metrics(answer: Answer) -> str:
-    """Sentence about further test metrics."""
-    told = [f"{name} {with_interval(figure)}" for name, figure in answer.optimal.further_metrics.items()]
-    return f"On the test part it also has {' and '.join(told)}." if told else ""
+    """A sentence about further test metrics, if any."""
+    shown = [f"{name} {with_interval(figure)}" for name, figure in answer.optimal.further_metrics.items()]
+    return f"The optimum's further metrics on the test part: {' and '.join(shown)}." if shown else ""
 
 
 def about_growing(answer: Answer) -> str:
-    """Verdict on a growing batch, with its schedule."""
+    """The verdict on growing batches, with the best schedule."""
     if (grown := answer.batch_schedule) is None:
         return ""
     saves = {
         "yes": "A growing batch saves time",
         "no": "A growing batch saves no time",
-        "undecided": "The runs do not decide whether a growing batch saves time",
-        "not_run": "No other seed repeated the growing batch, so its saving is unknown",
+        "undecided": "The runs do not show whether a growing batch saves time",
+        "not_run": "The saving of a growing batch is unknown, because no other seed repeated the schedule",
     }[grown.saves_time]
     if grown.ratio is not None:
         ratio = grown.ratio
         shown = f"{'≥ ' if ratio.at_least else ''}{number(ratio.value)}{ends(ratio.low, ratio.high)}"
         figure = "time" if answer.objective == "time_to_target" else answer.objective.replace("_", " ")
-        saves += f": it takes {shown} × the {figure} of batch {answer.optimal.batch_size} ({plural(grown.runs, 'run')})"
+        runs = plural(grown.runs, "run")
+        saves += f": the schedule takes {shown} × the {figure} of batch {answer.optimal.batch_size} ({runs})"
     first, *later = grown.stages
     if first.start_samples is None:
         sizes = ", ".join(str(one.batch_size) for one in later)
@@ -81,14 +82,13 @@ def about_growing(answer: Answer) -> str:
     else:
         when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
     return (
-        f"{saves}. The schedule begins with {first.batch_size} and has {when}; learning rate "
-        f"{number(first.learning_rate)} at "
-        f"first, {grown.rate_rule.in_words}."
+        f"{saves}. The schedule starts with {first.batch_size} and has {when}; the learning rate starts at "
+        f"{number(first.learning_rate)}, {grown.rate_rule.in_words}."
     )
 
 
 def about_devices(answer: Answer) -> str:
-    """Savings and costs of more devices, up to the last number that pays."""
+    """Seconds and costs of more devices, up to the last number that saves time."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices
@@ -100,25 +100,25 @@ def about_devices(answer: Answer) -> str:
     text = f"{alone} {number(base.seconds)} s"
     if best is base:
         others = (f"{one.world_size} take {number(one.seconds)} s with batch {one.batch_size}" for one in further)
-        return f"{text}; more {many} do not pay: {', '.join(others)}."
+        return f"{text}; more {many} save no time: {', '.join(others)}."
     verb = "reach" if best.runs else "are predicted to reach"
     sooner = f"{number(best.speedup.value, 2)}×{ends(best.speedup.low, best.speedup.high, 2)} sooner"
     text += (
         f"; {best.world_size} {many} {verb} the target {sooner} with batch {best.batch_size}, at "
         f"{number(best.cost / base.cost, 2)}× the cost"
     )
-    return f"{text}{'' if best is further[-1] else f'; more than {best.world_size} do not pay'}."
+    return f"{text}{'' if best is further[-1] else f'; more than {best.world_size} save no time'}."
 
 
 def how_sure(answer: Answer) -> str:
-    """Probability that the recommended batch size is within 5 % of the best; for the found values, if low."""
+    """The probability that the recommended batch size is within 5 % of the best."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
     if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:
         return f"{text}; more runs, trials or step times would not settle the answer"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
-    return f"{text}, and the values found for it with {_percent(printed)}"
+    return f"{text}, but the found values only with {_percent(printed)}"
 
 
 def _percent(share: float) -> str:
@@ -126,22 +126,22 @@ def _percent(share: float) -> str:
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
-    """Figure with its 95 % interval."""
+    """The figure with the 95 % interval."""
     return f"{number(figure.median, digits)}{unit}{ends(figure.low, figure.high, digits)}"
 
 
 def what_else(answer: Answer) -> str:
-    """Sentence on other batch sizes within 5 %."""
+    """A sentence about other batch sizes within 5 %, if any."""
     best, objective = answer.optimal.objective_value, objective_in(answer)
     if best is None or best.low is None or not objective.has_ratios:
-        return ""  # fewer than three runs show nothing
+        return ""  # fewer than three runs have no interval
     figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
     if answer.recommendation.rule == "law":
         least = answer.recommendation.least_batch_size
         median = number(figures[least].median) + objective.unit
         return (
-            f"Batch {least} has the least median, {median}, but {best.runs} runs cannot tell the two apart; steps and "
-            "step times of all batch sizes favour this one."
+            f"Batch {least} has the least median, {median}, but {best.runs} runs do not show a difference; the law and "
+            f"step times favour batch {answer.optimal.batch_size}."
         )
     low, high = answer.flat_range
     if low < high and answer.predicted is not None:
@@ -185,7 +185,7 @@ def _inverse(value: float | None) -> float | None:
 
 
 def speedup_shares(answer: Answer) -> str:
-    """Shares of retuning and batch size in the gain over the default."""
+    """The gain over the default, split into retuning and batch size."""
     found, default = answer.speedup, answer.speedup.over_default
     retuning, batch = found.from_retuning, found.from_batch_size
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
@@ -198,7 +198,7 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_cost(answer: Answer) -> str:
-    """Cost of the study, in trainings at the optimum."""
+    """The study's cost, in trainings at the optimum."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
     time = answer.optimal.time_to_target_s
@@ -207,14 +207,14 @@ def about_cost(answer: Answer) -> str:
 
 
 def about_law(answer: Answer) -> list[str]:
-    """Sentences about the law and its fit."""
+    """Sentences about the fitted law."""
     fit = answer.fit
     if (law := answer.predicted) is not None:
         return [f"The law is predicted: S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
-        return ["No law: the best configurations of the batch sizes have different models."]
+        return ["No law, because the best configurations have different models."]
     if fit is None:
-        return ["No law: fewer than two batch sizes reached the target."]
+        return ["No law, because fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
         return ["No law yet: the law needs three tuned batch sizes."]
     fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
@@ -224,20 +224,21 @@ def about_law(answer: Answer) -> list[str]:
         f"largest residual {number(100 * fit.max_residual)} %{noise}."
     ]
     if fit.predicted is not None and fit.verdict == "fits":
-        parts.append(f"With the measured step times it predicts the least time at {fit.predicted.in_words}.")
+        parts.append(f"With the measured step times, the law predicts the least time at {fit.predicted.in_words}.")
     if fit.including_untuned is not None:
-        parts.append(f"Including untuned batch sizes, B_crit is {number(fit.including_untuned.b_crit.estimate)}.")
+        parts.append(f"With the untuned batch sizes, B_crit is {number(fit.including_untuned.b_crit.estimate)}.")
     return parts
 
 
 def about_device(answer: Answer) -> str:
-    """Sentences about step time and memory."""
+    """Sentences about step times and memory."""
     step, memory = answer.measured.step_time, answer.measured.memory
     sentences = (
         ""
         if step is None
         else f"A step takes {number(1e3 * step.alpha_s)} ms plus {number(1e3 * step.beta_s)} ms per sample (within "
-        f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} has 90 % of the highest throughput.",
+        f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} reaches 90 % of the highest "
+        "throughput.",
         ""
         if memory is None or memory.smallest_that_does_not is None
         else f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.",
@@ -247,7 +248,7 @@ def about_device(answer: Answer) -> str:
 
 
 def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:
-    """Time and cost of every batch size that reached the target; ``confirmed``: only confirmed sizes are compared."""
+    """Time and cost of each batch size that reached the target; ``confirmed`` compares confirmed sizes only."""
     price = price_per_device_hour
     found = [
         (
@@ -277,7 +278,7 @@ class _Resource(NamedTuple):
     unit: str
 
 
-# Resources by the name of the objective that minimises them
+# Resources by the name of the objective that minimises the resource
 RESOURCES: Mapping[str, _Resource] = {
     "time_to_target": _Resource(
         "the least time", lambda row: None if row.time_to_target_s is None else row.time_to_target_s.median, " s"
@@ -288,7 +289,7 @@ RESOURCES: Mapping[str, _Resource] = {
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """Notice of batch sizes that take over 5 % less of another resource than the optimum."""
+    """A notice if a batch size takes over 5 % less of another resource than the optimum."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
@@ -300,7 +301,7 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     if not parts:
         return []
     among = " among the confirmed batch sizes," if confirmed else ""
-    message = f"batch {best.batch_size} is recommended for its {noun} only:{among} {'; '.join(parts)}"
+    message = f"batch {best.batch_size} has the best {noun}, but{among} {'; '.join(parts)}"
     return [Notice(code="trade_off", message=message)]
 
 
@@ -322,7 +323,7 @@ def _cheaper(best: Batch, rows: Sequence[Batch], own: str, noun: str) -> Iterato
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the trade-offs, without empty columns."""
+    """Headings and rows of the trade-offs table, without empty columns."""
     rows = _shown(answer)
     known = {
         heading: cells for heading, shown in _columns(answer).items() if any(cells := [shown(row) for row in rows])
@@ -362,29 +363,29 @@ def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
 
 
 def about_columns(answer: Answer) -> list[str]:
-    """Sentences that explain columns of `trade_off_rows`."""
+    """Sentences that explain the columns of `trade_off_rows`."""
     rows = _shown(answer)
     bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}
     on_device = MemoryBasis.DEVICE in bases
     how = " (sampled; a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
     said = [
-        (on_device, "Peak memory: the most that tensors occupied on the device."),
+        (on_device, "Peak memory: the largest memory of the tensors on the device."),
         (
             bases and not on_device,
             f"Peak memory: growth of the process’s resident memory over the trial{how}.",
         ),
         (
             "test" in parts,
-            "Test metric: at the end of a run, on samples used neither to train nor to stop it; ± is over seeds.",
+            "Test metric: at the end of a run, on samples that neither train nor stop the run; ± is over seeds.",
         ),
         (
             "validation" in parts,
-            "Validation metric: the best of a run, on the samples that stop it at the target; ± is over seeds.",
+            "Validation metric: the best of a run, on the samples that stop the run at the target; ± is over seeds.",
         ),
         (
             any(row.noise_scale is not None for row in rows),
-            "Noise scale: of the gradient near the target, in samples, over all trials of the batch size.",
+            "Noise scale: the gradient noise scale near the target, in samples, over all trials of the batch size.",
         ),
     ]
     return [sentence for holds, sentence in said if holds]

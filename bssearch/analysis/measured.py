@@ -20,7 +20,7 @@ FEWEST_TRIALS = 3  # trials that show that a device is slower
 
 
 class StepTimeAnswer(Model):
-    """Step seconds without accumulation, α + β·B, and the `throughput_knee`."""
+    """Step seconds α + β·B without accumulation, and the `throughput_knee`."""
 
     alpha_s: float
     beta_s: float
@@ -29,7 +29,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """Micro-batch sizes that fit and do not, and the line of peak memory; null if unknown."""
+    """Bounds of the fitting micro-batch size, and the line of peak memory; null if unknown."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None
@@ -38,7 +38,7 @@ class MemoryAnswer(Model):
 
 
 class NoiseFigures(Model):
-    """Gradient noise scale in samples with its 95 % interval; without ``scale``, ``low`` is a lower bound."""
+    """The gradient noise scale in samples with the 95 % interval; without ``scale``, ``low`` is a lower bound."""
 
     scale: float | None
     low: float
@@ -50,7 +50,7 @@ class NoiseFigures(Model):
 
 
 class NoiseAnswer(NoiseFigures):
-    """Gradient noise scale at one batch size: from a probe at ``step``, from ``trials``, or from one ``trial``."""
+    """The gradient noise scale at one batch size, from a probe at ``step``, from ``trials``, or from one ``trial``."""
 
     batch_size: int
     step: int | None = None
@@ -60,16 +60,16 @@ class NoiseAnswer(NoiseFigures):
 
 
 class BatchNoise(NoiseFigures):
-    """Gradient noise scale near the target, pooled over ``trials``: moments are averaged over passes.
+    """The gradient noise scale near the target, from moments averaged over the passes of ``trials``.
 
-    The interval is from differences between trials, if three or more.
+    From three trials on, differences between trials give the interval.
     """
 
     trials: int
 
 
 class Measured(Model):
-    """Probe results; null if not measured."""
+    """Probe results; null if unknown."""
 
     step_time: StepTimeAnswer | None = None
     memory: MemoryAnswer | None = None
@@ -84,9 +84,9 @@ def measured(
     runs: Sequence[TrialRecord],
     by_batch: Mapping[int, BatchNoise] = MappingProxyType({}),
 ) -> Measured:
-    """Step time, memory and noise scale; ``noise`` is newest first, ``runs`` are the optimum's.
+    """Collect step time, memory and noise scale; ``noise`` has the newest first, ``runs`` are the optimum's.
 
-    Noise scale, in order of preference: probe near the target, pooled trials, one trial, probe far from the target.
+    The noise scale is from the first known of: probe near the target, pooled trials, one trial, other probe.
     """
     return Measured(
         step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs, by_batch)
@@ -115,7 +115,7 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
 
 
 def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
-    """Gradient noise scale by batch size."""
+    """The gradient noise scale by batch size."""
     ended = (one for one in trials if one.state.has_result and _noise_of(one).passes)
     found = grouped((one.configuration.batch_size, one) for one in ended)
     return {size: one for size, here in sorted(found.items()) if (one := _noise_of_batch(here)) is not None}
@@ -163,7 +163,7 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield notices of devices slower by `FLAT_RATIO`, by medians of uncontended trials of a `kind_of`."""
+    """Yield a notice if a device is slower by `FLAT_RATIO`, by medians over uncontended trials of a `kind_of`."""
     paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
         one = trial.outcome
@@ -182,6 +182,6 @@ def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
         if counts[device] >= FEWEST_TRIALS and median(found) >= FLAT_RATIO:
             yield (
                 "device_slower",
-                f"steps on device {device} take {median(found):.3g} times as long as on the others; set "
+                f"steps on device {device} take {median(found):.3g} times as long as on other devices; set "
                 f"CUDA_VISIBLE_DEVICES to leave device {device} out",
             )

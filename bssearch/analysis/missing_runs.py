@@ -9,8 +9,8 @@ from bssearch.records import Configuration, TrialRecord
 from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
 
 MOST = 3
-RATES_TRIED = 3  # a batch size with fewer learning rates is untuned
-ENOUGH_RUNS = 3  # runs of a configuration that show the seed-to-seed spread
+RATES_TRIED = 3  # a batch size with fewer learning rates counts as untuned
+ENOUGH_RUNS = 3  # this many runs of a configuration show the seed-to-seed spread
 NEXT_RATE, FARTHEST_RATE = 2.0, 4.0  # factor to the next learning rate without a grid, and the largest factor
 ALIKE = 1.1  # learning rates within this factor count as equal
 
@@ -25,13 +25,13 @@ class MissingRun:
 
     @property
     def values(self) -> dict[str, int | float]:
-        """Parameters by name, as `bssearch trial add` takes them."""
+        """Parameters by name, for `bssearch trial add`."""
         rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
         return {"batch_size": self.batch_size, **rate}
 
     @property
     def in_words(self) -> str:
-        """The run, and why."""
+        """The run with the reason."""
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
         return f"batch {self.batch_size}{rate} ({self.why})"
 
@@ -39,7 +39,7 @@ class MissingRun:
 def missing_runs(
     trials: Sequence[TrialRecord], batches: Sequence[Batch], best: int, worse: Sequence[int]
 ) -> list[MissingRun]:
-    """At most `MOST` runs, the most useful first; ``worse``: batch sizes shown to be slower than the ``best``."""
+    """At most `MOST` runs, the most useful first; ``worse`` has the batch sizes shown to be slower than ``best``."""
     by_number = {one.number: one.configuration for one in trials}
     reached = [row for row in batches if row.best is not None and row.objective_value is not None]
     rows = sorted(reached, key=lambda row: (row.batch_size != best, row.objective_value and row.objective_value.median))
@@ -62,12 +62,14 @@ def _wanted(
     if len(sizes) > 1 and best in (min(sizes), max(sizes)):
         size, end = (2 * best, "largest") if best == max(sizes) else (best // 2, "smallest")
         if size:
-            yield MissingRun(size, _carried(own, size), f"{best} is the {end} batch size tried")
+            yield MissingRun(size, _carried(own, size), f"{best} is the {end} tried batch size")
     for size in (size for size in rivals if rates[size]):
         tried, rate, carried = rates[size], rivals[size].learning_rate, _carried(own, size)
         is_new = carried is not None and not any(1 / ALIKE < carried / one < ALIKE for one in tried)
         if len(tried) < RATES_TRIED and is_new:
-            yield MissingRun(size, carried, f"the learning rate of {best}, carried; {len(tried)} tried there")
+            yield MissingRun(
+                size, carried, f"batch {best}'s learning rate, scaled; this size has {len(tried)} tried learning rates"
+            )
         elif rate in (tried[0], tried[-1]):
             at = "only one" if len(tried) == 1 else "highest" if rate == tried[-1] else "lowest"
             yield MissingRun(size, _beyond(rate, tried), f"{rate:g} is the {at} tried")

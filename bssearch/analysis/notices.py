@@ -1,4 +1,4 @@
-"""Caveats of an answer."""
+"""Notices: the caveats of an answer."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis,
 from bssearch.records.intervals import FEWEST_RUNS, student_t
 from bssearch.spec import StudySpec
 
-NOISE = 0.10  # a notice warns of a higher coefficient of variation over seeds
+NOISE = 0.10  # a notice warns if the coefficient of variation over seeds is higher
 
-FULL = 0.9  # a notice warns of a lower mean share of a batch; 10 % of the batch size hardly change the answer
+FULL = 0.9  # a notice warns if steps have a lower mean share of the batch; 10 % hardly change the answer
 
 
-Told = tuple[str, object, str]
+Caveat = tuple[str, object, str]
 
 
 def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
-    """Caveats of an answer, gravest first."""
+    """The caveats of an answer, the gravest first."""
     tried = [(one.configuration.batch_size, one.configuration.parameters) for one in trials if says_something(one)]
-    told: list[Told] = [
+    caveats: list[Caveat] = [
         *_about_confirmation(spec, trials, verdict),
         *_about_the_choice(spec, trials, verdict),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
@@ -50,10 +50,10 @@ def notices(
         *_about_measurements(verdict, probes),
         *((code, True, sentence) for code, sentence in about_devices(trials)),
     ]
-    return [Notice(code=code, message=message) for code, holds, message in told if holds]
+    return [Notice(code=code, message=message) for code, holds, message in caveats if holds]
 
 
-def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
+def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
     queued = sum(trial.state is TrialState.QUEUED for trial in trials)
     confirming = any(trial.phase is Phase.CONFIRM for trial in trials)
     wanted, objective = spec.confirm.runs, verdict.optimal.objective
@@ -71,22 +71,21 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "unconfirmed",
             not verdict.confirmed,
-            "the answer uses single runs, and the best of many runs is partly luck; repeat the best runs with other "
+            "the answer is from single runs, and the best of many runs is partly luck; repeat the best runs with other "
             "seeds"
             if spec.is_imported
-            else "the answer uses single search trials; until the best of many trials is confirmed, its time is "
-            "partly luck",
+            else "the answer is from single search trials, so the best time is partly luck until confirmed",
         ),
         (
             "confirmation_incomplete",
             late,
-            f"neighbours are not confirmed yet (batch {', '.join(map(str, sorted({*late.values()})))}: {made} of "
-            f"{wanted} runs); `{confirm}` completes them",
+            f"neighbours (batch {', '.join(map(str, sorted({*late.values()})))}) have {made} of {wanted} confirmation "
+            f"runs; `{confirm}` adds runs",
         ),
         (
             "confirmation_incomplete",
             lacks_runs and not late,
-            f"confirmation is incomplete ({made} of {wanted} runs per configuration); `{confirm}` completes it",
+            f"confirmation is incomplete ({made} of {wanted} runs per configuration); `{confirm}` adds runs",
         ),
         (
             "confirmation_missed",
@@ -94,13 +93,13 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             "no finalist reached the target in at least half of the confirmation runs",
         ),
         *(
-            ("confirmation_stopped", True, f"{plainly_missed(one)}; its confirmation was stopped")
+            ("confirmation_stopped", True, f"{plainly_missed(one)}; bssearch stopped the confirmation")
             for one in plain_misses(trials, objective)
         ),
     ]
 
 
-def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
+def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
     outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
     bases = {outcome.seconds_basis for outcome in outcomes if outcome.steps}
     optimal, sizes = verdict.optimal, spec.batch_sizes
@@ -116,23 +115,23 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "wall_seconds",
             SecondsBasis.WALL in bases,
-            "times are wall-clock seconds from the program's first report, including evaluations; do not compare them "
-            "with measured times",
+            "times are wall-clock seconds from the program's first report, with evaluations; do not compare these "
+            "times with measured times",
         ),
         (
             "reported_seconds",
             SecondsBasis.REPORTED in bases,
-            "times are the training seconds that the program reports",
+            "times are training seconds as reported by the program",
         ),
         (
             "seconds_mixed",
             len(bases) > 1,
-            "only some trials report their own seconds; do not compare reported with measured times",
+            "only some trials report training seconds; do not compare reported with measured times",
         ),
         (
             "only_one_batch_size",
             len(verdict.by_batch) == 1,
-            f"only batch {best} was run; run another batch size to compare",
+            f"only batch {best} ran; run another batch size to compare",
         ),
         (
             "optimum_at_edge",
@@ -155,31 +154,32 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "equal_runs",
             known.runs == known.reached >= FEWEST_RUNS and known.low is None,
-            f"the {known.runs} runs of the optimum have equal results, so there is no interval; evaluate more often",
+            f"the {known.runs} runs of the optimum have equal results, so the interval is unknown; evaluate more often",
         ),
         (
             "seeds_ignored",
             verdict.ignores_seeds,
-            "runs with different seeds are equal, so the training ignores the trial's seed; seed the training from "
-            "the trial to measure the spread",
+            "runs with different seeds are equal, so the training ignores the seed; seed the training from the trial "
+            "to measure the spread",
         ),
         ("missed_runs", missed, f"{missed} of {known.runs} runs of the optimum missed the target"),
         (
             "seed_noise",
             variation > NOISE,
-            f"run-to-run variation is {variation:.0%}: the mean of {known.runs} runs is known to "
-            f"± {student_t(max(1, known.runs - 1)) * variation / math.sqrt(max(1, known.runs)):.0%}",
+            f"run-to-run variation is {variation:.0%}: the mean of {known.runs} runs has an interval of ± "
+            f"{student_t(max(1, known.runs - 1)) * variation / math.sqrt(max(1, known.runs)):.0%}",
         ),
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"batch {best} has the least expected time by all runs and the law; the least median, of batch {least}, is "
-            "not shown to be better",
+            f"batch {best} has the least expected time, by all runs and the law; batch {least} has the least median, "
+            "but is not shown to be better",
         ),
         (
             "smallest_within_5_percent",
             verdict.rule == "smallest_shown_within_5_percent",
-            f"batch {least} has the least median; {best} is the smallest batch size shown to be within 5 % of it",
+            f"batch {least} has the least median; batch {best} is the smallest size shown to be within 5 % of this "
+            "median",
         ),
         (
             "not_separated",
@@ -189,17 +189,17 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "unconfirmed_rival",
             single,
-            f"batch {', '.join(single)} was faster than {best} in a single "
+            f"batch {', '.join(single)} was faster than batch {best} in a single "
             + (
-                "run, which is partly luck; repeat it with other seeds"
+                "run, which is partly luck; repeat the run with other seeds"
                 if spec.is_imported
-                else "search trial, which is partly luck; raise confirm.top to confirm it too"
+                else "search trial, which is partly luck; raise confirm.top to confirm this size too"
             ),
         ),
         (
             "default_missed",
             tried and not any(trial.state is TrialState.REACHED for trial in tried),
-            f"the default configuration never reached the target within its limit{_of(tried, spec)}",
+            f"the default configuration never reached the target within the limit{_of(tried, spec)}",
         ),
     ]
 
@@ -211,7 +211,7 @@ def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
     return f" ({len(runs)} run{'s' if len(runs) > 1 else ''}{came})"
 
 
-def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
+def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
     optimal, best = verdict.optimal, verdict.optimal.configuration.batch_size
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
@@ -234,43 +234,42 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             f"{shared} of {len(compared)} {'confirmation runs' if verdict.confirmed else 'runs of the optimum'} "
             "shared the device with other work; "
             + (
-                f"all are compared by {optimal.objective.common.in_words}"
+                f"the answer compares all by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
-                else "if the model was timed, such a run counts as steps × step time measured in isolation"
+                else "their times are steps × the step time from a quiet device, if the model was timed"
                 if spec.varied_in_model
-                else "such a run counts as steps × step time measured in isolation"
+                else "their times are steps × the step time from a quiet device"
             ),
         ),
         (
             "coarse_evaluation",
             hits and all(outcome.last_miss_step == 0 for outcome in hits),
-            f"batch {best} met the target at its first evaluation, so the time is interpolated from step 0. In a new "
-            "study, lower budget.trial_train_seconds to evaluate more often, or set a harder target",
+            f"batch {best} met the target at the first evaluation, so the time is a rough interpolation; in a new "
+            "study, evaluate more often or set a harder target",
         ),
         (
             "incomplete_batch_dropped",
             dropped,
-            f"batch {best} drops {dropped} samples per epoch (incomplete last batch)",
+            f"batch {best} drops {dropped} samples per epoch (the incomplete last batch)",
         ),
         (
             "steps_skipped",
             skipped,
-            f"loss scaling skipped {skipped} of {taken} steps of batch {best}, which count as steps; train in bf16",
+            f"loss scaling skipped {skipped} of {taken} steps of batch {best}, but skipped steps count; train in bf16",
         ),
         (
             "smaller_batches",
             smaller,
-            f"steps trained fewer samples than their batch size on average: {', '.join(smaller)}. The cause is "
-            "incomplete last batches or too little data; use drop_last=True, and batch sizes below the number of "
-            "training samples",
+            f"mean samples per step are below the batch size: {', '.join(smaller)}; use drop_last=True and batch sizes "
+            "below the number of training samples",
         ),
-        ("failed_trials", failed, f"{failed} trials failed; `bssearch trial list {spec.name}` shows them"),
+        ("failed_trials", failed, f"{failed} trials failed; `bssearch trial list {spec.name}` shows the reasons"),
         (
             "default_outside_space",
             not spec.is_imported
             and spec.space.encode(default_configuration(spec, trials)) is None
             and any(trial.phase is Phase.SEARCH for trial in trials),
-            "the default configuration is outside the search space",
+            "the default configuration is outside the search space; widen the space or change the default",
         ),
         (
             "accuracy_not_compared",
@@ -279,14 +278,13 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             and not spec.is_imported
             and best >= 2 * spec.default.batch_size
             and not any(trial.phase is Phase.TO_BUDGET for trial in trials),
-            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; {spec.target.metric} after equal "
-            "train seconds was not compared: "
-            f"`bssearch study confirm {shlex.quote(spec.name)} --to-budget`",
+            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; `bssearch study confirm "
+            f"{shlex.quote(spec.name)} --to-budget` compares {spec.target.metric} after equal train seconds",
         ),
     ]
 
 
-def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> list[Told]:
+def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> list[Caveat]:
     warned = [set(one.warnings) for one in verdict.optimal.outcomes]
     contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.undelayed_step_seconds is None]
     return [
@@ -294,23 +292,23 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
         (
             "step_times_contended",
             contended,
-            f"other work disturbed the step times of batch {', '.join(contended)}; `bssearch probe step-time` "
-            "measures them again",
+            f"other work disturbed the step times of batch {', '.join(contended)}; run `bssearch probe step-time` "
+            "again",
         ),
     ]
 
 
 def retargeted(target: Target) -> Notice:
-    """Caveat of an answer for an easier target."""
+    """The caveat of an answer for an easier target."""
     return Notice(
         code="retargeted",
-        message=f"the search aimed at {target.metric} {target.value:g}; it may have missed a batch size that is better "
-        "at the easier target",
+        message=f"the search aimed at {target.metric} {target.value:g} and may have missed a better batch size "
+        "for the easier target",
     )
 
 
 def about_versions(versions: Sequence[str]) -> list[Notice]:
-    """Caveat if torch versions differ."""
+    """A caveat if torch versions differ."""
     if len(versions) < 2:
         return []
     return [
@@ -322,14 +320,14 @@ def about_versions(versions: Sequence[str]) -> list[Notice]:
 
 
 def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
-    """Caveats about notable metric gaps after equal train seconds."""
+    """Caveats about notable gaps of the metric after equal train seconds."""
     if found is None:
         return []
     shared, runs = (sum(counts) for counts in zip(*((row.contended, row.runs) for row in found.batches), strict=True))
     unlike = Notice(
         code="generalisation_contended",
-        message=f"{shared} of {runs} runs of {found.train_seconds:g} s shared the device with other work and trained "
-        "for fewer steps in that time",
+        message=f"{shared} of {runs} runs of {found.train_seconds:g} s shared the device with other work "
+        "and therefore trained for fewer steps",
     )
     return [unlike] * bool(shared) + [
         Notice(code="generalisation_gap", message=_gap_sentence(found, row, row.gap, target))
@@ -376,9 +374,9 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
     return one.low <= other.high and other.low <= one.high
 
 
-HOST_BOUND = 0.10  # host-bound share above which a notice warns
+HOST_BOUND = 0.10  # a notice warns if the host-bound share is higher
 
-FEWEST_SIZES = 2  # sizes without host limit that a line of step times needs
+FEWEST_SIZES = 2  # a line of step times needs two batch sizes that are not host-bound
 
 
 def about_the_host(
@@ -388,15 +386,17 @@ def about_the_host(
     law: LawFit | None,
     compile_mode: str,
 ) -> list[Notice]:
-    """Caveat of a host-bound optimum, with the optimum by the device's own step times."""
+    """A caveat if the optimum is host-bound, with the optimum for a faster host."""
     size = optimal.configuration.batch_size
     share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
     if share is None or share <= HOST_BOUND:
         return []
-    return [Notice(code="host_bound", message=". ".join(_told(size, share, optimal, probes, law, compile_mode)))]
+    return [
+        Notice(code="host_bound", message=". ".join(_host_caveats(size, share, optimal, probes, law, compile_mode)))
+    ]
 
 
-def _told(
+def _host_caveats(
     size: int,
     share: float,
     optimal: Candidate,
@@ -404,23 +404,20 @@ def _told(
     law: LawFit | None,
     compile_mode: str,
 ) -> Iterator[str]:
-    yield (
-        f"the host may not keep the device busy at batch {size}: the host-bound share is {share:.0%}, above "
-        f"{HOST_BOUND:.0%}"
-    )
+    yield (f"the host limits steps at batch {size}: the host-bound share is {share:.0%}, more than {HOST_BOUND:.0%}")
     if optimal.objective.trials_race:
         wanting = _wanting(probes, law)
         found = None if wanting or law is None else device_optimum(probes, law)
         if found is not None:
             verb = "still be" if found.batch_size == size else "be about"
-            yield f"Without the host's limit the optimum would {verb} {found.name}, by the law"
+            yield f"With a faster host, the law's optimum would {verb} {found.name}"
         else:
-            yield f"The optimum without the host's limit is unknown: {wanting or NO_LINE}"
+            yield f"The optimum with a faster host is unknown: {wanting or NO_LINE}"
     if compile_mode not in WITH_CUDA_GRAPHS:
         yield "In a new study, set training: {compile: reduce-overhead} to run the model as CUDA graphs"
 
 
-NO_LINE = "among the batch sizes that are not host-bound, a larger batch is no slower"
+NO_LINE = "if not host-bound, a larger batch is no slower"
 
 
 def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
@@ -433,7 +430,7 @@ def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
-    """Step times without accumulation that are not host-bound, by ascending batch size."""
+    """Step times without accumulation and not host-bound, by ascending batch size."""
     return [
         one
         for one in sorted(probes, key=lambda one: one.batch_size)
@@ -445,10 +442,10 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
 
 
 def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
-    """Predicted optimum if each step took the device's own time.
+    """The predicted optimum if the host never limits a step.
 
-    A host-bound step takes α + β·B, fitted to the other sizes, but at least (1 − share)·t and at most its measured time
-    t. Other and accumulating steps keep their measured time.
+    A host-bound step takes α + β·B by the fit to other sizes, within (1 − share)·t and the measured time t. All other
+    steps keep the measured time.
     """
     if (line := fit_step_time(device_bound(probes), FEWEST_SIZES)) is None:
         return None

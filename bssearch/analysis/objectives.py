@@ -1,4 +1,4 @@
-"""Objectives: the figure of a trial that a study minimises, and the seconds to the target."""
+"""Objectives: the figure that a study minimises, and the seconds to the target."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from bssearch.records.step_times import (
 )
 from bssearch.spec import StudySpec
 
-# Seconds by bssearch's clock, by steps × step time, or by a program's wall clock or report
+# Seconds by bssearch's clock, by steps × step time, by a program's wall clock, or by a program's report
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
 
-FEW = 0.25  # a lower share of contended runs is ignored: if step times are 10 % off, a geometric mean moves below 3 %
+FEW = 0.25  # a lower share of contended runs moves a geometric mean by less than 3 % if step times are 10 % off
 
-WHOLE = 0.98  # a run with this share of the limit counts as whole; device and host clocks differ by less
+WHOLE = 0.98  # a run counts as whole from this share of the limit on; device and host clocks differ by less
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
-    """Seconds to the target, if reached."""
+    """Seconds to the target; None unless reached."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return None
     if (basis or trial_basis(trial)) == "steps_x_step_time":
@@ -52,7 +52,7 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Steps × step time for a contended trial of unknown delay, else its own basis."""
+    """Steps × step time for a contended trial with unknown delay, else the trial's basis."""
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
         return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
@@ -65,9 +65,9 @@ Kind = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class CommonSeconds:
-    """Seconds as steps × a step time, to compare runs by.
+    """Seconds as steps × a common step time.
 
-    ``pooled``: step times of all trials of a kind, corrected for slowdowns (`pool_paces`); None if measured separately.
+    ``pooled``: step times by kind, corrected for slowdowns (`pool_paces`); None if probes measured the step times.
     """
 
     step_seconds: StepSeconds
@@ -75,13 +75,13 @@ class CommonSeconds:
 
     @property
     def in_words(self) -> str:
-        """Source of the step times."""
+        """Names the source of the step times."""
         if self.pooled is None:
-            return "steps × the step time of their batch size"
+            return "steps × step time"
         return "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time of a trial's (first) configuration."""
+        """The step time of a trial's configuration, at the first batch size."""
         if self.pooled is not None:
             return self.pooled.get(kind_of(trial.configuration))
         place = *split(trial.configuration), *model_parameters(trial.configuration)
@@ -89,13 +89,13 @@ class CommonSeconds:
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
-        """Seconds of a trial's first steps."""
+        """The seconds of a trial's first ``steps``."""
         step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
         return None if step_time is None or equal is None else equal * step_time.seconds
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Properties of a configuration that determine its step time."""
+    """The values of a configuration that determine the step time."""
     one = configuration
     switches = sorted(
         (name, value if isinstance(value, bool | str) else value is not None)
@@ -110,19 +110,21 @@ def kind_of(configuration: Configuration) -> Kind:
 def common_seconds(
     runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
 ) -> CommonSeconds | None:
-    """Common seconds to compare runs by; None if each run keeps its own seconds.
+    """Common seconds for comparing runs; None if runs compare by own seconds.
 
-    If CPU waits and the reference kernel's time are known for all runs, steps × the pooled step time of their kind
-    counts, ``others`` included. Otherwise own seconds count, unless over `FEW` of a configuration's runs were
-    contended. Then steps × step time count, from ``step_seconds`` or the newest such run.
+    With known CPU waits and reference kernel times, runs compare by steps × the step time pooled over each kind, with
+    ``others``. Else runs compare by own seconds, unless more than `FEW` of a configuration's runs were contended. Then
+    runs compare by steps × step time, from ``step_seconds``, else from the newest run.
     """
     paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
     for trial in (*runs, *others):
         if (pace := _pace(trial, step_seconds)) is not None:
             paces[kind_of(trial.configuration)][trial.number] = pace
-    told = [run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)]
-    compared = {kind_of(run.configuration) for run in told}
-    if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
+    counted = [
+        run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)
+    ]
+    compared = {kind_of(run.configuration) for run in counted}
+    if counted and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in counted):
         return CommonSeconds(
             step_seconds, pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
         )
@@ -160,7 +162,7 @@ def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
 
 
 def ran_to_its_end(trial: TrialRecord) -> bool:
-    """True if a trial trained to its limit or its schedule's horizon, target reached or not."""
+    """True if a trial trained to the limit or the schedule's horizon, with or without reaching the target."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return trial.state is TrialState.EXHAUSTED
     horizon = trial.configuration.parameters.get("horizon_samples")
@@ -169,34 +171,31 @@ def ran_to_its_end(trial: TrialRecord) -> bool:
     return trial.outcome.train_seconds >= WHOLE * trial.train_seconds_limit
 
 
-LARGEST_LOG_RATIO = 300.0  # squares stay finite in double precision
+LARGEST_LOG_RATIO = 300.0  # the square is finite in double precision
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A figure of a trial to minimise.
-
-    Figures are compared by `log`: a difference of log 1.05 is 5 %.
-    """
+    """A trial's figure to minimise; a difference of log 1.05 in `log` is 5 %."""
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""  # with a leading space
 
-    comparative: ClassVar[tuple[str, str]] = ("better", "worse")  # words for a smaller and a larger figure
+    comparative: ClassVar[tuple[str, str]] = ("better", "worse")  # words for smaller and larger figures
 
     equal: ClassVar[str] = "the same as"
     phrase: ClassVar[str] = "with {}"
 
     axis_title: ClassVar[str]
-    exceeds: ClassVar[str] = "more"  # word for a figure above its lower bound
+    exceeds: ClassVar[str] = "more"  # word for figures above a lower bound
 
-    digits: ClassVar[int] = 3  # significant digits shown
+    digits: ClassVar[int] = 3  # significant digits
 
-    # True if the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
-    # sampler's model of time need this.
+    # True if the figure grows with train seconds at the same rate at every batch size, as pausing, racing and the
+    # time-model sampler require.
     trials_race: ClassVar[bool] = False
 
-    stops_at_target: ClassVar[bool] = True  # true if a trial ends at its target instead of its limit
+    stops_at_target: ClassVar[bool] = True  # True if a trial ends at the target, not at the limit
 
     has_ratios: ClassVar[bool] = True
 
@@ -206,45 +205,45 @@ class Objective(ABC):
 
     @property
     def unit(self) -> str:
-        """Unit of `shown`, with a leading space."""
+        """The unit of `shown`, with a leading space."""
         return self.own_unit
 
     @property
     def noun(self) -> str:
-        """ "time" in "1.3× the time of the optimum"."""
+        """The noun in a phrase such as "1.3× the time of the optimum"."""
         return self.name.partition("_")[0]
 
     @property
     def label(self) -> str:
-        """Name as a heading."""
+        """The name as a heading."""
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """Heading of a chart; ``wanted`` is the target in words."""
+        """A chart's heading; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
+        """The result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
         return f"{reaches_target} {self.phrase.format(figure)}"
 
     @abstractmethod
     def figure(self, trial: TrialRecord) -> float | None:
-        """Figure; None if missed or not measured."""
+        """The figure; None if missed or not measured."""
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """Lower bound of a stopped trial's figure, from its last miss."""
+        """The lower bound of a stopped trial's figure, from the last miss."""
 
     def shown(self, figure: float) -> float:
-        """Figure in the unit shown to users."""
+        """The figure in the users' unit."""
         return figure
 
     def in_own_unit(self) -> Objective:
-        """Objective whose figures are in the shown unit and have ratios."""
+        """An equal objective with figures in the users' unit, which have ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
-        """Figure on a scale with equal seed-to-seed spread; None for zero."""
+        """The figure on a scale with equal seed-to-seed spread; None for zero."""
         return math.log(figure) if figure > 0 else None
 
     def from_log(self, value: float) -> float:
@@ -252,7 +251,7 @@ class Objective(ABC):
         return math.exp(min(value, 2 * LARGEST_LOG_RATIO))
 
     def ratio(self, figure: float, other: float) -> float:
-        """How many times worse a figure is than another."""
+        """The factor by which a figure is worse than another."""
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
@@ -262,62 +261,59 @@ class Objective(ABC):
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """Objective that compares runs by the same kind of seconds; see `common_seconds`."""
+        """An equal objective that compares runs by `common_seconds`."""
         common = common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:
-        """Source of a trial's seconds."""
+        """The source of a trial's seconds."""
         is_product = self.common is not None and self.common.step_time(trial) is not None
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time in a trial's figure; None if its own seconds count."""
+        """The step time in a trial's figure; None if the figure is from own seconds."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Figure after a number of steps on one device; None if steps and step time do not determine it."""
+        """The figure after ``steps`` on one device; None if steps and step time do not determine the figure."""
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Train seconds after which a trial cannot beat ``best``; infinite without a best trial.
-
-        Returns ``full``, a trial's limit, if figures are known only at the limit.
-        """
+        """Train seconds after which a trial cannot beat ``best``; ``full``, the trial's limit, by default."""
         return math.inf if best is None else full
 
     def target_problem(self, trial: TrialRecord) -> SpecError | None:
-        """Error if a trial met the target before its first step."""
+        """An error if a trial met the target before the first step."""
         if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
             return None
         return SpecError(
             f"target.value = {self.target.value:g} is met before the first step: "
             f"trial {trial.number} starts with {self.target.metric} = {trial.outcome.best_metric:.4g}",
-            hint="set a harder target, under a new name; this one needs no training",
+            hint="set a harder target, under a new name",
         )
 
     def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
-        """Error if a trial shows that the device cannot measure the figure."""
+        """An error if a trial shows that the device cannot measure the figure."""
         return None
 
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
-    """Objective by its name."""
+    """Create an objective by name."""
     kind = registry.load_class("objectives", name, Objective)  # type: ignore[type-abstract]
     return kind(target=target, price_per_device_hour=price_per_device_hour)
 
 
 def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
-    """Objective of a spec, for its own or an easier target."""
+    """The spec's objective, for the spec's or an easier target."""
     return make_objective(spec.objective, target or spec.record_target, spec.price_per_device_hour)
 
 
 class BySeconds(Objective):
-    """A figure that follows from the seconds to the target."""
+    """A figure that depends on the seconds to the target."""
 
     @abstractmethod
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Figure for seconds to the target."""
+        """The figure for ``seconds`` to the target."""
 
     def figure(self, trial: TrialRecord) -> float | None:
         """See `Objective.figure`."""
@@ -329,7 +325,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Figure at the last miss; None if the trial was contended and its step time is unknown."""
+        """The figure at the last miss; None if the trial was contended and has no step time."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -347,7 +343,7 @@ class BySeconds(Objective):
 
 
 class TimeToTarget(BySeconds):
-    """Train seconds to the target, as if alone on the device."""
+    """Train seconds to the target without other work on the device."""
 
     name = "time_to_target"
     own_unit = " s"
@@ -359,7 +355,7 @@ class TimeToTarget(BySeconds):
     trials_race = True
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
-        """The seconds themselves."""
+        """``seconds``, unchanged."""
         return seconds
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
@@ -367,7 +363,7 @@ class TimeToTarget(BySeconds):
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Best trial's measured seconds, contended or not."""
+        """The best trial's measured seconds, even if contended."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
@@ -376,13 +372,13 @@ TIME = TimeToTarget()
 
 
 def least_of(trials: Iterable[TrialRecord], objective: Objective = TIME) -> TrialRecord | None:
-    """Trial with the least figure."""
+    """The trial with the least figure."""
     known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
     return min(known)[2] if known else None
 
 
 class CostToTarget(TimeToTarget):
-    """Hours × devices × the price of a device-hour; device-hours without a price."""
+    """Device-hours × the price per device-hour, or plain device-hours without a price."""
 
     name = "cost_to_target"
     comparative = ("cheaper", "dearer")
@@ -393,7 +389,7 @@ class CostToTarget(TimeToTarget):
 
     @property
     def unit(self) -> str:
-        """ "device-hours", or empty if a price is set."""
+        """Device-hours, or empty with a price."""
         return " device-hours" if self.price_per_device_hour is None else ""
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
@@ -410,7 +406,7 @@ class CostToTarget(TimeToTarget):
 
 
 class EnergyToTarget(BySeconds):
-    """The device's mean reported power × seconds, in joules."""
+    """The device's mean power × seconds, in joules."""
 
     name = "energy_to_target"
     own_unit = " J"
@@ -423,18 +419,18 @@ class EnergyToTarget(BySeconds):
         return None if power is None else power * seconds
 
     def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
-        """Error if a trial reached the target but the device reported no power."""
+        """An error if a trial reached the target but the device reported no power."""
         if trial.outcome is None or trial.state is not TrialState.REACHED or self.figure(trial) is not None:
             return None
         return LaunchError(
-            f"objective = energy_to_target: {device_name} does not report its power, so the energy of trial "
-            f"{trial.number} is unknown",
+            f"objective = energy_to_target: {device_name} reports no power, so the energy of trial {trial.number} is "
+            "unknown",
             hint="use a CUDA device with the extra gpu, or time_to_target or cost_to_target, which need only seconds",
         )
 
 
 class SamplesToTarget(Objective):
-    """Training samples to the target, whatever the device."""
+    """Training samples to the target, on any device."""
 
     name = "samples_to_target"
     own_unit = " samples"
@@ -458,7 +454,7 @@ class SamplesToTarget(Objective):
         return steps * batch_size
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Seconds of the best trial's samples at the probed batch size."""
+        """Seconds for the best trial's samples at the probed batch size."""
         if best is None or probe.step_seconds is None:
             return super().seconds_as_good_as(best, probe, full)
         samples = self.figure(best)
@@ -466,7 +462,7 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Samples of a trial's first steps, by its mean samples per step."""
+    """Samples in a trial's first ``steps``, by the trial's mean samples per step."""
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)
@@ -481,13 +477,13 @@ def _planned(trial: TrialRecord, steps: int) -> float:
     return schedule.samples_after(steps)
 
 
-AS_GOOD = 0.005  # share of the target's value that is 5 % by `log`
+AS_GOOD = 0.005  # this share of the target's value is a difference of 5 % by `log`
 
 
 class MetricInBudget(Objective):
-    """The best validation metric at the full limit, signed so that less is better.
+    """The best validation metric at the full limit, with the sign that makes less better.
 
-    Trials that stopped early have no figure. The target's value only scales differences.
+    Trials that ended early have no figure. The target's value only scales differences.
     """
 
     name = "metric_in_budget"
@@ -501,28 +497,28 @@ class MetricInBudget(Objective):
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Sentence that names the metric reached."""
+        """The result in words, with the best metric."""
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Best metric of a completed trial, less is better."""
+        """The best metric of a completed trial, with the sign that makes less better."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
 
     def bound(self, trial: TrialRecord) -> None:
-        """None: any metric was still possible."""
+        """None, because a stopped trial could still have reached any metric."""
 
     def shown(self, figure: float) -> float:
-        """The figure as the metric, with its sign."""
+        """The figure as the plain metric."""
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:
-        """Objective of plain metrics, compared as ratios if positive."""
+        """The objective with plain metrics, which have ratios if positive."""
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
-        """Figure in units of `AS_GOOD` of the target's value, each log 1.05."""
+        """The figure in log 1.05 per `AS_GOOD` of the target's value."""
         return figure * self._scale
 
     def from_log(self, value: float) -> float:
@@ -542,12 +538,12 @@ class MetricInBudget(Objective):
         return full
 
     def target_problem(self, trial: TrialRecord) -> None:
-        """A target met before the first step ends no trial."""
+        """None, because trials train past the target."""
 
     @property
     def _target(self) -> Target:
         if self.target is None:
-            raise UsageError("metric_in_budget needs a target: the target names the metric and its direction")
+            raise UsageError("metric_in_budget needs a target, which gives the metric and the direction")
         return self.target
 
     @property

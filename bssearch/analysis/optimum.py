@@ -1,4 +1,4 @@
-"""The optimal batch size and its confirmation runs."""
+"""The optimal batch size and the confirmation runs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, Tr
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import PooledStepTime, StepSeconds
 
-FEWEST_ALIKE = 3  # from this many equal runs on, seeds count as ignored
+FEWEST_ALIKE = 3  # this many equal runs show that the training ignores seeds
 
-HALF = 0.5  # share of runs that must reach the target for a median
+HALF = 0.5  # least share of runs that reach the target, for a median
 
 
 @dataclass(frozen=True, slots=True)
 class PlainMiss:
-    """A configuration that plainly misses the target with fresh seeds: in more than half of its runs.
+    """A configuration that surely misses the target in more than half of the runs with fresh seeds.
 
-    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934), tested after each run.
+    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934).
     """
 
     configuration: Configuration
@@ -46,23 +46,23 @@ class PlainMiss:
 
     @property
     def at_most(self) -> float:
-        """Upper 95 % bound of the share of runs that reach the target."""
+        """The upper 95 % bound of the share of runs that reach the target."""
         return at_most(self.reached, self.runs)
 
 
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[PlainMiss]:
-    """Configurations that plainly miss the target, in the order of their first runs, each seed once."""
+    """Configurations that plainly miss the target, ordered by first run, with one run per seed."""
     found = []
     for runs in _runs_by_configuration(trials).values():
-        told = {run.seed: run for run in reversed(runs) if says_something(run)}  # a seed's first run
-        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in told.values())
-        if told and at_most(reached, len(told)) < HALF:
-            found.append(PlainMiss(runs[0].configuration, reached, len(told)))
+        counted = {run.seed: run for run in reversed(runs) if says_something(run)}  # a seed's first run
+        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in counted.values())
+        if counted and at_most(reached, len(counted)) < HALF:
+            found.append(PlainMiss(runs[0].configuration, reached, len(counted)))
     return found
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
-    """True if `FEWEST_ALIKE` runs or more repeat another seed's steps and metric, and no run differs."""
+    """True if at least `FEWEST_ALIKE` runs repeat another seed's steps and metric, and no run differs."""
     alike = 0
     for runs in groups:
         ended = {run.seed: (run.outcome.steps, run.outcome.final_metric) for run in runs if run.outcome is not None}
@@ -73,39 +73,39 @@ def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
 
 
 def plainly_missed(miss: PlainMiss) -> str:
-    """Sentence about a plain miss."""
+    """A sentence about a plain miss."""
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
-        f"with fresh seeds, so at most {miss.at_most:.0%} of its runs do (95 % confidence)"
+        f"with fresh seeds, so at most {miss.at_most:.0%} of runs do (95 % confidence)"
     )
 
 
 def too_few_runs(runs: int, wanted: int | None) -> str:
-    """Sentence about too few runs; ``wanted`` is None for imported studies."""
+    """A sentence about too few runs; ``wanted`` is None for imported studies."""
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
     needs = f"an interval needs {FEWEST_RUNS}"
     if wanted is None:
-        return f"{made}; {needs}"
+        return f"{made} and {needs}"
     if wanted < FEWEST_RUNS:
-        return f"{made}, as confirm.runs = {wanted} asks; {needs}: set `confirm.runs: {FEWEST_RUNS}`"
-    return f"{made} that finished; {needs}: `bssearch study confirm` adds runs"
+        return f"{made} (confirm.runs = {wanted}) and {needs}; set `confirm.runs: {FEWEST_RUNS}`"
+    return f"{made} and {needs}; `bssearch study confirm` adds runs"
 
 
 def says_something(trial: TrialRecord) -> bool:
-    """True if a trial ended by itself, neither paused nor out of memory."""
+    """True if a trial has a result and is neither paused nor out of memory."""
     return trial.state.has_result and trial.state not in {TrialState.OOM, TrialState.PAUSED}
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Fewest ended runs of any configuration in confirmation, plain misses excluded."""
+    """The fewest ended runs of a configuration in confirmation, without plain misses."""
     missed = {one.configuration.key for one in plain_misses(trials, objective)}
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in missed]
     return min(had, default=confirmation_runs)
 
 
 def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Keys and batch sizes of configurations that lack runs and began after all others were complete."""
+    """Keys and batch sizes of incomplete configurations that started after all other configurations were complete."""
     by_configuration = _runs_by_configuration(trials)
     enough = min(confirmation_runs, FEWEST_RUNS)
     lacking = {key: runs for key, runs in by_configuration.items() if len(_had(runs)) < enough}
@@ -137,15 +137,15 @@ def _complete_at(runs: Sequence[TrialRecord], wanted: int) -> float:
     return numbers[wanted - 1] if len(numbers) >= wanted else math.inf
 
 
-KNOWN = 1e9  # degrees of freedom of an error whose size is known
+KNOWN = 1e9  # degrees of freedom of an error of known size
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure over seeds: median, 95 % interval, and the number of runs that reached the target.
+    """A figure over seeds: the median, the 95 % interval, and the number of runs that reached the target.
 
-    The median is None if half of the runs or more missed the target, the interval below three runs or with any miss.
-    ``unresolved`` and the error of ``step_time`` do not shrink with more runs.
+    The median is None if at least half of the runs missed the target. The interval is None below three runs or with a
+    miss. More runs do not reduce ``unresolved`` and the error of ``step_time``.
     """
 
     median: float | None
@@ -161,7 +161,7 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """Standard error of the log step time, if used."""
+        """The standard error of the log step time; 0 without step time."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
@@ -171,15 +171,16 @@ class Estimate:
 
     @property
     def variation(self) -> float | None:
-        """Log-normal coefficient of variation over seeds."""
+        """The log-normal coefficient of variation over seeds; None below two hits."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
-    """Figure of one configuration over its repeats.
+    """Estimate a configuration's figure from repeats.
 
     The interval is Student's t on logarithms, because seed noise is multiplicative. The interval includes the errors of
-    the shared step time and the median, and `PooledStepTime.excess` downwards; for imported runs also the last miss.
+    the shared step time and of the median. The lower end includes `PooledStepTime.excess` and, for imported runs, the
+    gap to the last miss.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
@@ -217,7 +218,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
 
 
 def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
-    """Pooled standard deviation of log figures over seeds; None without repeats."""
+    """The pooled standard deviation of log figures over seeds; None without repeats."""
     known = [one for one in estimates if one.reached > 1]
     freedom = sum(one.reached - 1 for one in known)
     return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom) if freedom else None
@@ -233,9 +234,9 @@ def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
 def deviation_of(
     logs: Sequence[float], runs: Sequence[TrialRecord], *, is_crossing: bool = True
 ) -> tuple[float, float]:
-    """Deviation of log figures over seeds, and its part that more runs do not lessen.
+    """The deviation of log figures over seeds, and the part that more runs do not reduce.
 
-    The deviation is at least that of a hit anywhere between two evaluations.
+    The deviation is at least the deviation of a uniform hit between two evaluations.
     """
     if len(logs) < 2:
         return 0.0, 0.0
@@ -244,7 +245,7 @@ def deviation_of(
 
 
 def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
-    # Standard deviation from the gaps between last misses and hits, and the gap of hits without interpolation
+    # The standard deviation due to the gaps between last misses and hits, and the gap of hits without interpolation
     gaps = [(gap, run.outcome) for run in runs if (gap := log_gap(run)) and run.outcome is not None]
     whole = [gap for gap, one in gaps if one.steps_to_target == one.first_hit_step and one.last_miss_seconds is None]
     deviation = statistics.median(gap for gap, _ in gaps) / math.sqrt(12) if gaps else 0.0
@@ -252,9 +253,9 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
 
 
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:
-    """95 % interval of slower / faster (Welch's t on logarithms); None if either has no interval.
+    """The 95 % interval of slower / faster by Welch's t on logarithms; None if either interval is unknown.
 
-    Includes step-time errors, widened by the difference of `PooledStepTime.excess`.
+    The interval includes step-time errors and the difference of `PooledStepTime.excess`.
     """
     if slower.low is None or faster.low is None:
         return None
@@ -268,7 +269,7 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:
-    """Half the 95 % interval of a sum of errors, each (variance, degrees of freedom) (Welch 1947)."""
+    """Half the 95 % interval of a sum of errors (variance, degrees of freedom) (Welch 1947)."""
     total = math.fsum(variance for variance, _ in parts)
     if total == 0:
         return 0.0
@@ -276,7 +277,7 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
-    """Errors of a mean over runs, for `half_width`."""
+    """The errors of a mean over runs, for `half_width`."""
     parts = [(deviation**2 / runs, float(runs - 1))]
     return [*parts, (unresolved**2, KNOWN)] if unresolved else parts
 
@@ -286,7 +287,7 @@ def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float
 
 
 def coefficient_of_variation(log_deviation: float) -> float:
-    """Coefficient of variation of a log-normal quantity."""
+    """The coefficient of variation of a log-normal quantity."""
     return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
 
 
@@ -294,7 +295,7 @@ def _ratio(log_ratio: float) -> float:
     return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
 
 
-BOOTSTRAPS = 1000  # the error of a bias of a few per cent is a tenth of a per cent
+BOOTSTRAPS = 1000  # a bias of a few per cent has an error of a tenth of a per cent
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
@@ -303,9 +304,9 @@ Settles = Literal["runs", "tuning", "step_times"]  # remedies of a provisional a
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration with its confirmation runs, or its one search trial.
+    """A configuration with the confirmation runs, or with a single search trial.
 
-    ``selection``: mean bias of the log figure, because the candidate has the least of several figures.
+    ``selection``: the mean bias of the log figure from selecting the least of several figures.
     """
 
     configuration: Configuration
@@ -325,14 +326,14 @@ class Candidate:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The figure over the runs; the interval's upper end includes `selection`."""
+        """The figure over the runs; the upper end includes `selection`."""
         known, objective = estimate(self.runs, self.objective), self.objective
         high = objective.log(known.high) if known.high is not None and self.selection else None
         return known if high is None else replace(known, high=objective.from_log(high + self.selection))
 
     @cached_property
     def time(self) -> Estimate:
-        """Time-to-target, whatever the objective."""
+        """Seconds to the target, for any objective."""
         return self.estimate if self.objective.name == TIME.name else estimate(self.runs, self._times)
 
     @property
@@ -346,27 +347,27 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """Median figure; infinite unless most runs reached the target."""
+        """The median figure; infinite unless most runs reached the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
 
     @property
     def mean(self) -> float:
-        """Mean log figure; infinite without a hit."""
+        """The mean log figure; infinite without a hit."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
     def watched_seconds(self) -> float:
-        """Train seconds of the last miss, in the longest run."""
+        """Train seconds to the last miss of the longest run."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
     def lower_bound(self) -> float | None:
-        """Lower bound of an unknown median figure."""
+        """The lower bound of an unknown median figure."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Lower bound of unknown median seconds."""
+        """The lower bound of unknown median seconds."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
@@ -376,16 +377,15 @@ class Candidate:
             seconds_to_target(run, "measured") if objective == TIME else objective.figure(run) for run in self.runs
         ]
         ends = [objective.bound(run) if one is None else one for one, run in zip(values, self.runs, strict=True)]
-        told = [one for one in ends if one is not None]
-        return statistics.median(told) if len(told) == len(ends) else None
+        known_ends = [one for one in ends if one is not None]
+        return statistics.median(known_ends) if len(known_ends) == len(ends) else None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The optimum, and the best candidate of each batch size, ascending.
+    """The optimum, and the best candidate of each batch size in ascending order.
 
-    ``least`` has the least median, ``optimal`` is recommended by the ``rule``. ``confirmed``: whether confirmation runs
-    decided.
+    ``least`` has the least median; the ``rule`` selects ``optimal``. ``confirmed`` if confirmation runs decided.
     """
 
     optimal: Candidate
@@ -397,7 +397,7 @@ class Verdict:
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """Range around the optimum of medians within 5 % of the least; at least the optimum itself."""
+        """The batch sizes around the optimum with medians within 5 % of the least, as first and last."""
         sizes = list(self.by_batch)
         own = sizes.index(self.optimal.configuration.batch_size)
         first, last = around(own, np.array([self._is_flat(size) for size in sizes])) or (own, own)
@@ -405,19 +405,19 @@ class Verdict:
 
     @cached_property
     def tied(self) -> list[int]:
-        """Batch sizes *shown* to be within 5 % of the least (upper end of the ratio)."""
+        """Batch sizes *shown* to be within 5 % of ``least``, by the ratio's upper end."""
         least = self.least
         return [size for size, one in self.by_batch.items() if one is least or is_shown_flat(one, least)]
 
     @cached_property
     def worse(self) -> list[int]:
-        """Batch sizes *shown* not to be within 5 % of the least (lower end of the ratio)."""
+        """Batch sizes *shown* to be more than 5 % from ``least``, by the ratio's lower end."""
         found = {size: ratio_interval(one.estimate, self.least.estimate) for size, one in self.by_batch.items()}
         return [size for size, ratio in found.items() if ratio is not None and ratio[0] > FLAT_RATIO]
 
     @cached_property
     def seed_deviation(self) -> float | None:
-        """Pooled seed-to-seed standard deviation of the log figure."""
+        """The pooled seed-to-seed standard deviation of the log figure."""
         return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @cached_property
@@ -426,7 +426,7 @@ class Verdict:
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """Verdict that recommends a confirmed ``batch_size``, the smallest that is as good as ``best``."""
+        """The verdict with a confirmed ``batch_size`` as the recommendation, the smallest as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         is_least = batch_size == self.least.configuration.batch_size
@@ -434,7 +434,7 @@ class Verdict:
         return replace(self, optimal=self.by_batch[batch_size], rule=rule)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
-        """Seconds to the target as the answer counts them, by trial number."""
+        """The answer's seconds to the target, by trial number."""
         times = replace(TIME, common=self.optimal.objective.common)
         counted = {run.number for one in self.by_batch.values() for run in one.runs}
         return {
@@ -450,7 +450,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CountedSeconds:
-    """A trial's seconds to the target; ``counts`` if they are in the answer's median of its batch size."""
+    """A trial's seconds to the target; ``counts`` if the batch size's median includes these seconds."""
 
     seconds: float | None
     basis: Basis
@@ -458,13 +458,13 @@ class CountedSeconds:
 
 
 def is_shown_flat(one: Candidate, least: Candidate) -> bool:
-    """True if a candidate is shown to be within 5 % of ``least``."""
+    """True if the ratio's interval shows that a candidate is within 5 % of ``least``."""
     interval = ratio_interval(one.estimate, least.estimate)
     return interval is not None and interval[1] <= FLAT_RATIO
 
 
 def repeats(trials: Sequence[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """One candidate per configuration, each seed once."""
+    """One candidate per configuration, with one run per seed."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(trial.configuration.key, {}).setdefault(trial.seed, trial)
@@ -479,13 +479,13 @@ def decide(
     objective: Objective = TIME,
     step_seconds: StepSeconds = MappingProxyType({}),
 ) -> Verdict | None:
-    """Verdict over a study's trials; None if no trial reached the target.
+    """Decide the optimum; None if no trial reached the target.
 
-    Only confirmation runs decide once every finalist has `FEWEST_RUNS` (or all) of them; until then search trials do.
-    Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended.
+    Search trials decide until every finalist has `FEWEST_RUNS` (or all) confirmation runs; then only these runs decide.
+    Incomplete late neighbours do not count. A plain miss is no optimum.
 
-    The smallest batch size shown to be within 5 % of the least median is recommended, else the size with the least
-    median. If many confirmation runs were contended, all are compared by steps × ``step_seconds``.
+    The optimum is the smallest batch size shown to be within 5 % of the least median, else the size with the least
+    median. With many contended confirmation runs, all runs compare by steps × ``step_seconds``.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.has_result]
@@ -566,12 +566,12 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 
 def median_steps(candidate: Candidate) -> float | None:
-    """Median steps to the target; None unless most runs reached it."""
+    """Median steps to the target; None unless most runs reached the target."""
     return _median_of_all([one.steps_to_target for one in candidate.outcomes])
 
 
 def median_samples(candidate: Candidate) -> float | None:
-    """Median samples to the target; None like `median_steps`."""
+    """Median samples to the target; None unless most runs reached the target."""
     return _median_of_all([samples_after(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome])
 
 
@@ -581,9 +581,9 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
-    """Runs per side that separate a ratio of two medians from 1, to 2 %.
+    """Runs per side that separate a ratio of two medians from 1, accurate to 2 %.
 
-    Uses a t-test on logarithms at 5 % with 80 % power, by the noncentral t.
+    The runs give a t-test on logarithms at 5 % a power of 80 %, by the noncentral t.
     """
     from scipy.special import nctdtr, stdtrit  # scipy.stats takes half a second to import
 
@@ -591,7 +591,7 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
     runs = 2
     while math.isfinite(effect) and runs < 100_000:
         freedom = 2 * (runs - 1)
-        # NaN if the effect is huge
+        # NaN for a huge effect
         if not nctdtr(freedom, effect * math.sqrt(runs / 2), stdtrit(freedom, 0.975)) > 0.2:
             break
         runs += max(1, runs // 50)
@@ -600,15 +600,15 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
 
 Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
 
-PERFECT, MAXIMAL = -0.75, -0.25  # half-way between −1, −0.5 and 0
+PERFECT, MAXIMAL = -0.75, -0.25  # midway between −1, −0.5 and 0
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Slope of log steps over log batch from ``since`` to the next batch size.
+    """The slope of log steps over log batch from ``since`` to the next batch size.
 
-    The 95 % interval is Welch's with the gaps between evaluations, widened to hold the slope of medians; None below
-    three runs a side or with a miss.
+    The 95 % interval (Welch) includes the gaps between evaluations and the slope of medians. None below three runs per
+    side or with a miss.
     """
 
     since: int
@@ -618,7 +618,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """Regime of the whole interval, else undecided."""
+        """The regime of the whole interval; "undecided" if the interval spans two regimes."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:
@@ -629,17 +629,17 @@ class Slope:
 
     @property
     def is_too_steep(self) -> bool:
-        """True if steps fall by more than the batch grows: then the smaller batch is badly tuned."""
+        """True if steps fall by more than the batch grows, as if the smaller batch were badly tuned."""
         return self.high is not None and self.high < -1
 
 
 def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
-    """Slope at each batch size but the smallest."""
+    """The slope at each batch size except the smallest."""
     known = [(size, steps) for size, one in sorted(candidates.items()) if (steps := _steps(one)) is not None]
     return {here[0]: _slope(before, here) for before, here in itertools.pairwise(known)}
 
 
-Steps = tuple[float, list[float], list[tuple[float, float]]]  # median, logs, and the errors of their mean
+Steps = tuple[float, list[float], list[tuple[float, float]]]  # median, logs, and the errors of the logs' mean
 
 
 def _steps(candidate: Candidate) -> Steps | None:

@@ -1,12 +1,12 @@
-"""Posterior of the log figure of each configuration, given its runs and the law of batch sizes.
+"""The posterior of each configuration's log figure, given the runs and the law of batch sizes.
 
 For configuration c at batch size B with seed s::
 
     log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + tuning(c) + seed(s) + noise
 
-``base`` is the log figure of one step; for the law see McCandlish et al. 2018, arXiv 1812.06162. Noise is Student's t;
-its scale may grow with the batch size. Configurations share the effects of common seeds, so ratios are paired.
-Hyperparameters are integrated over a grid; the rest is Gaussian given them.
+``base`` is the log figure of one step; for the law see McCandlish et al. 2018, arXiv 1812.06162. The noise is Student's
+t with a scale that may grow with the batch size. Configurations share the effects of common seeds, so ratios are
+paired. A grid integrates over the hyperparameters; given these, all else is Gaussian.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 DRAWS = 4000
-"""Draws of the posterior: a probability of 0.9 is known to half a percent."""
+"""Draws of the posterior, enough to know a probability of 0.9 to half a per cent."""
 
 OCTAVES_BEYOND = 3
 B_CRITS = 33
 NEGLIGIBLE = 1e-4
-"""Grid of log B_crit, narrowed to the posterior's range; the prior is uniform to `OCTAVES_BEYOND` octaves beyond."""
+"""The grid of log B_crit; the prior is uniform up to `OCTAVES_BEYOND` octaves beyond the batch sizes."""
 
 SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))
-"""Grid of the noise scale, times the pooled deviation of repeats."""
+"""The grid of the noise scale, in pooled deviations of repeats."""
 
 SLOPES = np.array([-0.35, 0.0, 0.35])
 SLOPE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])
-"""Growth of log noise per unit of log batch size, N(0, 0.2²) by three Gauss–Hermite points."""
+"""The growth of log noise per unit of log batch size, N(0, 0.2²) by three Gauss–Hermite points."""
 
 SHARED = np.array([0.02, 0.2, 0.4, 0.6, 0.8])
-"""Share of seed effects in the variance; the prior is Beta(2, 2)."""
+"""The share of seed effects in the variance; the prior is Beta(2, 2)."""
 
 DEPARTURES = np.array([0.005, 0.02, 0.05, 0.1, 0.2, 0.4])
 DEPARTURE_SCALE = 0.1
-"""Standard deviation about the law; the prior is half-normal of this scale."""
+"""The standard deviation about the law; the prior is half-normal with this scale."""
 
 WITHOUT_LAW = 0.35
-"""Standard deviation of the change of a log figure per octave, without a law: a random walk."""
+"""Without a law: the standard deviation of a log figure's change per octave, in a random walk."""
 
 FREEDOM = 5.0
-"""Degrees of freedom of Student's t: one run in 200 is beyond four scales."""
+"""Degrees of freedom of Student's t; one run in 200 is beyond four scales."""
 
 WIDENED = math.sqrt((FREEDOM + 3) / (FREEDOM + 1))
-"""Weights treat a run as Gaussian; Student's t has less information, by the square of this factor."""
+"""Weights treat a run as Gaussian, but Student's t has less information by the square of this factor."""
 
 LEAST_DEVIATION = 1e-3
 
 LEVELS = 401
-"""Grid for the level of a configuration with missed runs."""
+"""The grid for the level of a configuration with missed runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs (n,): index of the configuration, seed, log figure, log steps from last miss to hit, missed or not.
+    """Runs (n,): configuration index, seed, log figure, log steps from last miss to hit, and misses.
 
-    A missed run has the log figure of its last miss.
+    A missed run has the log figure of the last miss.
     """
 
     of: Indices
@@ -75,14 +75,14 @@ class Runs:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, float, float, bool]]) -> Self:
-        """Runs, from a row of the five values for each."""
+        """Build runs from rows of the five values."""
         columns = list(zip(*rows, strict=True)) or [()] * 5
         kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_)
         return cls(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))
 
     @cached_property
     def deviation(self) -> float:
-        """Pooled standard deviation of repeats that reached; 0 without repeats."""
+        """The pooled standard deviation of repeats that reached the target; 0 without repeats."""
         values, of = self.logs[~self.missed], self.of[~self.missed]
         groups = [values[of == one] for one in np.unique(of)]
         freedom = len(values) - len(groups)
@@ -94,7 +94,7 @@ class Runs:
 class Posterior:
     """Draws of log figures (`DRAWS`, configurations), and of the law's level, B_crit and departures (`DRAWS`,).
 
-    ``unshared`` (configurations,): mean deviation of a run, without shared seed effects.
+    ``unshared`` (configurations,): a run's mean deviation without shared seed effects.
     """
 
     levels: Numbers
@@ -112,10 +112,10 @@ def infer(
     deviation: float | None = None,
     tuning: tuple[Numbers, Numbers] = (np.zeros(1), np.zeros((1, 1))),
 ) -> Posterior:
-    """Posterior of configurations: log batch sizes, ``base`` and its standard errors, each (configurations,).
+    """Infer the posterior; ``log_sizes``, ``base`` and its ``errors`` are (configurations,).
 
-    ``base`` None means no law. ``deviation``: noise without repeats. ``tuning``: means and covariances of log figures
-    over the level of their batch size. Equal input gives equal draws.
+    ``base``: None without a law. ``deviation``: the noise if runs have no repeats. ``tuning``: means and covariances of
+    log figures above the batch size's level. Equal inputs give equal draws.
     """
     noise = _Noise.around(runs, log_sizes, runs.deviation or deviation or 0.0)
     beyond = OCTAVES_BEYOND * math.log(2)
@@ -132,7 +132,7 @@ def infer(
 
 @dataclass(frozen=True, eq=False)
 class _Noise:
-    """Grid (n,) over the noise: scales of each configuration (n, configurations), shared part, log prior weights."""
+    """The grid (n,) over the noise: scales (n, configurations), shared part, and log prior weights."""
 
     scales: Numbers
     shared: Numbers
@@ -150,13 +150,13 @@ class _Noise:
         )
 
     def where(self, holds: NDArray[np.bool_]) -> Self:
-        # Part of the grid
+        # Select a part of the grid
         return replace(self, scales=self.scales[holds], shared=self.shared[holds], log_weights=self.log_weights[holds])
 
 
 @dataclass(frozen=True, eq=False)
 class _Law:
-    """Means (B_crit, configurations), precisions (departures, configurations, configurations), log prior weights."""
+    """Means (B_crit, configurations), precisions (departures, configurations, configurations) and log prior weights."""
 
     log_b_crit: Numbers
     departures: Numbers
@@ -187,7 +187,7 @@ class _Law:
         return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
 
     def range_of(self, weights: Numbers) -> tuple[float, float]:
-        # Range of log B_crit with more than `NEGLIGIBLE` weight, a grid point wider on both sides
+        # The range of log B_crit with more than `NEGLIGIBLE` weight, wider by a grid point on both sides
         inside = np.flatnonzero(weights > NEGLIGIBLE)
         last = len(weights) - 1
         return float(self.log_b_crit[max(0, inside[0] - 1)]), float(self.log_b_crit[min(last, inside[-1] + 1)])
@@ -195,10 +195,7 @@ class _Law:
 
 @dataclass(frozen=True, eq=False)
 class _Sites:
-    """Gaussian stand-ins of the runs (n,): values, weights of the noise's precision, variances that replace the noise.
-
-    A missed run has such a variance, infinite at first; other runs have 0.
-    """
+    """Gaussian approximations of runs (n,): values, weights of the noise's precision, and variances of missed runs."""
 
     values: Numbers
     weights: Numbers
@@ -207,7 +204,7 @@ class _Sites:
 
 @dataclass(frozen=True, eq=False)
 class _Gaussian:
-    """The c levels and the law's level, given noise (n,), departure (m,) and B_crit (k,).
+    """The c levels and the law's level, given the noise (n,), departure (m,) and B_crit (k,).
 
     Means (n, m, k, c + 1) and covariances (n, m, c + 1, c + 1). ``weights`` (n, m, k) sum to 1.
     """
@@ -239,8 +236,9 @@ class _Gaussian:
         return cls(means, covariances, weights / weights.sum())
 
     def improved(self, sites: _Sites, runs: Runs, noise: _Noise) -> _Sites:
-        # Sites for Student's t (by its scale mixture) and for missed runs (expectation propagation, Minka 2001). A
-        # configuration's missed runs share a site: if updated one after the other, many sites oscillate.
+        # Updates the sites of Student's t (as a scale mixture) and of missed runs (expectation propagation, Minka
+        # 2001).
+        # A configuration's missed runs share a site, because many separate sites oscillate.
         by_noise = self.weights.sum(axis=(1, 2))
         level = np.einsum("nmk,nmki->i", self.weights, self.means)[:-1]
         spread = np.einsum("nmk,nmki->i", self.weights, (self.means[..., :-1] - level) ** 2)
@@ -285,7 +283,7 @@ class _Gaussian:
 
 
 def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:
-    # Precisions (n, c, c) and pulls (n, c) of the levels, and log weights (n,), seed effects integrated.
+    # Precisions (n, c, c) and precision-weighted means (n, c) of the levels, and log weights (n,), without seed effects
     scales = noise.scales[:, runs.of]
     precisions = 1 / np.where(
         runs.missed, sites.variances, scales**2 * (1 - noise.shared[:, None]) / sites.weights + runs.gaps**2 / 12
@@ -306,7 +304,7 @@ def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numb
 
 
 def _above(bounds: Numbers, mean: float, variance: float, scale: float) -> tuple[float, float]:
-    # Mean and variance of a normal level, given that runs with noise of `scale` exceeded their `bounds`.
+    # Mean and variance of a normal level if runs with noise of `scale` exceeded `bounds`
     from scipy.special import log_ndtr
 
     deviation = math.sqrt(variance)

@@ -1,4 +1,4 @@
-"""Base models of an answer."""
+"""Models for parts of an answer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Parameters = dict[str, bool | int | float | str | None]
 
 
 class Model(BaseModel):
-    """Part of an answer: numbers are finite, missing values null."""
+    """A part of an answer, with finite numbers and null for missing values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def __dir__(self) -> list[str]:  # leaves out pydantic's own methods
+    def __dir__(self) -> list[str]:  # without pydantic's methods
         own = {name for kind in type(self).__mro__ if issubclass(kind, Model) for name in vars(kind)}
         return sorted({*type(self).model_fields, *(name for name in own if not name.startswith(("_", "model_")))})
 
 
 class Interval(Model):
-    """A figure with its 95 % interval, null if runs are too few."""
+    """A figure with the 95 % interval, null if runs are too few."""
 
     value: float
     low: float | None
@@ -32,21 +32,21 @@ class Interval(Model):
 
 
 class Notice(Model):
-    """A caveat: a code and a sentence."""
+    """A caveat, as code and sentence."""
 
     code: str
     message: str
 
 
 def parameters_of(configuration: Configuration) -> Parameters:
-    """A configuration's parameters except batch sizes."""
+    """A configuration's parameters without batch sizes."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}
 
 
 class CriticalBatch(Model):
-    """The critical batch size with its 90 % interval; null on an unbounded side."""
+    """The critical batch size with the 90 % interval, null on an unbounded side."""
 
     estimate: float
     low: float | None
@@ -54,9 +54,9 @@ class CriticalBatch(Model):
 
     @property
     def in_words(self) -> str:
-        """Estimate with its interval, or a bound."""
+        """The estimate with the interval, or a bound."""
         if self.low is None and self.high is None:
-            return "not bounded by these runs"
+            return "unknown from these runs"
         if self.high is None:
             return f"≥ {number(self.low or 0.0)}"
         if self.low is None:
@@ -68,10 +68,9 @@ BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 
 
 class Predicted(Model):
-    """The optimum by law × step time among runnable sizes.
+    """The optimum among runnable sizes, by the law's steps × step time.
 
-    ``interval`` has the optima, ``surely_flat`` the sizes within 5 %, of all laws in the fit's 95 % confidence
-    region.
+    Over all laws in the 95 % confidence region: ``interval`` has the optima, ``surely_flat`` the sizes within 5 %.
     """
 
     batch_size: int
@@ -83,12 +82,12 @@ class Predicted(Model):
 
     @property
     def name(self) -> str:
-        """Batch size with its interval."""
+        """The batch size with the interval."""
         return f"batch {self.batch_size}" + ("" if self.interval is None else f" {self.interval}")
 
     @property
     def in_words(self) -> str:
-        """Optimum, its seconds, and the sizes within 5 %."""
+        """The optimum with seconds, and the sizes within 5 %."""
         text = f"{self.name}, {number(self.time_to_target_s)} s"
         flat = self.flat_range if self.interval is None else self.surely_flat
         return text if flat is None or flat[0] == flat[1] else f"{text}; all from {flat[0]} to {flat[1]} within 5 %"
@@ -105,9 +104,9 @@ class Law(Model):
 
 
 class Fit(Law):
-    """The law fitted to tuned batch sizes; ``including_untuned`` is the fit to all sizes, if different.
+    """The law, fitted to tuned batch sizes; ``including_untuned`` is the fit to all sizes, if different.
 
-    ``b_star``: batch size of the least predicted time. ``noise_scale_ratio``: gradient noise scale / critical batch
+    ``b_star``: the batch size of the least predicted time. ``noise_scale_ratio``: gradient noise scale / critical batch
     size.
     """
 
@@ -120,7 +119,7 @@ class Fit(Law):
 
 
 class BeyondLevel(Model):
-    """The law at a level that the curves reached."""
+    """The law at a metric level of the curves."""
 
     metric: float
     s_min: float
@@ -128,7 +127,7 @@ class BeyondLevel(Model):
 
 
 class BeyondBatch(Model):
-    """Predicted steps and seconds of a batch size."""
+    """A batch size's predicted steps and seconds."""
 
     batch_size: int
     micro_batch_size: int
@@ -137,11 +136,11 @@ class BeyondBatch(Model):
 
 
 class Beyond(Model):
-    """Prediction for a harder target or more samples, with 90 % intervals.
+    """A prediction for a harder target or more samples, with 90 % intervals.
 
-    ``reachable``: probability that the metric can exceed the target. ``b_crit_measured`` is at the study's target.
-    ``growth``: power of the samples with which B_crit grows. ``test_batch_size``: the batch size whose run tells most
-    about B_crit.
+    ``reachable``: the probability that the metric can exceed the target. ``b_crit_measured``: B_crit at the study's
+    target. ``growth``: B_crit grows with this power of the samples. ``test_batch_size``: the most informative batch
+    size for a test run.
     """
 
     metric: Interval
@@ -159,12 +158,12 @@ class Beyond(Model):
     levels: list[BeyondLevel]
 
     def of(self, batch_size: int) -> BeyondBatch:
-        """Prediction for a batch size."""
+        """The prediction for ``batch_size``."""
         return next(one for one in self.batches if one.batch_size == batch_size)
 
 
 class BeyondPlan(Beyond):
-    """Answer of ``plan beyond``; ``measured`` is the study's target."""
+    """The answer of ``plan beyond``; ``measured`` is the study's target."""
 
     study: str
     measured: Target
@@ -172,5 +171,5 @@ class BeyondPlan(Beyond):
     notes: list[Notice]
 
     def document(self) -> dict[str, Any]:
-        """Plan as JSON values."""
+        """The plan as JSON values."""
         return self.model_dump(mode="json")

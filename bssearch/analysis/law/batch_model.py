@@ -1,4 +1,4 @@
-"""Steps and step seconds by batch size: the laws, their fits, and the predicted optimum.
+"""Steps and step seconds by batch size, as fitted laws, and the predicted optimum.
 
 S(B) = S_min (1 + B_crit / B) steps and E(B) = B·S(B) = E_min (1 + B / B_crit) samples, with E_min = S_min·B_crit
 (McCandlish et al. 2018, arXiv 1812.06162).
@@ -20,15 +20,12 @@ from bssearch.analysis.shape import Predicted
 from bssearch.records import MemoryUse, Phase, StepTime, TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
 
-KNEE_SHARE = 0.9  # share of the highest measured throughput
+KNEE_SHARE = 0.9  # the knee's share of the highest measured throughput
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeFit:
-    """Step time t(B) = α + β·B without accumulation.
-
-    ``max_residual``: the largest |fit / measured − 1|.
-    """
+    """Step time t(B) = α + β·B without accumulation; ``max_residual`` is the largest |fit / measured − 1|."""
 
     alpha_seconds: float
     beta_seconds: float
@@ -36,10 +33,7 @@ class StepTimeFit:
     measured: Mapping[int, float]
 
     def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
-        """Seconds of a step: t(B), or with k micro-batches k·(t(micro-batch) − update) + update.
-
-        A measured micro-batch time overrides the fitted line.
-        """
+        """Seconds of a step: t(B), or k·(t(micro-batch) − update) + update with k micro-batches."""
         accumulation = batch_size // micro_batch_size
         micro = self.alpha_seconds + self.beta_seconds * micro_batch_size
         if accumulation == 1:
@@ -50,7 +44,7 @@ class StepTimeFit:
 def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> StepTimeFit | None:
     """Fit step times without accumulation by least squares of the relative error, with α ≥ 0.
 
-    None below ``fewest`` timed sizes, if β ≤ 0, or if 1 / t overflows.
+    Returns None below ``fewest`` timed sizes, if β ≤ 0, or if 1 / t overflows.
     """
     measured = {
         probe.batch_size: probe.step_seconds for probe in probes if probe.step_seconds is not None and probe.is_whole
@@ -71,7 +65,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
 
 
 def throughput_knee(probes: Sequence[StepTime]) -> int | None:
-    """Smallest batch size with at least 90 % of the highest throughput."""
+    """The smallest batch size with at least 90 % of the highest throughput."""
     throughputs = {
         probe.batch_size: probe.batch_size / probe.step_seconds for probe in probes if probe.step_seconds is not None
     }
@@ -81,7 +75,7 @@ def throughput_knee(probes: Sequence[StepTime]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Peak memory = fixed + per sample × micro-batch, in bytes."""
+    """Peak memory in bytes: fixed + per sample × micro-batch."""
 
     fixed_bytes: float
     bytes_per_sample: float
@@ -89,7 +83,7 @@ class MemoryFit:
 
 
 def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
-    """Fit, by least squares, the peaks of micro-batch sizes that fit into memory; None below three sizes."""
+    """Fit peak memory of the fitting micro-batch sizes by least squares; None below three sizes."""
     peaks = {use.micro_batch_size: use.peak_memory_bytes for use in uses if use.fits and use.peak_memory_bytes}
     if len(peaks) < 3:
         return None
@@ -98,7 +92,7 @@ def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
     return MemoryFit(fixed_bytes=fixed, bytes_per_sample=slope, largest_residual=max(residuals))
 
 
-WIDEST_GAP = 1.0  # in log steps; counts also if the last miss was before step 1
+WIDEST_GAP = 1.0  # in log steps; also the gap if the last miss was before step 1
 
 
 def log_gap(run: TrialRecord) -> float:
@@ -113,10 +107,10 @@ def log_gap(run: TrialRecord) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """Samples to the target of a batch size's runs; of runs that missed, samples at the last miss.
+    """A batch size's runs: samples to the target, and samples at the last miss of runs that missed.
 
-    ``seeds``: seeds of the runs with ``samples``, if batch sizes share seeds. ``gaps``: log steps of these runs from
-    last miss to hit.
+    ``seeds``: seeds of the runs with ``samples``, if batch sizes share seeds. ``gaps``: these runs' log steps from last
+    miss to hit.
     """
 
     batch_size: int
@@ -128,7 +122,7 @@ class LawPoint:
 
 
 def law_point(batch_size: int, runs: Sequence[TrialRecord]) -> LawPoint:
-    """`LawPoint` of runs at a batch size."""
+    """The `LawPoint` of ``runs`` at a batch size."""
     reached = [(run, run.outcome.steps_to_target) for run in runs if run.outcome and run.outcome.steps_to_target]
     outcomes = [run.outcome for run in runs if run.outcome is not None and run.outcome.state.is_censored]
     return LawPoint(
@@ -155,22 +149,22 @@ def _posterior(points: Sequence[LawPoint], deviation: float) -> Posterior:
     return infer(Runs.of_rows(rows), log_sizes, log_sizes, np.zeros(len(points)), deviation)
 
 
-BEYOND = 1e4  # B_crit is sought up to this factor beyond the batch sizes
+BEYOND = 1e4  # B_crit may be up to this factor beyond the batch sizes
 
-GRID = 0.25  # grid step of log B_crit; the law bends over a range of about 1
+GRID = 0.25  # the grid step of log B_crit; the law bends over a range of about 1
 
-ASSUMED_DEVIATION = 0.05  # of two single runs, which are too few for an estimate
+ASSUMED_DEVIATION = 0.05  # for two single runs, which are too few for an estimate
 
 SMALLEST_DEVIATION = 1e-6
 
 NEWTON_STEPS = 50
 SETTLING_STEPS = 100
 
-CROSSING_ROUNDS = 12  # each round narrows a crossing to a sixteenth, so this many give double precision
+CROSSING_ROUNDS = 12  # a round narrows a crossing to a sixteenth, so 12 rounds give double precision
 
 
 class LawLikelihood:
-    """The law's likelihood by log B_crit, with the likeliest log E_min."""
+    """The law's likelihood by log B_crit, at the likeliest log E_min."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation
@@ -214,7 +208,7 @@ class LawLikelihood:
         return reached - level, missed - level
 
     def _bare(self, log_b_crit: Numbers) -> tuple[Numbers, Numbers]:
-        # Estimates of log E_min, (n, runs)
+        # Estimates of log E_min (n, runs)
         return (
             self.reached - np.logaddexp(0, self.reached_sizes - log_b_crit[:, None]),
             self.missed - np.logaddexp(0, self.missed_sizes - log_b_crit[:, None]),
@@ -227,12 +221,12 @@ def _logs(runs: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[Numbers, Numbe
 
 
 def likeliest_mean(point: LawPoint, deviation: float) -> float:
-    """Likeliest mean log samples of a point."""
+    """The likeliest mean log samples of a point."""
     return float(_level(np.log(point.samples), np.log(point.missed_at), deviation))
 
 
 def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers, Numbers]:
-    """Residuals of reached and missed runs about their batch size's mean."""
+    """Residuals of reached and of missed runs about the batch size's mean."""
     means = [likeliest_mean(point, deviation) for point in points]
     reached = [np.log(point.samples) - mean for point, mean in zip(points, means, strict=True)]
     missed = [np.log(point.missed_at) - mean for point, mean in zip(points, means, strict=True)]
@@ -240,8 +234,8 @@ def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers,
 
 
 def _level(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
-    # Likeliest mean of normal values: n are known as `reached`, m others exceed `missed`. Newton's method on the
-    # convex, falling score never overshoots.
+    # The likeliest mean of normal values, if n equal `reached` and m exceed `missed`. Newton's method never overshoots
+    # on the convex, falling score.
     mean: Numbers = reached.mean(axis=-1)
     level = mean
     for _ in range(NEWTON_STEPS if missed.shape[-1] else 0):
@@ -270,7 +264,7 @@ def _hazard(distance: Numbers) -> Numbers:
 
 
 def settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], freedom: int) -> float:
-    """Deviation of log samples: √(Σr² / freedom), or by the EM algorithm with missed runs."""
+    """The deviation of log samples: √(Σr² / freedom), or the EM algorithm's with missed runs."""
     deviation = ASSUMED_DEVIATION
     for _ in range(SETTLING_STEPS):
         reached, missed = residuals(deviation)
@@ -300,11 +294,11 @@ CONFIDENCE = 0.90
 STEPS_CONFIDENCE = 0.95
 
 
-# A batch size whose residual exceeds both limits is off the law
+# A batch size is off the law if the residual exceeds both limits
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
 
-RISE = 1.1  # ratio of steps that counts as a rise, if runs are too few for an interval
+RISE = 1.1  # if runs are too few for an interval, this ratio of steps is a rise
 
 
 LACK_OF_FIT = 0.05
@@ -312,11 +306,10 @@ LACK_OF_FIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LawFit:
-    """The law with the 90 % interval of B_crit; None on an unbounded side.
+    """The law with the 90 % interval of B_crit, None on an unbounded side.
 
-    ``deviation``: residual standard deviation of log samples. ``residuals``: geometric mean samples / law − 1 by batch
-    size. ``verdict``: poor if a residual exceeds 10 % and either 3 standard errors or the F-test for lack of fit at 5
-    %.
+    ``deviation``: the residual standard deviation of log samples. ``residuals``: geometric mean samples / law − 1 by
+    batch size. ``verdict``: poor if a residual exceeds 10 %, and 3 standard errors or the F-test's limit at 5 %.
     """
 
     s_min: float
@@ -336,30 +329,27 @@ class LawFit:
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """S(B); raises ValueError above the largest batch size run."""
+        """S(B); raises ValueError above the largest batch size that ran."""
         if not 1 <= batch_size <= self.largest_batch:
             raise ValueError(
-                f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest run: "
-                "the law does not hold beyond; run a larger batch"
+                f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest size that ran; to "
+                "predict more, run a larger batch"
             )
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """95 % interval of S(B), departures from the law included.
-
-        None below three batch sizes.
-        """
+        """The 95 % interval of S(B) with departures from the law; None below three batch sizes."""
         own, known = self.steps(batch_size), self._posterior
         if known is None:
             return None
-        # Departures as large as elsewhere: tuning error moves a batch size's runs together.
+        # as large departures as at other sizes, because a tuning error moves all runs of a batch size
         off = known.departure * np.random.default_rng(0).standard_normal(DRAWS)
         logs = known.law_level + np.logaddexp(math.log(batch_size), known.log_b_crit) + off
         low, high = np.exp(np.quantile(logs, [0.025, 0.975])) / batch_size
         return min(own, float(low)), max(own, float(high))
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
-        """S(B) up to a factor for each draw of the law (`DRAWS`, sizes)."""
+        """S(B) of each draw of the law, up to a factor (`DRAWS`, sizes)."""
         if self._posterior is None:
             return None
         return np.asarray(1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float))))
@@ -367,9 +357,9 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class RunnableStep:
-    """A batch size with the seconds of a step.
+    """A batch size with the seconds per step.
 
-    ``micro_batch_size``: of all devices together; ``error``: of the log seconds, None if interpolated.
+    ``micro_batch_size``: over all devices together. ``error``: of the log seconds; None if interpolated.
     """
 
     batch_size: int
@@ -381,10 +371,10 @@ class RunnableStep:
 def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     """Fit the law by maximum likelihood; None if fewer than two batch sizes reached the target.
 
-    Log samples are normal about the law; missed runs are right-censored. Untuned batch sizes are left out if three
-    tuned ones remain. The interval of B_crit is a profile likelihood: deviance within Student's t² variances of the
-    least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects it, of the lack of
-    fit (K − 2).
+    Log samples are normal about the law, and missed runs are right-censored. With three tuned batch sizes, the fit
+    leaves out untuned sizes. B_crit has the interval of the profile likelihood: deviance within Student's t² variances
+    of the least. The variance is about the law (N − 2 degrees of freedom) or, if the F-test rejects the law, of the
+    lack of fit (K − 2).
     """
     run = _that_ran(points)
     if sum(bool(point.samples) for point in run) < 2:
@@ -398,9 +388,10 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 
 
 def rising(points: Sequence[LawPoint]) -> list[int]:
-    """Batch sizes that need more steps than the next smaller size, as no tuned batch size does.
+    """Badly tuned batch sizes, which need more steps than the next smaller size.
 
-    Uses Welch's t on logarithms from three runs a side, else `RISE`. Missed runs count at their last miss.
+    Rises count by Welch's t on logarithms from three runs per side on, else by `RISE`. A missed run has the steps of
+    the last miss.
     """
     shown = []
     smaller: LawPoint | None = None
@@ -413,7 +404,7 @@ def rising(points: Sequence[LawPoint]) -> list[int]:
 
 
 def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:
-    """Batch size with the fewest predicted seconds; None if all are above the largest that ran."""
+    """The batch size with the fewest predicted seconds; None if all sizes exceed the largest that ran."""
     fastest = {size: step for size, step in fastest_by_size(steps).items() if size <= fit.largest_batch}
     if not fastest:
         return None
@@ -422,7 +413,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
     best = min(sizes, key=seconds.__getitem__)
     times = np.array(list(seconds.values()))
     flat = around(sizes.index(best), times <= FLAT_RATIO * times.min())
-    assert flat is not None, "the best is within 5 % of itself"
+    assert flat is not None, "the optimum is within 5 % of the optimum"
     optimum = Predicted(
         batch_size=best,
         micro_batch_size=fastest[best].micro_batch_size,
@@ -431,7 +422,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
     )
     if (steps_of_all := fit.steps_of_all(sizes)) is None:
         return optimum
-    with np.errstate(over="ignore"):  # a time beyond all numbers is infinite
+    with np.errstate(over="ignore"):  # a time that overflows is infinite
         by_law = steps_of_all * _drawn_step_seconds(list(fastest.values()))
     low, high = np.quantile(by_law.argmin(axis=1), [0.025, 0.975], method="inverted_cdf")
     near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).mean(axis=0) >= STEPS_CONFIDENCE
@@ -442,7 +433,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
 
 
 def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
-    # Draws of step seconds (`DRAWS`, sizes): a line α + β·B, and departures from it that the errors do not explain.
+    # Draws of step seconds (`DRAWS`, sizes): a line α + β·B, plus departures beyond the measurement errors
     rng = np.random.default_rng(0)
     sizes, seconds = (
         np.array([one.batch_size for one in steps], dtype=float),
@@ -471,12 +462,12 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
-    """Fastest step of each batch size, smallest first."""
+    """The fastest step of each batch size, in ascending order."""
     return {step.batch_size: step for step in sorted(steps, key=lambda step: (step.batch_size, -step.step_seconds))}
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """First and last index of the stretch around ``index`` in which ``holds`` is true; None if false at ``index``."""
+    """The first and last index of the run of True in ``holds`` around ``index``; None if False at ``index``."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)
@@ -495,7 +486,7 @@ def _log_steps(point: LawPoint) -> Numbers:
 def _rises(smaller: Numbers, larger: Numbers) -> bool:
     difference = larger.mean() - smaller.mean()
     counts = np.array([len(smaller), len(larger)])
-    if counts.min() < FEWEST_RUNS or smaller.var() + larger.var() == 0:  # equal runs do not show their noise
+    if counts.min() < FEWEST_RUNS or smaller.var() + larger.var() == 0:  # equal runs do not show the noise
         return bool(difference > math.log(RISE))
     variances = np.maximum([smaller.var(ddof=1), larger.var(ddof=1)], SMALLEST_DEVIATION**2) / counts
     freedom = variances.sum() ** 2 / (variances**2 / (counts - 1)).sum()
@@ -549,7 +540,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
 
 
 def _ends(draws: Numbers, likeliest: float, sizes: Sequence[int]) -> tuple[float | None, float | None]:
-    # 90 % interval of log B_crit; None on a side that the prior bounds.
+    # The 90 % interval of log B_crit, None on a side that only the prior bounds
     logs = np.log(np.array(sizes, dtype=float))
     beyond = (OCTAVES_BEYOND - 1) * math.log(2)
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

@@ -1,4 +1,4 @@
-"""The optimum at a harder target, or with more samples, from a study's learning curves.
+"""Predict the optimum at a harder target, or with more samples, from learning curves.
 
 At each level of the metric, with w the mean over batch sizes of log samples (McCandlish et al. 2018, arXiv
 1812.06162)::
@@ -6,7 +6,7 @@ At each level of the metric, with w the mean over batch sizes of log samples (Mc
     log E(B) = u + log(1 + B / B_crit) + departure(B),    log B_crit = b + p·(w − w of the hardest level)
 """
 
-# u is free at each level. A departure is a Gaussian process in w: a run late at one level is late at the next.
+# u is free at each level. The departure is a Gaussian process in w, because late runs are late at the next level, too.
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from bssearch.errors import UsageError, require
 from bssearch.records import Goal, Target
 from bssearch.records.intervals import FLAT_RATIO
 
-FEWEST_LEVELS = 4  # two more than the parameters, B_crit and its growth
+FEWEST_LEVELS = 4  # two more than the parameters B_crit and p
 FEWEST_BATCHES = 4
-LEVEL_FACTOR = 1.18  # factor of samples from level to level; evaluations are closer
-LEAST_STEPS = 10  # steps of the largest batch size; fewer steps are warmup
+LEVEL_FACTOR = 1.18  # the factor of samples from level to level; evaluations are closer
+LEAST_STEPS = 10  # levels start after this many steps of the largest batch size; earlier steps are warmup
 
 FARTHEST = 4.0  # multiple of the measured samples; `tests/benchmarks/beyond.py` tests no larger multiple
 
-# Prior of p, N(1, 0.35²): B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
+# Prior of p: B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
 GROWTH, GROWTH_DEVIATION = 1.1, 0.25
 GROWTHS = np.linspace(-1.0, 3.0, 81)
-DRIFT = 0.2  # standard deviation of the change of p beyond the levels
-BEYOND_SIZES = 3.0  # B_crit is sought up to e³ times beyond the batch sizes
+DRIFT = 0.2  # standard deviation of p's change beyond the levels
+BEYOND_SIZES = 3.0  # B_crit may be up to e³ times beyond the batch sizes
 B_CRITS, FINE_B_CRITS = 121, 601
 
-CORRELATION = 1.0  # in w: a departure is forgotten over a factor e of samples
-NUGGET = 0.02  # share of a level's own noise in the variance
-FRESH = 0.5  # departures of a new search / departures along the curves: 0.5 covers 96 % on recorded tables, 1 more
+CORRELATION = 1.0  # in w: departures correlate over a factor e of samples
+NUGGET = 0.02  # share of a level's independent noise in the variance
+FRESH = 0.5  # a new search's departures / the curves' departures; intervals cover 96 % on recorded tables
 DEVIATION, DEVIATION_FREEDOM = 0.03, 4  # prior of a departure's standard deviation
 
-# The gain approaches its ceiling as samples^(−1/β); prior of log β: N(log 2, 0.5²).
+# The gain approaches the ceiling as samples^(−1/β), with the prior N(log 2, 0.5²) of log β.
 DECAY, DECAY_DEVIATION = 2.0, 0.5
 DECAYS = np.exp(np.linspace(math.log(0.3), math.log(8), 41))
 CEILINGS = np.exp(np.linspace(math.log(0.02), math.log(20), 61))  # above the hardest level, in ranges of the levels
@@ -52,12 +52,12 @@ NO_GROWTH = 3.84  # χ² at 5 %, one degree of freedom
 
 DRAWS = 2000
 TAILS = (0.05, 0.95)
-HALVINGS = 12  # this many halvings find samples to a thousandth
+HALVINGS = 12  # 12 halvings find samples to a thousandth
 
 
 @dataclass(frozen=True, eq=False)
 class BatchCurves:
-    """Tuned runs of a batch size: each run's steps and best gain (`Target.gain`) so far."""
+    """A batch size's tuned runs, each as steps and best gain so far (`Target.gain`)."""
 
     batch_size: int
     micro_batch_size: int
@@ -65,11 +65,11 @@ class BatchCurves:
     runs: Sequence[tuple[Numbers, Numbers]]
 
     def log_samples(self, gain: float) -> Numbers:
-        """Log samples of each run to a gain; infinite if missed."""
+        """Each run's log samples to a gain; infinite if missed."""
         return np.array([_log_steps(*run, gain) for run in self.runs]) + math.log(self.batch_size)
 
     def typical(self, gain: float) -> float:
-        """Median over runs of the log samples to a gain."""
+        """The median log samples to a gain."""
         return float(np.median(self.log_samples(gain)))
 
 
@@ -85,7 +85,7 @@ def _log_steps(steps: Numbers, gains: Numbers, gain: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Levels:
-    # Log samples (levels, batch sizes) to each gain, easiest first; `progress` is w
+    # Log samples (levels, batch sizes) to each gain, the easiest first; `progress` is w
 
     gains: Numbers
     log_samples: Numbers
@@ -115,7 +115,7 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
         len(rows) >= FEWEST_LEVELS,
         f"the curves have {len(rows)} levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the "
         f"target; a prediction needs {FEWEST_LEVELS}",
-        hint="search at a harder target, under a new name, or leave out the largest batch sizes",
+        hint="search at a harder target under a new name, or leave out the largest batch sizes",
     )
     logs = np.array([row for _, row in rows[::-1]])
     return _Levels(
@@ -173,7 +173,7 @@ class _Process:
     def carried(
         self, to: Numbers, departures: Numbers, squares: Numbers, freedom: int, rng: np.random.Generator
     ) -> tuple[Numbers, Numbers]:
-        # Means (n, batch sizes) and drawn deviations (n,) at w = `to`
+        # Means (n, batch sizes) and random deviations (n,) at w = `to`
         near = np.exp(-np.abs(to[:, None] - self.progress) / CORRELATION)
         weights = near @ self.precision
         free = np.sqrt(self.variances(squares, freedom, rng) * np.maximum(0, 1 - (weights * near).sum(axis=1)))
@@ -181,7 +181,7 @@ class _Process:
 
 
 class _Growth:
-    # Posterior, on a grid, of log B_crit at the hardest level and of p
+    # The posterior, on a grid, of p and of log B_crit at the hardest level
 
     def __init__(self, levels: _Levels) -> None:
         self.levels, self.process = levels, _Process(levels.progress)
@@ -210,14 +210,14 @@ class _Growth:
         growth = growth + DRIFT * rng.standard_normal(len(progress))
         log_b_crit = own + growth * (progress - self.levels.progress[-1])
         expected = progress[:, None] + _shape(self.levels.batch_sizes, log_b_crit)
-        # A new search has other runs and configurations, thus other departures
+        # a new search has other runs and configurations, thus other departures
         deviation = FRESH * np.sqrt(self.process.variances(self.squares.ravel()[at], self.freedom, rng))
         return growth, expected, expected + deviation[:, None] * rng.standard_normal(expected.shape)
 
 
 class _Approach:
-    # Posterior, on a grid, of the metric's ceiling and of β: w = a − β·log(1 − (gain − hardest) / room), with `room`
-    # from the hardest level to the ceiling
+    # The posterior, on a grid, of β and of the metric's ceiling: w = a − β·log(1 − (gain − hardest) / room), with
+    # `room` from the hardest level to the ceiling
 
     def __init__(self, levels: _Levels, highest: float | None) -> None:
         self.gains, self.process = levels.gains, _Process(levels.progress)
@@ -258,15 +258,15 @@ class _Approach:
 
 
 def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
-    """Prediction for a ``value`` harder than ``measured``; raises `UsageError` if the curves cannot tell."""
+    """Predict for a harder target ``value``; raises `UsageError` if the curves allow no prediction."""
     gain, highest = measured.gain(value), _highest(measured)
     require(
         math.isfinite(value) and gain > measured.gain(measured.value),
         f"target {value:g} must be harder than {measured.in_words}, which the study measured",
-        hint=f"for an easier target: `bssearch best STUDY --target {value:g}`",
+        hint=f"for an easier target, run `bssearch best STUDY --target {value:g}`",
     )
     if highest is not None and gain >= highest:
-        raise UsageError(f"target {value:g} must be easier than the bound of {measured.metric}, {abs(highest):g}")
+        raise UsageError(f"target {value:g} must be easier than {abs(highest):g}, the bound of {measured.metric}")
     levels = _levels_of(curves, measured.gain(measured.value))
     rng = np.random.default_rng(0)
     approach = _Approach(levels, highest)
@@ -283,7 +283,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Prediction for ``samples`` at the best batch size; see `beyond_target`."""
+    """Predict for ``samples`` at the best batch size; see `beyond_target`."""
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
@@ -308,7 +308,7 @@ def _with_samples(levels: _Levels, measured: Target, farther: float) -> Beyond:
 
 
 def _highest(target: Target) -> float | None:
-    # The best gain that the metric allows, by its name and value
+    # The best possible gain, by the metric's name and value
     if target.goal is Goal.MINIMIZE:
         return 0.0 if target.value > 0 else None
     return 1.0 if target.is_above_one(math.inf) else None
@@ -320,7 +320,8 @@ def _predicted(
     growth = _Growth(levels)
     require(
         growth.is_shown,
-        f"the curves do not show that B_crit changes up to {measured.in_words}, so they predict no optimum",
+        f"the curves show no change of B_crit up to {measured.in_words}, so a prediction of the optimum is not "
+        "possible",
         hint="run more seeds with `bssearch study confirm STUDY`, or search at the harder target",
     )
     reaches = np.isfinite(progress)
@@ -329,7 +330,7 @@ def _predicted(
     typical = np.median(seconds, axis=0)
     best = int(typical.argmin())
     flat = around(best, typical <= FLAT_RATIO * typical.min())
-    assert flat is not None, "the best is within 5 % of itself"
+    assert flat is not None, "the optimum is within 5 % of the optimum"
     ends = np.quantile([best, *seconds.argmin(axis=1)], TAILS, method="inverted_cdf")
     sizes = [one.batch_size for one in levels.curves]
     log_b_crit, log_s_min = nearest_law(fresh, levels.batch_sizes)

@@ -1,7 +1,7 @@
-"""The local critical batch size: the largest batch size whose metric is no worse after equal samples.
+"""The local critical batch size: the largest batch size with no worse a metric after equal samples.
 
 Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint at B, 2B, 4B, …. Unlike the paper, the
-bound is the spread of branches at B with other data orders.
+bound comes from the spread of branches at B with other data orders.
 """
 
 from __future__ import annotations
@@ -17,39 +17,36 @@ from bssearch.errors import require
 from bssearch.records import Goal
 from bssearch.records.intervals import CONFIDENCE, student_t
 
-FEWEST_REPEATS = 3  # fewer repeats leave the spread unknown within a factor of five
+FEWEST_REPEATS = 3  # with fewer repeats, the spread is uncertain by more than a factor of five
 
-FEWEST_STEPS = 8  # steps of the shortest branch; with momentum, fewer steps do not compare
+FEWEST_STEPS = 8  # steps of the shortest branch; momentum distorts fewer steps
 
-EVALUATIONS = 8  # evaluations of a branch; `WINDOW` has three
+EVALUATIONS = 8  # evaluations per branch; `WINDOW` has three
 
-WINDOW = 0.25  # last share of a branch, the range of its mean metric
+WINDOW = 0.25  # the mean metric is over this last share of a branch
 
 Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPlan:
-    """Batch sizes, B first; all branches are evaluated at the same samples."""
+    """Batch sizes, B first; all branches evaluate after the same samples."""
 
     batch_sizes: tuple[int, ...]
     samples: int
     samples_between: int
 
     def is_in_window(self, samples: int) -> bool:
-        """True if an evaluation after ``samples`` counts in the mean."""
+        """True if the mean includes an evaluation after ``samples``."""
         return samples >= (1 - WINDOW) * self.samples
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Branches from B up to 2^``octaves`` B that fit into ``samples``; raises `UsageError` if 2B does not.
-
-    ``largest``: number of training samples.
-    """
-    require(octaves >= 1, f"octaves = {octaves} must be >= 1: B and 2B are compared")
+    """Plan branches from B to 2^``octaves`` B, at most ``largest`` (the training samples)."""
+    require(octaves >= 1, f"octaves = {octaves} must be >= 1 to compare B and 2B")
     require(
         samples >= 2 * batch_size,
-        f"{samples} samples a branch must be >= {2 * batch_size}, one step of the batch size 2B = {2 * batch_size}",
+        f"samples = {samples} per branch must be >= {2 * batch_size}, one step of the batch size 2B",
     )
     require(
         largest is None or 2 * batch_size <= largest,
@@ -67,14 +64,14 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """Mean metric over each branch's window; None if the branch diverged."""
+    """The mean metric over each branch's window; None if the branch diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
 
     @property
     def mean(self) -> float | None:
-        """Mean over the branches; None if one diverged."""
+        """The mean over the branches; None if a branch diverged."""
         known = [end for end in self.ends if end is not None]
         return statistics.fmean(known) if known and len(known) == len(self.ends) else None
 
@@ -83,8 +80,8 @@ class BranchedSize:
 class LocalCriticalBatch:
     """The largest batch size that `holds`.
 
-    ``found``: between ``low`` (holds) and ``high`` (does not). ``at_least``: all held. ``below``: not even 2B holds.
-    ``bound``: worst mean end that holds; ``spread``: standard deviation of the ends at B.
+    ``found``: ``low`` holds, ``high`` does not. ``at_least``: all sizes hold. ``below``: not even 2B holds. ``bound``:
+    the worst mean end that holds. ``spread``: the standard deviation of the ends at B.
     """
 
     verdict: Verdict
@@ -98,15 +95,15 @@ class LocalCriticalBatch:
 
 
 def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
-    """True if a batch size's mean end is no worse than the bound."""
+    """True if the batch size's mean end is no worse than ``bound``."""
     mean = size.mean
     return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
 
 
 def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
-    """One-sided 95 % bound of the mean end of ``repeats`` more branches at B, if known.
+    """The one-sided 95 % bound of the mean end of ``repeats`` more branches at B; None if unknown.
 
-    mean ± t s √(1/n + 1/repeats), with Student's t of n − 1 degrees of freedom.
+    The bound is mean ± t s √(1/n + 1/repeats), with Student's t of n − 1 degrees of freedom.
     """
     ends = [end for end in base.ends if end is not None]
     if len(ends) < max(FEWEST_REPEATS, len(base.ends)) or repeats < 1:
@@ -119,14 +116,14 @@ def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
 
 
 def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
-    """Reason if the branches at B give no answer; ``start`` is the checkpoint's metric."""
+    """The reason if the branches at B give no answer; ``start`` is the checkpoint's metric."""
     if None in base.ends:
-        return f"a branch at batch size {base.batch_size} itself diverged"
+        return f"a branch at the checkpoint's batch size {base.batch_size} diverged"
     bound = bound_of(base, len(base.ends), goal)
     if bound is None and len(base.ends) < FEWEST_REPEATS:
-        return f"there are {len(base.ends)} branches at batch size {base.batch_size}; there must be >= {FEWEST_REPEATS}"
+        return f"batch size {base.batch_size} has {len(base.ends)} branches; at least {FEWEST_REPEATS} are necessary"
     if bound is None:
-        return f"the branches at batch size {base.batch_size} end exactly alike, whatever the order of the data"
+        return f"the branches at batch size {base.batch_size} have equal ends despite different data orders"
     if holds(BranchedSize(batch_size=base.batch_size, ends=(start,)), bound, goal):
         return (
             f"the branches at batch size {base.batch_size} do not improve beyond their spread: "
@@ -136,12 +133,12 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
 
 
 def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
-    """Local critical batch size; ``start`` is the checkpoint's metric."""
+    """Find the local critical batch size; ``start`` is the checkpoint's metric."""
     base = sizes[0]
-    bound = bound_of(base, len(base.ends), goal)  # a larger size has as many branches
+    bound = bound_of(base, len(base.ends), goal)  # larger sizes have as many branches
     ends = [end for end in base.ends if end is not None]
     spread = statistics.stdev(ends) if len(ends) > 1 else None
-    too_few = f"no batch size above {base.batch_size} was tried" if len(sizes) < 2 else None
+    too_few = f"no batch size above {base.batch_size} ran" if len(sizes) < 2 else None
     reason = why_unknown(start, base, goal) or too_few
     if reason is not None or bound is None:
         return LocalCriticalBatch(verdict="cannot_tell", mean=base.mean, spread=spread, bound=bound, reason=reason)
@@ -161,6 +158,6 @@ def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal
 
 
 def is_rising(found: Sequence[LocalCriticalBatch]) -> bool | None:
-    """True if the batch sizes never fall; None below two known sizes."""
+    """True if the local critical batch sizes never fall; None below two known sizes."""
     known = [one.batch_size for one in found if one.batch_size is not None]
     return None if len(known) < 2 else all(before <= after for before, after in itertools.pairwise(known))

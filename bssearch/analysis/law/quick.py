@@ -1,8 +1,9 @@
-"""The quick answer and its critical batch size.
+"""The quick answer and the critical batch size.
 
 Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B. The prior of log
-B_crit is normal around the gradient noise scale, or flat if unknown. The prior of log E_min is flat. Draws: B_crit on a
-grid, then departures given B_crit, weighted by the probability that missed runs need more samples.
+B_crit is normal around the gradient noise scale, or flat if the scale is unknown. The prior of log E_min is flat. Draws
+of B_crit are from a grid. Draws of departures, given B_crit, have the probability that missed runs need more samples as
+weight.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
 
 class QuickOptimum(Model):
-    """The batch size expected to reach the target soonest."""
+    """The batch size with the least expected time to the target."""
 
     batch_size: int
     micro_batch_size: int
@@ -33,7 +34,7 @@ class QuickOptimum(Model):
 
 
 class QuickCriticalBatch(Model):
-    """The critical batch size in samples, with its 90 % interval."""
+    """The critical batch size in samples, with the 90 % interval."""
 
     estimate: PositiveFloat
     low: PositiveFloat
@@ -51,11 +52,11 @@ class QuickRun(Model):
 
 
 class QuickAnswer(Model):
-    """A batch size from a few runs and measurements, not verified by a search.
+    """A batch size from a few runs and measurements, without a search.
 
-    ``interval`` holds the optimum with 90 %. ``gain``: the default's expected time over the optimum's.
-    ``learning_rate_gain``: time with the rule's rate over time with the recommended rate. ``alpha_s`` + ``beta_s`` ×
-    samples: step seconds. ``target`` is easier than the study's if the default missed it.
+    ``interval`` contains the optimum with a probability of 90 %. ``gain``: the default's expected time / the optimum's.
+    ``learning_rate_gain``: time with the rule's learning rate / time with the recommended rate. ``alpha_s`` +
+    ``beta_s`` × samples: step seconds. ``target``: easier than the study's target if the default missed the target.
     """
 
     schema_version: Literal[1] = 1
@@ -85,7 +86,7 @@ class QuickAnswer(Model):
 
 
 class Promise(Model):
-    """The quick answer's batch size and the search's; ``holds``: the quick interval overlaps the found flat range."""
+    """The quick answer against the search's; ``holds`` if the quick interval overlaps the flat range."""
 
     batch_size: int
     interval: list[int]
@@ -97,22 +98,22 @@ class Promise(Model):
 
     @property
     def in_words(self) -> str:
-        """The quick and the measured answer in a sentence."""
+        """Both answers in a sentence."""
         low, high = self.interval
-        kept = "which holds" if self.holds else "which misses it"
+        kept = "which contains the answer" if self.holds else "which misses the answer"
         ratio = "" if self.time_ratio is None else f", which takes {self.time_ratio:.2g}× as long to the target"
-        return f"the quick answer had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
+        return f"the quick answer was batch {self.batch_size}{ratio}, with a 90 % interval from {low} to {high}, {kept}"
 
 
-BEYOND_OCTAVES = 4.0  # octaves of B_crit considered beyond the runnable batch sizes
+BEYOND_OCTAVES = 4.0  # B_crit may be this many octaves beyond the runnable batch sizes
 
 RUN_DEVIATION = 0.15  # standard deviation of log samples between seeds
 
-# Standard deviation and length of the departure from the law
+# Standard deviation and correlation length of the departure from the law
 DEPARTURE = 0.25
 DEPARTURE_OCTAVES = 1.5
 
-LEVEL = 100.0  # standard deviation of log E_min: practically flat
+LEVEL = 100.0  # standard deviation of log E_min, practically flat
 
 GRID = 400
 NODES_PER_OCTAVE = 4
@@ -132,12 +133,12 @@ class CriticalBatchPosterior:
 
     @property
     def estimate(self) -> float:
-        """Median of B_crit."""
+        """The median of B_crit."""
         return self._quantile(0.5)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """90 % interval of B_crit."""
+        """The 90 % interval of B_crit."""
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
@@ -153,10 +154,7 @@ class CriticalBatchPosterior:
 
 @dataclass(frozen=True)
 class ExpectedOptimum:
-    """The batch size with the least expected time.
-
-    ``interval`` holds the optimum with 90 %. ``relative_times``: expected times over the optimum's.
-    """
+    """The batch size with the least expected time; ``relative_times`` are expected times / the optimum's."""
 
     step: RunnableStep
     interval: tuple[int, int]
@@ -167,14 +165,14 @@ class ExpectedOptimum:
 def critical_batch(
     sizes: Sequence[int], noise_scale: float | None, points: Sequence[LawPoint] = ()
 ) -> CriticalBatchPosterior:
-    """Posterior of B_crit from the noise scale (samples) and the runs."""
+    """The posterior of B_crit from the noise scale (samples) and the runs."""
     reach = BEYOND_OCTAVES * math.log(2)
     low, high = math.log(min(sizes)), math.log(max(sizes))
     known = [] if noise_scale is None else [math.log(noise_scale)]
     grid = np.linspace(min([low, *known]) - reach, max([high, *known]) + reach, GRID)
     runs = [(math.log(point.batch_size), math.log(samples)) for point in points for samples in point.samples]
     at, samples = np.array(runs).reshape(-1, 2).T
-    octaves = max(1.0, (high - low) / math.log(2))  # a single batch size needs two nodes as well
+    octaves = max(1.0, (high - low) / math.log(2))  # a single batch size also needs two nodes
     nodes = np.linspace(low, low + octaves * math.log(2), round(NODES_PER_OCTAVE * octaves) + 1)
     given = _covariance(at, at) + RUN_DEVIATION**2 * np.eye(len(at))
     to_nodes = np.linalg.solve(given, _covariance(at, nodes)).T  # (nodes, runs)
@@ -224,18 +222,18 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Size of the ``ladder`` with the least expected log time; raises ValueError without a timed size."""
+    """The size of the ``ladder`` with the least expected log time; raises ValueError without step times."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     if not (choices := [size for size in sizes if size in set(ladder)]):
-        raise ValueError(f"no step time is known for the batch sizes {', '.join(map(str, ladder))}")
+        raise ValueError(f"the batch sizes {', '.join(map(str, ladder))} have no step time")
     logs = np.log([by_size[size].step_seconds for size in sizes])
     times = posterior.log_steps(sizes) + logs  # (draws, sizes), up to the level of the law
     expected = posterior.weights @ (times - times.min(axis=1, keepdims=True))
     at = dict(zip(sizes, expected.tolist(), strict=True))
     best = min(choices, key=at.__getitem__)
     flat = around(sizes.index(best), expected <= max(at[best], expected.min() + math.log(FLAT_RATIO)))
-    assert flat is not None, "the best is within 5 % of itself"
+    assert flat is not None, "the optimum is within 5 % of the optimum"
     return ExpectedOptimum(
         step=by_size[best],
         interval=_interval(posterior, times, sizes),

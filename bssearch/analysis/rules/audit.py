@@ -1,4 +1,4 @@
-"""Rules of thumb compared with a study."""
+"""Compare the rules of thumb with a study."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from bssearch.spec.space.optimizers import FINE_TUNING
 
 MEMORY_SHARE = 0.8
 
-NEAR = 2.0  # factor by which the compared batch size may be below `MEMORY_SHARE`
+NEAR = 2.0  # the compared batch size may be this factor below `MEMORY_SHARE`
 
-SAME = 1.25  # factor within which noise scale and critical batch size count as equal
+SAME = 1.25  # noise scale and critical batch size count as equal within this factor
 
-APART = 2.0  # factor beyond which noise scale and critical batch size differ
+APART = 2.0  # noise scale and critical batch size differ beyond this factor
 
-LARGER, EPOCHS = 4, (1.5, 2.0)  # ratio of batch sizes, and of the epochs that the rule claims
+LARGER, EPOCHS = 4, (1.5, 2.0)  # ratio of batch sizes, and the rule's ratios of epochs
 
-COSTS = (1.5, 2.0)  # ratio of step times that the rule claims for accumulation
+COSTS = (1.5, 2.0)  # the rule's ratios of step times with and without accumulation
 
-SMALLER = (10.0, 20.0)  # batch size from scratch over the batch size for fine-tuning, as the rule claims
+SMALLER = (10.0, 20.0)  # the rule's ratios of the batch size from scratch to the batch size for fine-tuning
 
 
 def command(spec: StudySpec, words: str) -> str:
-    """`bssearch study` command in brackets; empty if imported."""
+    """A `bssearch study` command in brackets; empty for imported studies."""
     return "" if spec.is_imported else f" (bssearch study {words})"
 
 
@@ -67,9 +67,9 @@ def about_memory(
     memory: MemoryBoundary,
     train_samples: int | None,
 ) -> RuleFinding:
-    """Compare the batch size nearest below 80 % of the largest fitting micro-batch with the optimum."""
+    """Compare the optimum with the batch size nearest below 80 % of the largest fitting micro-batch."""
     if memory.fits is None:
-        return _not_run(Rule.MEMORY, None, f"no micro-batch size is known to fit{command(spec, 'probe memory')}")
+        return _not_run(Rule.MEMORY, None, f"no known micro-batch size fits{command(spec, 'probe memory')}")
     whole = train_samples is not None and memory.fits >= train_samples
     if memory.too_large is None and not whole:
         known = f"no micro-batch ran out of memory; {memory.fits} is the largest that ran"
@@ -83,10 +83,12 @@ def about_memory(
     tuned, there = optima[answer.optimal.batch_size], optima[size]
     numbers = tuple(run.number for run in there.runs)
     if there is tuned:
-        return _finding(Rule.MEMORY, size, Judgement("held", f"{where}: it is the optimum", NONE), numbers)
+        return _finding(Rule.MEMORY, size, Judgement("held", f"{where}, the optimum", NONE), numbers)
     for one in (tuned, there):
         if not one.is_confirmed:
-            return _not_run(Rule.MEMORY, size, f"{where}; batch {one.configuration.batch_size} is not fully confirmed")
+            return _not_run(
+                Rule.MEMORY, size, f"{where}; confirmation of batch {one.configuration.batch_size} is incomplete"
+            )
     judgement = judge(there, tuned, step_seconds, wanted=len(there.runs), limit=spec.budget.trial_train_seconds)
     reason = f"{judgement.reason}; {where}, against the optimum's batch {answer.optimal.batch_size}"
     return _finding(Rule.MEMORY, size, Judgement(judgement.finding, reason, judgement.regret), numbers)
@@ -95,15 +97,15 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    Half widths of logarithms add in quadrature. Held: the ratio is within `SAME`, its interval within `APART`, and the
-    intervals overlap. Broke: the ratio's interval is beyond `APART`.
+    Half widths of logarithms add in quadrature. Held if the ratio is within `SAME`, the ratio's interval within
+    `APART`, and the intervals overlap. Broke if the ratio's interval is beyond `APART`.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
-        return _not_run(Rule.NOISE_SCALE, None, f"no noise scale was measured{command(spec, 'probe noise')}")
+        return _not_run(Rule.NOISE_SCALE, None, f"the noise scale is unknown{command(spec, 'probe noise')}")
     if fit is None or fit.verdict != "fits":
-        why = "there is no law" if fit is None else f"the law is {fit.verdict.replace('_', ' ')}"
-        return _not_run(Rule.NOISE_SCALE, None, f"{why}, so no critical batch size is known")
+        why = "the study has no law" if fit is None else f"the law is {fit.verdict.replace('_', ' ')}"
+        return _not_run(Rule.NOISE_SCALE, None, f"{why}, so the critical batch size is unknown")
     (scale, low, high), seen = (noise.scale, noise.low, noise.high), ""
     if answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None:
         (scale, low, high), seen = (noise.adam_scale, noise.adam_low, noise.adam_high), " as Adam sees it"
@@ -157,10 +159,10 @@ def _apart(ratio: Regret | None, overlap: bool) -> Finding:
 
 
 def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
-    """Judge if the largest batch size ends over 2 points worse than the best at the full limit."""
+    """Judge if the largest batch size's metric at the full limit is over 2 points worse than the best."""
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
-        known = "no two batch sizes were trained to the same full limit"
+        known = "fewer than two batch sizes trained to the same full limit"
         cost = 2 * FEWEST_RUNS * spec.budget.trial_train_seconds
         known += f", which takes at least {cost:.3g} train seconds"
         return _not_run(Rule.GENERALISATION, None, known + command(spec, f"confirm {spec.name} --to-budget"))
@@ -170,10 +172,10 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
         return _finding(Rule.GENERALISATION, largest.batch_size, _of_best_largest(found.batches[:-1], points), numbers)
     gap = largest.gap
     if gap is None or gap.low is None or gap.high is None:
-        known = "its runs did not finish" if gap is None else f"a gap of {gap.value:.3g} without an interval"
+        known = "the runs did not finish" if gap is None else f"a gap of {gap.value:.3g} without an interval"
         return _not_run(Rule.GENERALISATION, largest.batch_size, known)
     reason = (
-        f"it ends {gap.value:.3g} [{gap.low:.3g}, {gap.high:.3g}] worse than batch {found.best_batch_size}; "
+        f"the metric ends {gap.value:.3g} [{gap.low:.3g}, {gap.high:.3g}] worse than batch {found.best_batch_size}; "
         f"2 points are {points:.3g}"
     )
     finding: Finding = "held" if gap.low > points else "broke" if gap.high < points else "undecided"
@@ -182,14 +184,14 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
 
 def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement:
     lows = [one.gap.low for one in others if one.gap is not None and one.gap.low is not None]
-    said = "the largest batch size ends with the best metric"
+    text = "the largest batch size ends with the best metric"
     if len(lows) < len(others):
-        return Judgement("undecided", f"{said}; an interval needs three runs per batch size")
-    return Judgement("broke" if min(lows) > -points else "undecided", said)
+        return Judgement("undecided", f"{text}; an interval needs three runs per batch size")
+    return Judgement("broke" if min(lows) > -points else "undecided", text)
 
 
 def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleFinding]:
-    """Compare the samples to the target of two confirmed batch sizes, `LARGER` times apart."""
+    """Compare the samples to the target of confirmed batch sizes a factor `LARGER` apart."""
     samples = make_objective("samples_to_target", spec.record_target)
     confirmed = {size: estimate(one.runs, samples) for size, one in optima.items() if one.is_confirmed}
     found = []
@@ -202,7 +204,7 @@ def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleF
         numbers = tuple(run.number for one in (size, larger) for run in optima[one].runs)
         reason = f"samples to the target of batch {larger} / samples of batch {size}"
         found.append(_finding(Rule.EPOCHS, larger, Judgement(_within(ratio, EPOCHS), reason, ratio), numbers))
-    known = f"no two batch sizes that differ by a factor {LARGER} are confirmed"
+    known = f"the study has no confirmed batch sizes a factor {LARGER} apart"
     return found or [_not_run(Rule.EPOCHS, None, known + command(spec, f"confirm {spec.name}"))]
 
 
@@ -214,7 +216,7 @@ def _within(ratio: Regret, claimed: tuple[float, float]) -> Finding:
 
 
 def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[RuleFinding]:
-    """Compare step time with and without micro-batches; held if the ratio's interval is within `COSTS`."""
+    """Compare step times with and without micro-batches; held if the ratio's interval is within `COSTS`."""
     found = []
     for size in sorted({one.batch_size for one in step_times}):
         here = sorted(
@@ -226,16 +228,16 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
         )
         if whole is not None and split is not None:
             found.append(_cost(whole, split, command(spec, f"audit {spec.name}")))
-    known = "no batch size was timed both at once and in micro-batches"
+    known = "no batch size has step times both with and without micro-batches"
     return found or [_not_run(Rule.ACCUMULATION, None, known + command(spec, f"audit {spec.name}"))]
 
 
 def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
     if whole.contended or split.contended:
         sizes = " and ".join(str(one.micro_batch_size) for one in (whole, split) if one.contended)
-        why = f"micro-batches of {sizes} were timed while other work used the device{again}"
+        why = f"other work used the device while step times of micro-batch {sizes} were measured{again}"
         return _not_run(Rule.ACCUMULATION, whole.batch_size, why)
-    assert whole.step_seconds is not None and split.step_seconds is not None, "both were timed"
+    assert whole.step_seconds is not None and split.step_seconds is not None, "both have step times"
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)
     high = (split.step_seconds_high or split.step_seconds) / (whole.step_seconds_low or whole.step_seconds)
     ratio = Regret(value=split.step_seconds / whole.step_seconds, low=low, high=high, at_least=False)
@@ -246,9 +248,9 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
 
 
 def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Answer]) -> list[RuleFinding]:
-    """Compare the optimum with those of studies from ``scratch``.
+    """Compare the optimum with the optima of studies from ``scratch``.
 
-    The interval is from their flat ranges; a range at the end of the batch sizes leaves it open.
+    The flat ranges give the interval, open if a range is at the end of the batch sizes.
     """
     if spec.preset != FINE_TUNING:
         return [_not_run(Rule.FINE_TUNING, None, f"the spec has no preset {FINE_TUNING}")]
@@ -267,7 +269,7 @@ def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Ans
         if answer.provisional or one.provisional:
             finding, reason = "undecided", f"{reason}; an answer is provisional"
         found.append(_finding(Rule.FINE_TUNING, size, Judgement(finding, reason, ratio)))
-    known = f"no study of {spec.workload} from scratch with this objective is in this database"
+    known = f"this database has no study of {spec.workload} from scratch with this objective"
     return found or [_not_run(Rule.FINE_TUNING, None, known)]
 
 
@@ -283,7 +285,7 @@ def _not_run(rule: Rule, batch_size: int | None, reason: str) -> RuleFinding:
 def other_kind(
     trials: Sequence[TrialRecord], tuned: Candidate, is_other: Callable[[str], bool], wanted: str
 ) -> Configuration | str:
-    """Best search configuration with the optimizers ``wanted``, or the reason against it."""
+    """The best search configuration with the ``wanted`` optimizers, or the reason against."""
     size = tuned.configuration.batch_size
     found = [
         (figure, trial.number, trial.configuration)
@@ -297,7 +299,7 @@ def other_kind(
     if not found:
         return (
             f"no search trial with {wanted} reached the target; `bssearch trial add STUDY batch_size={size} "
-            "optimizer=… learning_rate=…` runs one to the full limit"
+            "optimizer=… learning_rate=…` adds such a trial"
         )
     return min(found, key=lambda one: one[:2])[2]
 
@@ -313,7 +315,7 @@ def _sgd_or_adam(trials: Sequence[TrialRecord], tuned: Candidate) -> Configurati
     if SGD_UP_TO < size <= ADAM_ABOVE:
         return f"the rule leaves the optimizer open above batch {SGD_UP_TO} and up to {ADAM_ABOVE}"
     if optimizer not in (*SGD, *ADAM):
-        return f"the optimum trains with {optimizer}"
+        return f"the rule is about SGD and Adam, but the optimum trains with {optimizer}"
     other = ADAM if optimizer in SGD else SGD
     return other_kind(trials, tuned, lambda one: one in other, " or ".join(other))
 
@@ -321,7 +323,7 @@ def _sgd_or_adam(trials: Sequence[TrialRecord], tuned: Candidate) -> Configurati
 def judge_sgd_or_adam(
     other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge by the ratio of the named optimizer's figure to the other's."""
+    """Judge by the rule's optimizer's figure / the other optimizer's."""
     named = SGD if tuned.configuration.batch_size <= SGD_UP_TO else ADAM
     pair = (tuned, other) if tuned.configuration.optimizer in named else (other, tuned)
     return _of_pair(*pair, step_seconds, wanted=wanted, limit=limit)
@@ -330,16 +332,13 @@ def judge_sgd_or_adam(
 def judge_layerwise(
     other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge layerwise optimizers by the figure without one over the figure with one.
-
-    Undecided below `LARGE_BATCH`.
-    """
+    """Judge by the figure without / with a layerwise optimizer; undecided below `LARGE_BATCH`."""
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     pair = (other, tuned) if is_layerwise else (tuned, other)
     found = _of_pair(*pair, step_seconds, wanted=wanted, limit=limit).reversed()
     if size >= LARGE_BATCH:
         return found
-    below = f"batch {size} is below {LARGE_BATCH:,}, from which they are said to be needed"
+    below = f"the rule is about batch sizes from {LARGE_BATCH:,} on, not {size}"
     return Judgement("undecided", f"{below}; {found.reason}", found.regret)
 
 
@@ -349,7 +348,9 @@ def _of_pair(rule: Candidate, other: Candidate, step_seconds: StepSeconds, *, wa
         found = judge(rule, other, step_seconds, wanted=wanted, limit=limit)
     else:
         runs = len(other.runs)
-        found = Judgement("held" if runs >= wanted else "undecided", f"0 of {runs} runs with {names[1]} reached")
+        found = Judgement(
+            "held" if runs >= wanted else "undecided", f"0 of {runs} runs with {names[1]} reached the target"
+        )
     return replace(found, reason=f"{names[0]} against {names[1]}: {found.reason}")
 
 
@@ -361,7 +362,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """The verdict on a rule; ``regret``: figure of the rule's configuration over the tuned optimum's."""
+    """The finding on a rule; ``regret`` is the rule's figure / the tuned optimum's."""
 
     rule: Rule
     batch_size: int | None
@@ -373,7 +374,7 @@ class RuleFinding(Model):
 
 
 class LearningRateSlope(Model):
-    """Slope of log learning rate over log batch size, and which of `SLOPES` its 95 % interval excludes."""
+    """The slope of log learning rate over log batch size; the 95 % interval ``excludes`` some of `SLOPES`."""
 
     estimate: float
     low: float
@@ -382,7 +383,7 @@ class LearningRateSlope(Model):
 
 
 class Audit(Model):
-    """The rules of thumb compared with a study."""
+    """The findings on the rules of thumb."""
 
     study: str
     rules: list[RuleFinding]
@@ -392,7 +393,7 @@ class Audit(Model):
 
 @dataclass(frozen=True)
 class Case:
-    """A rule at a batch size: the configuration to run beside the ``tuned`` optimum, or a ``reason`` against it."""
+    """A rule at a batch size, with the configuration to run or the ``reason`` against."""
 
     rule: Rule
     batch_size: int
@@ -409,7 +410,7 @@ class Case:
 
     @property
     def can_be_decided(self) -> bool:
-        """False for LARS and LAMB below `LARGE_BATCH`: their runs only inform."""
+        """False for LARS and LAMB below `LARGE_BATCH`, where runs only inform."""
         return self.rule is not Rule.LAYERWISE or self.batch_size >= LARGE_BATCH
 
 
@@ -425,9 +426,9 @@ def audit(
     train_seconds: float | None = None,
     scratch: Mapping[str, Answer] = MappingProxyType({}),
 ) -> Audit:
-    """Compare every rule with a study's records.
+    """Compare each rule with the study's records.
 
-    ``train_seconds``: budget of the audit's runs. ``scratch``: answers of studies from scratch, for fine-tuning.
+    ``train_seconds``: the budget of audit runs. ``scratch``: answers of studies from scratch, for fine-tuning.
     """
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
@@ -456,7 +457,7 @@ def audit(
 def cases(
     spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
 ) -> list[Case]:
-    """Every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
+    """Each rule's cases at the optimum and at the largest confirmed batch size without accumulation."""
     base = default_configuration(spec, trials)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
@@ -474,7 +475,7 @@ def cases(
         _case(spec, base, Rule.GROWING, best, optima.get(best), trials, answer.batch_schedule),
     ]
     if not sizes:
-        reason = "it changes nothing: the optimum and the largest confirmed batch size are the default's"
+        reason = "the optimum and the largest confirmed batch size are the default's, so the rule makes no change"
         return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), *others]
     found = [_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes]
     return [*found, *others]
@@ -486,14 +487,14 @@ def tuned_optima(
     step_times: Collection[StepTime] = (),
     memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
-    """Best candidate of each batch size; see `decide`."""
+    """The best candidate of each batch size; see `decide`."""
     compared, step_seconds = compared_trials(trials, memory), step_seconds_of(step_times, spec.timed_model)
     verdict = decide(compared, spec.confirm.runs, objective_of(spec), step_seconds)
     return {} if verdict is None else verdict.by_batch
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Completed runs to the full limit, each seed once, confirmation runs first."""
+    """Completed runs to the full limit, one per seed, preferably confirmation runs."""
     found: dict[int, TrialRecord] = {}
     for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES):
         for trial in trials:
@@ -503,7 +504,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """True if a run ended at the target, or at the full limit or later."""
+    """True if a run reached the target, diverged, or trained to the full limit."""
     ended_itself = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
     is_whole = ended_itself or trial.train_seconds_limit >= spec.budget.trial_train_seconds
     return is_whole and trial.state.has_result and trial.state is not TrialState.OOM
@@ -515,10 +516,7 @@ def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
-    """Slope of log tuned learning rate over log batch size; None below three tuned batch sizes.
-
-    By least squares and Student's t, for the recommended optimizer.
-    """
+    """The slope for the recommended optimizer, by least squares; None below three tuned batch sizes."""
     if isinstance(spec.space.learning_rate, int | float):
         return None
     optimizer = answer.optimal.parameters.get("optimizer")
@@ -560,12 +558,12 @@ def _case(
     found: BatchScheduleAnswer | None = None,
 ) -> Case:
     if tuned is None:
-        return Case(rule, batch_size, reason="no trial of this batch size finished")
+        return Case(rule, batch_size, reason="no trial of this batch size has a result")
     if not tuned.is_confirmed:
         return Case(rule, batch_size, reason=f"confirmation is incomplete{command(spec, f'confirm {spec.name}')}")
     if not math.isfinite(tuned.value):
         reached = f"{tuned.estimate.reached} of {tuned.estimate.runs}"
-        return Case(rule, batch_size, reason=f"only {reached} tuned runs reached the target")
+        return Case(rule, batch_size, reason=f"only {reached} runs of the tuned configuration reached the target")
     given: Configuration | str
     if rule is Rule.LAYERWISE:
         given = _other_of_layerwise(trials, tuned)
@@ -587,10 +585,10 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
         default=None,
     )
     if accumulated is None or not math.isfinite(accumulated.value):
-        return Case(Rule.SMALL_BATCH, best, reason="no confirmed batch size that reached the target accumulates")
+        return Case(Rule.SMALL_BATCH, best, reason="no confirmed batch size with accumulation reached the target")
     size = accumulated.configuration.batch_size // accumulated.configuration.accumulation_steps
     if size not in spec.batch_sizes:
-        return Case(Rule.SMALL_BATCH, size, reason="one micro-batch is no batch size of the space")
+        return Case(Rule.SMALL_BATCH, size, reason=f"space.batch_size lacks {size}, the micro-batch")
     near = optima.get(size)
     confirmed = near.configuration if near is not None and near.is_confirmed else None
     given = small_batch(spec.space, accumulated.configuration, confirmed)
@@ -600,19 +598,19 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
 
 
 def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
-    """The cases to run, cheapest first, then in the order of `RULES`."""
+    """The cases to run, the cheapest first, then in the order of `RULES`."""
     asked = (case for case in found if case.configuration is not None and not case.is_tuned)
     return sorted(asked, key=lambda case: (not case.can_be_decided, run_seconds(spec, case)))
 
 
 def run_seconds(spec: StudySpec, case: Case) -> float:
-    """Expected train seconds of a run: the tuned optimum's."""
+    """A run's expected train seconds, the tuned optimum's if known."""
     known = None if case.tuned is None else case.tuned.time.median
     return spec.budget.trial_train_seconds if known is None else known
 
 
 def runs_to_decide(regret: Regret | None, made: int) -> float:
-    """Runs until the rule holds or breaks if the interval's width is ∝ 1/√runs; may be infinite."""
+    """Runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; may be infinite."""
     if regret is None or not regret.low or regret.high is None:
         return 2.0 * made
     distance = max(math.log(HELD / regret.value), math.log(regret.value / BROKE))
@@ -628,12 +626,12 @@ def of_case(
     wanted: int,
     unmade: str = "",
 ) -> RuleFinding:
-    """Judge a rule by its runs so far; ``unmade``: why there are no more."""
+    """Judge a rule by the runs so far; ``unmade`` is the reason for missing runs."""
     if case.configuration is None or case.tuned is None:
         return _not_run(case.rule, case.batch_size, case.reason)
     if case.is_tuned:
-        said = "the tuned optimum has no warmup" if case.rule is Rule.WARMUP else "it gives the tuned configuration"
-        judgement, runs = Judgement("held", said, NONE), case.tuned.runs
+        reason = "the tuned optimum has no warmup" if case.rule is Rule.WARMUP else "the rule gives the tuned optimum"
+        judgement, runs = Judgement("held", reason, NONE), case.tuned.runs
     else:
         runs = runs_of(spec, trials, case.configuration)
         judgement = _of_runs(spec, trials, case, runs, step_seconds, wanted, unmade)
@@ -651,7 +649,7 @@ def _of_runs(
     wanted: int,
     unmade: str,
 ) -> Judgement:
-    assert case.configuration is not None and case.tuned is not None, "there is something to run"
+    assert case.configuration is not None and case.tuned is not None, "the case has a configuration to run"
     if len(runs) < wanted and not spec.is_imported:
         cost = (wanted - len(runs)) * run_seconds(spec, case)
         unmade = f"{unmade}; {wanted - len(runs)} runs take about {cost:.2g} train seconds"
@@ -703,8 +701,8 @@ def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
     if spec.is_imported:
         return "imported studies cannot run trials"
     if spent_budget is not None:
-        return f"the budget of {spent_budget:g} train seconds is spent (--train-seconds)"
-    return f"`bssearch study audit {spec.name}` runs it"
+        return f"the budget of {spent_budget:g} train seconds is spent; raise --train-seconds"
+    return f"`bssearch study audit {spec.name}` runs the rule"
 
 
 def _finding(

@@ -1,4 +1,4 @@
-"""Rules of thumb at a batch size, and the regret of following one.
+"""Rules of thumb at a batch size, and the regret of following a rule.
 
 Regret is the ratio of two configurations' figures; κ = batch size / default batch size.
 """
@@ -81,11 +81,11 @@ def _scaled_rate(
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """No warmup is needed if its absence is as good (Goyal et al. 2017, §2.2)."""
+    """Warmup is unnecessary if training without warmup is as good (Goyal et al. 2017, §2.2)."""
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
-        return f"it is {tuned.batch_size / base.batch_size:.3g}× the default's batch size, below {WARMUP_RATIO}×"
+        return f"{tuned.batch_size} is {tuned.batch_size / base.batch_size:.3g}× the default's batch, below {WARMUP_RATIO}×"
     if tuned.warmup_epochs == 0 and bounds(space.warmup_epochs)[1] == 0:
         return "the space has no warmup"
     return replace(tuned, warmup_epochs=0.0)
@@ -101,12 +101,14 @@ def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configura
 
 
 def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """λ0·κ·η0/η: the same averaging time of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)."""
+    """λ0·κ·η0/η for equal averaging times of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)."""
     for name in ("learning_rate", "weight_decay", "optimizer"):
         if reason := _unknown(base, tuned, name):
             return reason
     if {base.optimizer, tuned.optimizer} != {"adamw"}:
-        return _other_optimizer(base, tuned) or f"the rule is about AdamW; the optimum trains with {tuned.optimizer}"
+        return (
+            _other_optimizer(base, tuned) or f"the rule is about AdamW, but the optimum trains with {tuned.optimizer}"
+        )
     if base.weight_decay == 0:
         return "the default has no weight decay"
     ratio, rate_ratio = tuned.batch_size / base.batch_size, base.learning_rate / tuned.learning_rate
@@ -131,9 +133,9 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 
 
 def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
-    """One micro-batch per step with β₂^κ (Marek et al. 2025, arXiv 2507.07101); κ = 1 / accumulation steps.
+    """One micro-batch per step with β₂^κ, κ = 1 / accumulation steps (Marek et al. 2025, arXiv 2507.07101).
 
-    ``near``: the tuned configuration at this size. Without one, the learning rate follows the space's rule.
+    ``near``: the tuned configuration at this size; if None, the learning rate follows the space's rule.
     """
     if reason := _without_beta2(accumulated, accumulated) or _unknown(accumulated, accumulated, "learning_rate"):
         return reason
@@ -169,7 +171,7 @@ def _without_beta2(base: Configuration, tuned: Configuration) -> str | None:
     if reason := _unknown(base, tuned, "optimizer") or _other_optimizer(base, tuned):
         return reason
     if any(one.parameters.get(name) is None for one in (base, tuned) for name in ("beta1", "beta2")):
-        return f"the rule is about Adam's betas; the optimum trains with {tuned.optimizer}"
+        return f"the rule is about Adam's betas, but the optimum trains with {tuned.optimizer}"
     return None
 
 
@@ -177,7 +179,7 @@ def _number(configuration: Configuration, name: str) -> float:
     return float(configuration.parameters[name] or 0.0)
 
 
-# Each takes the space, the default and the optimum, and returns the rule's configuration or a reason against it
+# Each rule takes the space, the default and the optimum, and returns a configuration or the reason against the rule
 RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
     Rule.LINEAR_RATE: partial(_scaled_rate, LearningRateRule.LINEAR),
     Rule.SQRT_RATE: partial(_scaled_rate, LearningRateRule.SQRT),
@@ -190,7 +192,7 @@ RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
     Rule.EMA_HALF_LIFE: _ema_half_life,
 }
 
-# Rules that set several parameters are left out
+# without the rules that set several parameters
 CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.LINEAR_RATE: "learning_rate",
     Rule.SQRT_RATE: "learning_rate",
@@ -208,16 +210,16 @@ CHANGED_PARAMETER: Mapping[Rule, str] = {
 
 Finding = Literal["held", "broke", "undecided", "not_run"]
 
-HELD = FLAT_RATIO  # a rule holds if the regret's upper end is below
+HELD = FLAT_RATIO  # a rule holds if the regret's upper end is below HELD
 
-BROKE = 1.10  # a rule breaks if the lower end is above: twice the 5 %
+BROKE = 1.10  # a rule breaks if the regret's lower end is above BROKE, twice the 5 %
 
 SGD, ADAM = ("sgd",), ("adam", "adamw")
 SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
-    """A ratio of two figures; ``at_least``: the value is a lower bound."""
+    """A ratio of two figures; ``at_least`` if the value is a lower bound."""
 
     at_least: bool
 
@@ -227,14 +229,14 @@ NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement of a rule by its runs."""
+    """The judgement of a rule by runs."""
 
     finding: Finding
     reason: str
     regret: Regret | None = None
 
     def reversed(self) -> Judgement:
-        """Judgement of the opposite rule."""
+        """The judgement of the opposite rule."""
         other: dict[Finding, Finding] = {"held": "broke", "broke": "held"}
         return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
 
@@ -242,10 +244,10 @@ class Judgement:
 def judge(
     rule: Candidate, tuned: Candidate, step_seconds: StepSeconds = MappingProxyType({}), *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge a rule's configuration against the tuned one.
+    """Judge a rule's configuration against the tuned configuration.
 
-    Held if the regret's upper end is below `HELD`. Broke if its lower end is above `BROKE`, or if all ``wanted`` runs
-    missed the target (contended runs: only if they diverged or their lower bound is above `BROKE`).
+    Held if the regret's upper end is below `HELD`. Broke if the lower end is above `BROKE`, or if all ``wanted`` runs
+    missed the target. Misses of contended runs break a rule only if all diverged or the lower bound is above `BROKE`.
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)
@@ -253,7 +255,7 @@ def judge(
     made, reached = len(rule.runs), rule.estimate.reached
     if not reached:
         regret = _at_least(rule, tuned, limit)
-        counted = f"0 of {made} runs reached the target" if made > 1 else "its only run missed the target"
+        counted = f"0 of {made} runs reached the target" if made > 1 else "the only run missed the target"
         if made < wanted:
             return Judgement("undecided", f"{counted}; {made} of {wanted} runs made", regret)
         if basis and not _has_diverged(rule) and (regret is None or regret.value <= BROKE):
@@ -265,7 +267,9 @@ def judge(
         if one.estimate.reached < one.estimate.runs
     ]
     if missed:
-        return Judgement("undecided", f"{' and '.join(missed)}: no interval", _medians(rule, tuned, limit))
+        return Judgement(
+            "undecided", f"{' and '.join(missed)}, so the interval is unknown", _medians(rule, tuned, limit)
+        )
     regret, method = _regret(rule, tuned)
     method += basis
     if regret.low is None or regret.high is None:
@@ -276,7 +280,7 @@ def judge(
 
 
 def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
-    # By a paired t-test from three common seeds on, else by Welch's
+    # A paired t-test with three common seeds, else Welch's
     mine, theirs = _log_figures(rule), _log_figures(tuned)
     pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if len(pairs) >= FEWEST_RUNS:
@@ -287,7 +291,7 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
     value = math.exp(rule.estimate.log_mean - tuned.estimate.log_mean)
     if (interval := ratio_interval(rule.estimate, tuned.estimate)) is None:
         counts = f"{len(mine)} against {len(theirs)} runs"
-        return Regret(value=value, low=None, high=None, at_least=False), f"{counts} (an interval takes {FEWEST_RUNS})"
+        return Regret(value=value, low=None, high=None, at_least=False), f"{counts} (an interval needs {FEWEST_RUNS})"
     low, high = interval
     return (
         Regret(value=value, low=low, high=high, at_least=False),
