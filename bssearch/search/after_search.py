@@ -1,7 +1,7 @@
-"""Runs after the search: batch schedules, finalists trained past the target, and runs on more devices.
+"""Plan runs after the search: batch schedules, finalists trained past the target, and runs on more devices.
 
-Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. Other parameters come from the best
-trial at the starting batch size.
+Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. The best trial at the starting batch
+size gives the other parameters.
 """
 
 import math
@@ -30,21 +30,21 @@ from bssearch.spec.parts import MOST_DEVICES
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.space.domains import Range, RelativeLearningRate
 
-BELOW, ABOVE = 8, 16  # by default, schedules stay within these factors of the best constant batch size
+BELOW, ABOVE = 8, 16  # default range of schedules: these factors of the best constant batch size
 
-# First trials: start and end as multiples of the best constant batch size, and the end's place as a share of samples
+# First trials: start and end as multiples of the best constant batch size, and the share of samples before the end
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
 
-RANDOM_TRIALS = 3  # before TPE
+RANDOM_TRIALS = 3  # random trials before TPE
 
-ASKED_AGAIN = 20  # proposals after which no new schedule counts as left
+ASKED_AGAIN = 20  # after this many proposals of tried schedules, no new schedule is left
 
-MISSED = 1e9  # worse than any success
+MISSED = 1e9  # a figure worse than any success
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best constant-batch configuration and its median samples to the target."""
+    """The best constant-batch configuration, with median samples to the target."""
 
     configuration: Configuration
     samples_to_target: float
@@ -53,7 +53,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
+    """The next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -63,7 +63,7 @@ def propose(
         return None
     dimensions = _dimensions(space, names, starts, ends)
     first = _usual(names, dimensions, tuned)
-    # The space's schedules or the optimum may have changed.
+    # the space's schedules or the optimum may have changed
     known = [trial for trial in tried if are_coordinates(trial.sampled, dimensions)]
     keys = {trial.configuration.key for trial in tried}
     startup = len(first) + RANDOM_TRIALS
@@ -82,7 +82,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """Configuration whose stages have the current micro-batch sizes."""
+    """The configuration with the current micro-batch sizes in all stages."""
     schedule = growing_schedule(configuration)
     stages = [
         replace(stage, micro_batch_size=history.probes[stage.batch_size].micro_batch_size)
@@ -94,7 +94,7 @@ def in_known_micro_batches(history: History, configuration: Configuration) -> Co
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """Configuration with a schedule's coordinates."""
+    """The configuration for a schedule's coordinates."""
     growth = history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth), tuned)
@@ -228,18 +228,15 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
     return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))
 
 
-REPEATED = 2  # best schedules, because a single schedule may be lucky
+REPEATED = 2  # repeated schedules, because a single schedule may be lucky
 
-ATTEMPTS = 2  # failed and lost trials included: limit of schedule trials, as a multiple of the budgeted trials
+ATTEMPTS = 2  # limit of schedule trials with failed and lost trials, as a multiple of the budgeted trials
 
-SLACK = 1.5  # limit of a schedule, as a multiple of the best constant batch's seconds
+SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant batch's
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Next schedule trial; enqueued trials come first.
-
-    None if the budget is spent, no new schedule is left, or no constant batch size reached the target.
-    """
+    """The next schedule trial, enqueued trials first; None without budget, new schedules or a tuned constant batch."""
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
         configuration = in_known_micro_batches(history, queued.configuration)
@@ -255,20 +252,20 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """Next repeat of the best schedules, with a confirmation seed."""
+    """The next repeat of the best schedules, with a confirmation seed."""
     made = CompletedRuns.of(history, [one for one in history.of_phase(Phase.AUDIT) if one.configuration.grows])
     return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
 def best_schedules(history: History) -> list[Configuration]:
-    """`REPEATED` best distinct schedules that grew and reached the target."""
+    """The `REPEATED` best schedules that grew and reached the target."""
     reached = [one for one in history.of_phase(Phase.GROWTH) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
 def tuned_constant(history: History) -> Tuned | None:
-    """Recommended constant-batch configuration and its samples to the target; None if either is unknown."""
+    """The recommended constant-batch configuration; None without a recommendation or samples to the target."""
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
@@ -319,7 +316,7 @@ def _plan(
 
 
 def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
-    """Function that plans the next of ``runs`` full-length runs per finalist, seeded as in confirmation."""
+    """A function that plans the next of ``runs`` full-length runs per finalist, with confirmation seeds."""
 
     def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
@@ -330,7 +327,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Best configuration of each batch size that reached the target, and a `more_regularised` copy of the largest."""
+    """Each batch size's best configuration with a hit, and a `more_regularised` copy of the largest size's."""
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
         return []
@@ -346,10 +343,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Configuration with the optimum's regularisation scaled to its batch size.
-
-    Dropout, weight decay and label smoothing grow by √(B / B_opt), never shrink, and stay in the space.
-    """
+    """A copy with at least the optimum's regularisation × √(B / B_opt), within the space."""
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
     changes: dict[str, Any] = {
         name: max(getattr(configuration, name), _within(getattr(space, name), factor * getattr(optimum, name)))
@@ -365,7 +359,7 @@ def _within(domain: Domain, value: float) -> float:
 
 
 def next_run_on_devices(rows: Sequence[OnDevices]) -> Callable[[History], TrialPlan | None]:
-    """Function that plans the next of ``confirm.runs`` runs of each number of devices on the front."""
+    """A function that plans the next of ``confirm.runs`` runs for each number of devices on the front."""
 
     def plan(history: History) -> TrialPlan | None:
         made = CompletedRuns.of(history, history.of_phase(Phase.DEVICES), as_run=lambda one: one)
@@ -375,7 +369,7 @@ def next_run_on_devices(rows: Sequence[OnDevices]) -> Callable[[History], TrialP
 
 
 def _missing_on_devices(history: History, made: CompletedRuns, chosen: Sequence[Configuration]) -> Iterator[TrialPlan]:
-    # Fresh seeds for each number of devices, because the runs also refine the steps to the target.
+    # each number of devices has fresh seeds, because the runs also refine the steps to the target
     for index in range(history.spec.confirm.runs):
         for one in chosen:
             seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + one.world_size)

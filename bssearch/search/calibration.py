@@ -1,7 +1,7 @@
-"""Isolated step times of all batch sizes, each in the largest micro-batch that fits.
+"""Measure isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-A visit times a batch size for `SECONDS_LIMIT`. Visits alternate between batch sizes, so that a temporary slowdown
-affects all alike.
+A visit times a batch size for `SECONDS_LIMIT` seconds. Visits alternate between batch sizes, so that a temporary
+slowdown affects all sizes equally.
 """
 
 import itertools
@@ -33,17 +33,17 @@ from bssearch.spec.space import MemoryBoundary, choose_micro_batch
 from bssearch.storage.repository import Store
 from bssearch.training.course import probe_record
 
-SECONDS_LIMIT = 0.25  # per visit
+SECONDS_LIMIT = 0.25  # train seconds per visit
 
-FIRST_VISITS = 1  # visits before the search, which needs step times to 10 %
+FIRST_VISITS = 1  # visits before the search, for step times within 10 %
 
-COMPARING_VISITS = 3  # visits before confirmation, at the compared batch sizes
+COMPARING_VISITS = 3  # visits of compared batch sizes before confirmation
 
 MOST_VISITS = 6
 
-STANDARD_ERRORS = 2  # step times that differ by less may be equal
+STANDARD_ERRORS = 2  # step times may be equal if the difference is smaller
 
-TOLERANCE = 1.1  # largest plausible ratio of a timed step to a step of uncontended trials
+TOLERANCE = 1.1  # largest plausible ratio of a timed step to an uncontended trial's step
 
 
 def missing_step_times(
@@ -57,8 +57,8 @@ def missing_step_times(
 ) -> list[int]:
     """Batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
 
-    Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) are visited, and `doubtful` sizes need `MOST_VISITS`.
-    Batch sizes at which the user's code failed are left out.
+    Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) need visits, and `doubtful` sizes need `MOST_VISITS`.
+    The list excludes batch sizes at which the user's code failed.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
@@ -67,11 +67,11 @@ def missing_step_times(
     def is_missing(size: int) -> bool:
         micro = micro_batch_at(spec, size, memory)
         if size in known and known[size].step_seconds is None:
-            return False  # The user's code fails at this batch size.
+            return False  # the user's code fails at this batch size
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
         if micro is None or micro < known[size].micro_batch_size:
-            return False  # A new visit would time other micro-batches.
+            return False  # a new visit would time other micro-batches
         error = known[size].error
         had = 1 if error is None else error.visits
         if compared is not None and size not in compared:
@@ -82,11 +82,10 @@ def missing_step_times(
 
 
 def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
-    """Batch sizes without accumulation whose step time is implausible.
+    """Batch sizes without accumulation and with an implausible step time.
 
-    Two adjacent sizes are doubtful if the smaller size's step takes longer by more than `STANDARD_ERRORS`.
-    A size is doubtful if uncontended trials of the same `kind_of` were faster per step by more than a factor of
-    `TOLERANCE`.
+    Two adjacent sizes are doubtful if the smaller size's step takes longer by more than `STANDARD_ERRORS`. A size is
+    doubtful if uncontended trials of the same `kind_of` had steps faster by more than a factor of `TOLERANCE`.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.is_whole]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -120,13 +119,13 @@ def measure_step_times(
 ) -> None:
     """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
 
-    Later visits use all devices of a node if the devices are equally fast. A batch size at which the user's code fails
-    is stored without a step time, and thereby excluded. ``check`` runs before each measurement and write, and may
-    raise.
+    Later visits use all devices of a node if the devices are equally fast. If the user's code fails at a batch size,
+    the stored probe has no step time, which excludes the size. ``check`` runs before each measurement and write, and
+    may raise.
 
     Raises:
         LaunchError: If no batch size fits.
-        WorkloadError: If the user's code fails at the default batch size or at a batch size timed before.
+        WorkloadError: If the user's code fails at the default batch size or at a batch size with a step time.
     """
     cadences = {
         trial.configuration.batch_size: trial.eval_every_steps
@@ -175,8 +174,8 @@ def measure_step_times(
                     continue
                 probe = _refused(spec, size, memory, str(error))
                 tell(
-                    f"batch size {size} is left out of this study, because its training fails: {error} "
-                    f"(`bssearch probe step-time {spec.name}` tries it again)"
+                    f"left out batch size {size}, because its training fails: {error} "
+                    f"(to try again, run `bssearch probe step-time {spec.name}`)"
                 )
             if probe is None:
                 break
@@ -213,7 +212,7 @@ def _visit_side_by_side(
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
-    reason = measured.reason or f"ran out of memory when steps of batch size {measured.batch_size} were timed"
+    reason = measured.reason or f"ran out of memory during step times of batch size {measured.batch_size}"
     return MemoryUse(micro_batch_size=measured.micro_batch_size, fits=False, peak_memory_bytes=None, reason=reason)
 
 
@@ -227,10 +226,10 @@ def confirm_out_of_memory(
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Retry in a fresh process the smallest micro-batch size that ran out of memory in only one trial.
+    """Retry the smallest micro-batch size that ran out of memory in only one trial, in a fresh process.
 
-    A size that fits is used until a second trial runs out of memory. External programs are not retried, because their
-    processes were fresh.
+    If the size fits, trials use the size until a second trial runs out of memory. External programs need no retry,
+    because their processes were fresh.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
@@ -241,19 +240,21 @@ def confirm_out_of_memory(
             break
         check()
         ran_out = once.pop(size)
-        # With accumulation, gradients and the second micro-batch's activations share the memory.
+        # with accumulation, gradients and the second micro-batch's activations share the memory
         alone = replace(ran_out, batch_size=min(2, ran_out.accumulation_steps) * size).in_micro_batches(size)
         try:
             found = executor.measure_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
-            tell(f"could not test a micro-batch of {size} again: {error}")
+            tell(f"the second test of a micro-batch of {size} failed: {error}")
             break
         check()
         store.probes.save_memory(spec.name, environment, found)
         if found.fits:
-            tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process; using it again")
+            tell(
+                f"a micro-batch of {size} ran out of memory in a trial, but fits in a new process; trials use it again"
+            )
 
 
 def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:
@@ -280,7 +281,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default configuration at a batch size in the largest micro-batch that fits; None if no size fits."""
+    """Time the default configuration in the largest micro-batch that fits; None if no size fits."""
     while (micro := micro_batch_at(spec, batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
@@ -293,7 +294,7 @@ def measure_step_time_at(
 def micro_batch_at(
     spec: StudySpec, batch_size: int, memory: MemoryBoundary, world_size: int | None = None
 ) -> int | None:
-    """Micro-batch on each of ``world_size`` devices (default: the search's), if any fits."""
+    """The micro-batch on each of ``world_size`` devices (default: the search's); None if no size fits."""
     share = batch_size // (world_size or spec.executor.world_size)
     return choose_micro_batch(share, spec.space.max_micro_batch_size, memory)
 
@@ -305,7 +306,7 @@ def default_at(
     seconds_limit: float = SECONDS_LIMIT,
     world_size: int | None = None,
 ) -> StepTimeRequest:
-    """Request to time the default configuration with all regularisation on, as in most trials."""
+    """A request to time the default configuration with all regularisation on, as in most trials."""
     default = spec.space.with_all_regularisation(spec.default_configuration)
     devices = world_size or default.world_size
     return StepTimeRequest(
@@ -323,7 +324,7 @@ def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Enviro
 
 
 def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environment) -> None:
-    """Raise `LaunchError` if a new study's ``max_micro_batch_size`` is known not to fit."""
+    """Raise `LaunchError` if a new study's ``max_micro_batch_size`` does not fit, as far as known."""
     cap = spec.space.max_micro_batch_size
     memory = store.probes.memory_boundary(spec.name, environment)
     if (
@@ -338,13 +339,13 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
     failed, works = (_described(uses, size) for size in (memory.too_large, memory.fits))
     raise LaunchError(
         f"space.max_micro_batch_size = {cap} does not fit into the memory of {named(environment)}: {failed} ran out "
-        f"of memory; the nearest size that fits is {works}",
-        hint=f"set {memory.fits}, or omit this setting: larger batch sizes then accumulate micro-batches that fit",
+        f"of memory; the nearest fitting size is {works}",
+        hint=f"set {memory.fits}, or omit this setting to accumulate micro-batches that fit",
     )
 
 
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
-    """Error that not even a single sample fits into memory."""
+    """The error that not even a single sample fits into memory."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     return LaunchError(
@@ -356,7 +357,7 @@ def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchE
 
 
 def named(environment: Environment) -> str:
-    """Device's name and memory."""
+    """The device's name and memory."""
     memory = environment.device_memory_bytes
     return environment.device_name + ("" if memory is None else f" ({gib(memory)})")
 
@@ -374,24 +375,24 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None], *, is_cpu: bool
 ) -> TimesSideBySide | None:
-    # `executor`, if its devices agree with each other and with `alone` within `FLAT_RATIO`, all timed at once. Slots
-    # of one CPU are never timed at once.
+    # `executor`, if its devices agree with each other and with `alone` within `FLAT_RATIO` in simultaneous steps. Slots
+    # of the same CPU never time steps simultaneously.
     if is_cpu or not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
     try:
         found = executor.step_times_by_device(request)
     except LaunchError as error:
-        tell(f"step times are measured on one device, because another device failed: {error}")
+        tell(f"measuring step times on one device, because another device failed: {error}")
         return None
     seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
     if len(seconds) < len(found) or alone.step_seconds is None:
         return None
     usual = statistics.median(seconds.values())
     for device, ratio in _apart(seconds, usual).items():
-        tell(f"step times are measured on one device: a step on {device} takes {ratio:.3g} times as long as usual")
+        tell(f"measuring step times on one device, because a step on {device} takes {ratio:.3g} times as long as usual")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
-        tell(f"step times are measured on one device: steps on all devices take {slower['all']:.3g} times as long")
+        tell(f"measuring step times on one device, because simultaneous steps take {slower['all']:.3g} times as long")
     return None if slower or _apart(seconds, usual) else executor
 
 
@@ -401,7 +402,7 @@ def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
 
 
 def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) -> list[tuple[int, int, int]]:
-    """(devices, batch size, micro-batch size) with fewer than `COMPARING_VISITS` visits."""
+    """Triples (devices, batch size, micro-batch size) with fewer than `COMPARING_VISITS` visits."""
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
     visits = Counter(split(one) for one in store.probes.visits(spec.name))
@@ -418,9 +419,9 @@ def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) 
 def time_on_devices(
     spec: StudySpec, store: Store, executor: Executor, environment: Environment, check: Callable[[], None]
 ) -> None:
-    """Time all batch sizes on the further numbers of devices, in `COMPARING_VISITS` visits.
+    """Time all batch sizes on more devices, in `COMPARING_VISITS` visits.
 
-    ``check`` runs before each measurement and write, and may raise. Batch sizes out of memory are left out.
+    ``check`` runs before each measurement and write, and may raise.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     too_large: set[tuple[int, int, int]] = set()

@@ -1,4 +1,4 @@
-"""Confirmation: reruns of finalists with fresh seeds, because the best of many single-seed trials is partly luck."""
+"""Confirmation: rerun finalists with fresh seeds, because the best of many single-seed trials is partly luck."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bssearch.spec.admission import problem_with
 from bssearch.spec.space import is_alike
 
 CONFIGURATIONS_PER_BATCH = 2
-"""A single configuration may be lucky."""
+"""Each batch size confirms two configurations, because a single configuration may be lucky."""
 
-FAILURES_ALLOWED = 1  # failed attempts of a run that are repeated
+FAILURES_ALLOWED = 1  # a run repeats after this many failures
 
 
 def repeat(
@@ -31,7 +31,7 @@ def repeat(
     *,
     retry_of: int | None = None,
 ) -> TrialPlan:
-    """Plan of a run to the full limit; with `Phase.TO_BUDGET` it trains past the target."""
+    """Plan a run to the full limit, past the target with `Phase.TO_BUDGET`."""
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
         configuration=configuration,
@@ -51,9 +51,9 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Configurations to confirm, in current micro-batches.
 
-    The two best of each of the ``confirm.top`` best batch sizes, and the configurations `beside` the best size. The
-    default, and the best at its batch size. The best, or nearest to the target, at the largest batch size without
-    accumulation.
+    The finalists are: the two best of each of the ``confirm.top`` best batch sizes; the configurations `beside` the
+    best size; the default, and the best at the default's batch size; the best, or nearest to the target, at the largest
+    batch size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -78,10 +78,10 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Best configuration of each neighbour of a batch size; for an untried neighbour, this batch size's best.
+    """The best configuration of each neighbour of a batch size; for an untried neighbour, ``batch_size``'s best.
 
-    This batch size's best is left out if it missed the target in a whole trial at the neighbour. Trials that were
-    stopped early do not count, because their seed may be unlucky.
+    A neighbour gets no run if this configuration missed the target in a whole trial there. Trials that stopped early do
+    not count, because the seed may be unlucky.
     """
     sizes = list(history.feasible)
     if batch_size not in sizes:
@@ -102,22 +102,22 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
 
 
 def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -> Configuration | None:
-    # Configuration with the values of `best` at another batch size; None if `best` was not sampled.
+    # The configuration with the values of `best` at another batch size; None if `best` was not sampled
     if best is None or best.sampled is None or not history.objective.stops_at_target:
         return None
     return history.spec.space.decode(batch_size, best.sampled)
 
 
 def next_run(history: History) -> TrialPlan | None:
-    """Next confirmation run, if any remains."""
+    """The next confirmation run; None if no run remains."""
     return next(iter(remaining(history, history.of_phase(Phase.CONFIRM))), None)
 
 
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
-    """Missing runs, seed by seed over all finalists, each round shuffled.
+    """Missing runs, seed by seed over all finalists in random order.
 
-    Each configuration with runs stays a finalist, except a `PlainMiss`. Lost and cancelled runs are repeated, failed
-    runs once. After out of memory, all runs of the batch size are repeated in smaller micro-batches.
+    Each configuration with runs stays a finalist, except a `PlainMiss`. Lost and cancelled runs repeat; failed runs
+    repeat once. After out of memory, all runs of the batch size repeat in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs
@@ -138,19 +138,19 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 
 def _barred(history: History, trials: Sequence[TrialRecord]) -> set[str]:
-    # Plain misses and refused configurations get no more runs.
+    # plain misses and refused configurations get no more runs
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
     return missed | {one.key for one in refused if problem_with(history.spec, one) is not None}
 
 
 def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
-    """Configurations that plainly missed the target so far."""
+    """Plain misses of the target so far."""
     return plain_misses(in_force(history, trials), history.objective)
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Message if this trial made its configuration a plain miss, else None."""
+    """A message if this trial makes the configuration a plain miss, else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
@@ -172,7 +172,7 @@ def interleaved(
     runs: int,
     phase: Phase = Phase.CONFIRM,
 ) -> Iterator[TrialPlan]:
-    """Yield missing runs of ``chosen``, seed by seed, each round shuffled."""
+    """Yield missing runs of ``chosen``, seed by seed in random order."""
     for index in range(runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
@@ -181,7 +181,7 @@ def interleaved(
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Trials in the current micro-batches of their batch size."""
+    """Trials in the current micro-batches of the batch size."""
     return [
         trial
         for trial in trials
@@ -191,29 +191,29 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 
 
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
-    """Verdict over search and confirmation; None without a hit."""
+    """The verdict over search and confirmation; None without a hit."""
     counted = [*history.trials, *in_force(history, trials)]
     timed = step_seconds_of(history.probes.values(), history.spec.timed_model)
     return decide(counted, history.spec.confirm.runs, history.objective, timed)
 
 
 def in_vain(history: History) -> str | None:
-    """Message if every confirmed configuration plainly misses the target, else None."""
+    """A message if every confirmed configuration plainly misses the target, else None."""
     trials = history.of_phase(Phase.CONFIRM)
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
         return None
     target = history.spec.record_target
     return (
-        f"the confirmation has ended: each of its {len(missed)} configurations reaches {target.metric} "
-        f"{target.goal.sign} {target.value:g} in fewer than half of its runs (95 % confidence)"
+        f"the confirmation has ended: each of {len(missed)} configurations reaches {target.metric} "
+        f"{target.goal.sign} {target.value:g} in fewer than half of the runs (95 % confidence)"
     )
 
 
 def ending(history: History) -> str | None:
-    """Message on whether the recommendation is settled; None without a verdict."""
-    if (told := in_vain(history)) is not None:
-        return told
+    """A message that the recommendation is settled or not; None without a verdict."""
+    if (message := in_vain(history)) is not None:
+        return message
     trials = history.of_phase(Phase.CONFIRM)
     verdict = verdict_of(history, trials)
     known = None if verdict is None else _beliefs(history, trials, verdict)
@@ -229,9 +229,9 @@ def ending(history: History) -> str | None:
 
 
 def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
-    """True if the answer is sure, and was also sure before the last run.
+    """True if the answer is sure now and was sure before the last run.
 
-    One check is not enough: with a check after every run, any answer seems sure at some time.
+    A single check is not enough, because with a check after each run, any answer seems sure at some time.
     """
     if not known.are_sure:
         return False
@@ -254,7 +254,7 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     running = Counter(one.configuration.batch_size for one in trials if not one.state.is_finished)
     is_enough = bool(running) or is_settled(history, trials, known)
     if is_enough if known.are_sure else not known.runs_help:
-        return []  # The result of a running trial may change this decision.
+        return []  # a running trial's result may change this decision
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
     barred = _barred(history, trials)
     for size in sorted(known.contenders(), key=lambda one: running[one]):
@@ -269,7 +269,7 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
 
 
 def _following(history: History, made: CompletedRuns, verdict: Verdict, size: int) -> Configuration:
-    # Configuration to run at `size`, with the values of `Verdict.least`, so that only the batch sizes differ.
+    # The configuration to run at `size`, with the values of `Verdict.least`, so that only the batch sizes differ
     sampled = verdict.least.runs[0].sampled
     if size == verdict.least.configuration.batch_size or sampled is None or not carries(verdict.least):
         return history.as_run(verdict.by_batch[size].configuration)
@@ -285,17 +285,17 @@ def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
 def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> str:
     confirm = history.spec.confirm
     if confirm.max_runs is None:
-        return f"runs = {confirm.runs} a batch"
+        return f"confirm.runs = {confirm.runs} per batch size"
     if confirm.train_seconds is not None and _is_spent(history, trials):
-        return f"train_seconds = {confirm.train_seconds:g}"
+        return f"confirm.train_seconds = {confirm.train_seconds:g}"
     if not known.are_sure and not known.runs_help:
-        return f"{len(in_force(history, trials))} runs, because more runs are not expected to help"
-    return f"max_runs = {confirm.max_runs} a batch"
+        return f"{len(in_force(history, trials))} runs, because more runs would hardly help"
+    return f"confirm.max_runs = {confirm.max_runs} per batch size"
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedRuns:
-    """Completed runs by configuration and seed; ``begun``: configurations with runs, in current micro-batches."""
+    """Completed runs by configuration and seed; ``begun`` has the configurations with runs."""
 
     begun: dict[str, Configuration] = field(default_factory=dict)
     _done: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -308,7 +308,7 @@ class CompletedRuns:
         trials: Sequence[TrialRecord],
         as_run: Callable[[Configuration], Configuration] | None = None,
     ) -> Self:
-        """Count the trials at timed batch sizes; ``as_run`` defaults to the history's."""
+        """Count the trials at timed batch sizes; ``as_run`` is the history's by default."""
         made = cls()
         for trial in trials:
             if trial.configuration.batch_size in history.probes:
@@ -316,11 +316,11 @@ class CompletedRuns:
         return made
 
     def is_missing(self, configuration: Configuration, seed: int) -> bool:
-        """True if a run is missing or must be repeated."""
+        """True if a run is missing or must repeat."""
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Number of this seed's earlier run without a result."""
+        """The number of this seed's earlier run without a result."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:

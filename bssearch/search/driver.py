@@ -1,7 +1,7 @@
-"""Driver of a study: reports events of store and executor to the engine and executes the engine's actions.
+"""A study's driver: reports events of store and executor to the engine, and executes the engine's actions.
 
-The store rejects a trial if another driver started a trial since the decision. From then on, the rejected driver locks
-the study before each decision.
+The store rejects a trial if another driver started a trial since the decision. After a rejection, a driver locks the
+study before each decision.
 """
 
 import math
@@ -68,10 +68,10 @@ from bssearch.storage.repository import Store
 
 
 class Listener:
-    """Receives a driver's events; the base class ignores them."""
+    """Receives a driver's events; the base class ignores all events."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """The study was opened; the password in ``database`` is masked."""
+        """The driver opened the study; ``database`` has no password."""
 
     def note(self, message: str) -> None:
         """The driver has a message for the user."""
@@ -80,7 +80,7 @@ class Listener:
         """A trial started."""
 
     def observed(self, observed: TrialObserved) -> None:
-        """A trial was evaluated."""
+        """A trial has a new evaluation."""
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """A trial ended; the history includes the trial."""
@@ -93,9 +93,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM; on the second signal, or the first if ``at_once()``, raises KeyboardInterrupt.
+    """Counts SIGINT and SIGTERM; raises KeyboardInterrupt on the second signal, or on the first if ``at_once()``.
 
-    The second signal also calls ``on_second``. Handles no signal outside the main thread.
+    The second signal also calls ``on_second``. Outside the main thread, signals have no effect.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -129,7 +129,7 @@ class Interrupts:
 class Shift:
     """Connects a driver to a supervisor in another thread.
 
-    A driver whose shift is ending starts no trial and ends when no trial runs.
+    When the shift is ending, the driver starts no trial, and ends when no trial runs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -143,20 +143,17 @@ class Shift:
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds during which the driver only waited for other drivers."""
+        """Seconds since the driver has only waited for other drivers."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock() - since
 
     def end(self) -> None:
-        """End the driver once its running trials have ended."""
+        """End the driver after the running trials have ended."""
         self.is_ending = True
 
     def interrupt(self) -> None:
-        """Pause the running trials and end the driver, as after Ctrl-C; stop loading the workload.
-
-        Repeat the call until the driver ends.
-        """
-        # If the executor's process does not exist yet, ending the executor does not prevent the process.
+        """Pause the running trials, stop loading, and end the driver; repeat the call until the driver ends."""
+        # ending the executor does not prevent a process that does not exist yet
         with self._lock:
             self.is_ending = True
             if not self._is_interrupted:
@@ -174,15 +171,12 @@ class Shift:
 
     def raise_if_over(self, running: Collection[int] = ()) -> None:
         """Raise `InterruptedRunError` if the shift is ending and no trial runs."""
-        message = "made room for other studies; every trial is stored"
+        message = "paused for other studies; all trials are stored"
         require(running or not self.is_ending, message, hint=CONTINUE, error=InterruptedRunError)
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Load a workload; ``end`` may stop the load from another thread, which raises `InterruptedRunError`.
-
-        Exits only after ``end`` returned.
-        """
+        """Load a workload; if ``end`` stops the load from another thread, raise `InterruptedRunError`."""
         with self._lock:
             self._end_loading = end
         try:
@@ -196,43 +190,40 @@ class Shift:
                 self._end_loading = None
 
     def join(self, interrupts: Interrupts, kill: Callable[[], None]) -> None:
-        """Add a driver; interrupt it if the shift was interrupted."""
+        """Add a driver, and interrupt the driver if the shift was interrupted."""
         with self._lock:
             self._drivers.append((interrupts, kill))
             if self._is_interrupted:
                 interrupts.ask()
 
     def wait(self) -> None:
-        """Record that the driver waits for other drivers."""
+        """Start the count of `seconds_waited`."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
-        """Record that the driver has work again."""
+        """Reset `seconds_waited`."""
         self._waiting_since = None
 
 
 NOTHING_SAVED = frozenset[int](), 0
 
-TIMING = "time steps"  # claim of the driver that times steps
+TIMING = "time steps"  # name of the claim to time steps
 
-POLL_SECONDS = 0.2  # longest wait for the executor's events, which delays Ctrl-C
+POLL_SECONDS = 0.2  # longest wait for the executor's events, and thus for Ctrl-C
 
-LOOK_SECONDS = 1.0  # a waiting driver reads the store this often
+LOOK_SECONDS = 1.0  # a waiting driver reads the store at this interval
 
 
-FLUSH_SECONDS = 1.0  # a crash loses at most the evaluations of these seconds
+FLUSH_SECONDS = 1.0  # a crash loses at most this many seconds of evaluations
 
-FINDING_SHARE = 0.02  # maximum share of the drivers' time for computing the answer
+FINDING_SHARE = 0.02  # maximum share of drivers' time for computing the answer
 
 FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 trials
 
 
 class Recorder:
-    """Writes observations, outcomes and answers of the driver ``owner``; buffers observations.
-
-    Skips trials whose lease the driver has lost.
-    """
+    """Buffers and writes observations, outcomes and answers of the driver ``owner``; skips trials without a lease."""
 
     def __init__(self, store: Store, study: str, owner: str) -> None:
         self._store, self._study, self._owner = store, study, owner
@@ -245,18 +236,18 @@ class Recorder:
         self._unwritten.append(observed)
 
     def flush(self) -> frozenset[int]:
-        """Write buffered evaluations; return the trials whose lease was lost."""
+        """Write buffered evaluations; return the trials with a lost lease."""
         rows = [(one.number, one.observation) for one in self._unwritten]
         refused = self._store.trials.append_observations(self._study, rows, owner=self._owner)
         self._unwritten, self._flushed = [], time.monotonic()
         return refused
 
     def flush_if_due(self) -> frozenset[int]:
-        """Call `flush` every `FLUSH_SECONDS`."""
+        """Flush every `FLUSH_SECONDS`."""
         return self.flush() if time.monotonic() - self._flushed > FLUSH_SECONDS else frozenset()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store an outcome and return the stored trial, unchanged if its lease was lost."""
+        """Store an outcome and return the stored trial; without a lease, the trial stays unchanged."""
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
@@ -273,11 +264,11 @@ class Recorder:
             return trial
 
     def holds(self, trial: TrialRecord) -> bool:
-        """False if the trial is lost, or if another driver or an import has replaced its row."""
+        """False if the trial is lost, or if another driver or an import has replaced the row."""
         return trial.lease_owner == self._owner and trial.state is not TrialState.LOST
 
     def cancel(self, number: int, last: Observation | None) -> None:
-        """Store a trial as cancelled at its last evaluation."""
+        """Store a trial as cancelled at the last evaluation."""
         with suppress(DatabaseError):
             self.flush()
         outcome = TrialOutcome(
@@ -291,7 +282,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the current answer, unless a driver did so recently; ``trials``: the study's number of trials."""
+        """Store the current answer, unless a driver recently stored an answer; ``trials`` is the study's count."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -308,7 +299,7 @@ class Recorder:
 
 
 class Driver:
-    """Runs one study; the store holds all state except running trials and buffered observations."""
+    """Runs a study; the store has all state except running trials and buffered observations."""
 
     def __init__(
         self,
@@ -330,7 +321,7 @@ class Driver:
         self._lease = Lease(owner=self._leases.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
         self._checkpoints = WaitingTrials(spec, store, self._leases, listener.note)
         self._recorder = Recorder(store, spec.name, self._leases.owner)
-        self._dropped: set[int] = set()  # trials that still run here without a lease
+        self._dropped: set[int] = set()  # trials that still run here, but without a lease
         self.engine = self._engine()
         self._revision = 0
         self._probes: dict[int, ProbeRecord] = {}
@@ -338,9 +329,11 @@ class Driver:
         self._is_done = False
         self._error: BSSearchError | None = None
         self._is_stopping = False
-        self._is_contended = False  # if True, lock the study before each decision
-        self._told: set[str] = set()
-        # Trials use the database's clock. This clock may be reset, so the driver adds monotonic seconds to its start.
+        self._is_contended = False  # True locks the study before each decision
+        self._noted: set[str] = set()
+        # Trials use the database's clock. A reset may move this clock, so the driver adds monotonic seconds to the
+        # first
+        # reading.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked, self._next_look = -math.inf, time.monotonic()
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.patience.is_waiting)
@@ -351,14 +344,14 @@ class Driver:
         """Search, then confirm; raise `InterruptedRunError` on Ctrl-C or the end of the shift."""
         with self._ready():
             while not self._is_done:
-                if self.interrupts.count and not self._is_stopping:  # first Ctrl-C: stop gracefully
+                if self.interrupts.count and not self._is_stopping:  # the first Ctrl-C stops gracefully
                     self._is_stopping = True
                     self.listener.note("stopping; press Ctrl-C again to kill")
                     self._do(self.engine.interrupted())
                 self._raise_if_failed()
                 self._shift.raise_if_over(self.engine.running)
                 while self._offers_slot:
-                    self._checkpoints.held()  # Before the lock, because a remote store may be slow.
+                    self._checkpoints.held()  # before the lock, because a remote store may be slow
                     with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
                         self._refresh()
                         self._do(self.engine.slot_free(self._began + time.monotonic()))
@@ -372,7 +365,7 @@ class Driver:
             time_on_devices(self.spec, self.store, self.executor, self.environment, self._check_timing)
 
     def run_planned(self, next_run: NextRun, phase: Phase) -> None:
-        """Make only the runs of ``next_run``, one at a time."""
+        """Make only the runs of ``next_run``, one after the other."""
         self.engine = self._engine(next_run, phase)
         self.run()
 
@@ -407,7 +400,7 @@ class Driver:
                 case TrialPlan():
                     self._start(action)
                 case TrialStop():
-                    # After a second stop, the executor would save a checkpoint that no driver may store.
+                    # after a second stop, the executor would save a checkpoint that no driver may store
                     if action.number not in self._dropped:
                         self.executor.stop(action)
                 case Wait():
@@ -459,7 +452,7 @@ class Driver:
             self._do(actions)
             self._drop(one.number for one in changes.trials if not self._recorder.holds(one))
             if changes.is_rewritten:
-                self._saved = NOTHING_SAVED  # The engine has forgotten the saved trials.
+                self._saved = NOTHING_SAVED  # the engine has forgotten the saved trials
             self._checkpoints.forget_ended(changes.trials, self.engine.running)
         self._find_saved()
 
@@ -541,13 +534,13 @@ class Driver:
         self.listener.search_ended(reason, self.engine.history)
 
     def _note_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._noted:
+            self._noted.add(message)
             self.listener.note(message)
 
     def _wait(self) -> None:
         events = self.executor.events(timeout=POLL_SECONDS)
-        self._take_over()  # Do this first: after a suspension, lost trials of this driver have events.
+        self._take_over()  # first, because after a suspension lost trials of this driver have events
         for event in events:
             match event:
                 case TrialObserved(number) if number in self._dropped:
@@ -563,10 +556,10 @@ class Driver:
         self._drop(self._recorder.flush_if_due())
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        # Stop trials whose lease was lost, and discard their results.
+        # Stop trials with a lost lease, and discard the results
         for number in {*self.engine.running} & {*numbers} - self._dropped:
             self._dropped.add(number)
-            self.executor.stop(TrialStop(number, TrialState.CANCELLED, "its lease was lost"))
+            self.executor.stop(TrialStop(number, TrialState.CANCELLED, "the driver lost the trial's lease"))
 
     def _start(self, plan: TrialPlan) -> None:
         claim = None if plan.phase is Phase.SEARCH else self._confirming
@@ -602,13 +595,13 @@ class Driver:
         trial = self._recorder.finish(ended, self.engine.running[ended.number].step_seconds)
         is_lost = not self._recorder.holds(trial) and ended.outcome.state is not TrialState.LOST
         if trial.lease_owner == self._leases.owner:
-            self._checkpoints.ended(trial)  # otherwise another driver owns the checkpoint
+            self._checkpoints.ended(trial)  # else another driver owns the checkpoint
         self._do(self.engine.ended(trial))
         self._dropped.discard(trial.number)
         self._drop(refused)
         self.listener.ended(trial, self.engine.history)
         if is_lost:
-            self.listener.note(f"another driver took over trial {trial.number}; its results here are discarded")
+            self.listener.note(f"another driver took over trial {trial.number}; discarded the results of this driver")
             return
         self._find_saved()
         self._recorder.keep_finding(self.engine.history.length)
@@ -618,7 +611,7 @@ class Driver:
             raise self._error
 
     def _raise_if_interrupted(self) -> None:
-        require(not self.interrupts.count, "stopped; every trial is stored", hint=CONTINUE, error=InterruptedRunError)
+        require(not self.interrupts.count, "stopped; all trials are stored", hint=CONTINUE, error=InterruptedRunError)
 
     def _abandon(self) -> None:
         if self.engine.running:
@@ -628,7 +621,7 @@ class Driver:
                 self._recorder.cancel(number, running.last)
                 self._checkpoints.forget(number)
             except BSSearchError as error:
-                self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
+                self.listener.note(f"storing trial {number} as cancelled failed: {error}")
         for leave in (self._checkpoints.leave, partial(self._leases.give_back, self._confirming)):
             with suppress(BSSearchError):
                 leave()

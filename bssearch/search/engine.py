@@ -1,4 +1,4 @@
-"""State machine of a search, and the planner that decides its next trial.
+"""The state machine of a search, and the planner of the next trial.
 
 Each event is a method of `Engine` that returns actions. Stored trials determine all decisions, so a new engine
 continues a study exactly.
@@ -34,13 +34,17 @@ from bssearch.search.samplers import allocation
 from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice, make_sampler
 from bssearch.spec import StudySpec
 
-LATE = 0.5  # without a hit by this share of the budget, paused trials resume before new trials start
+LATE = (
+    0.5  # if no trial has reached the target by this share of the budget, paused trials resume before new trials start
+)
 
-# Trials that a contending batch size needs, with and without a hit
+# Trials of a contending batch size, with and without a hit
 RETUNED = 3
 RETUNED_IN_VAIN = 5
 
-ENDED_BEFORE = 2  # ended trials before little improvement counts, if no trial stores an expectation (older versions)
+ENDED_BEFORE = (
+    2  # ended trials before little improvement ends the search, if no trial stores an expectation (older versions)
+)
 
 
 class Planner:
@@ -53,10 +57,10 @@ class Planner:
         self._sampler = sampler
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Next search trial, or None; and the reason if the search ends.
+        """The next search trial or None, and the reason if the search ends.
 
-        Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials are
-        retried, and promising paused trials resumed, regardless of the budget.
+        The order is: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped
+        trials and promising paused trials run even beyond the budget.
         """
         history, ending = self._history, self._spent()
         if asked_for := next(iter(history.in_state(TrialState.QUEUED)), None) or history.to_retry(uncapped=True):
@@ -64,7 +68,7 @@ class Planner:
         if (
             ending is None
             and (retry := history.to_retry(uncapped=False))
-            and self._sampler.ending(history) is None  # as far as known without refitting the sampler's model
+            and self._sampler.ending(history) is None  # without refitting the sampler's model
             and not self._is_little(history.last_expectation)
         ):
             return self._plan(retry), None
@@ -90,8 +94,8 @@ class Planner:
 
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
         ending = (
-            f"a further trial is expected to improve the time to the target by {expected:.2%}, "
-            f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
+            f"the expected improvement by another trial is {expected:.2%}, less than "
+            f"budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
         )
         last = self._retuned() or self._compared()
         return (None if last is None else replace(last, expected_improvement=expected)), ending
@@ -124,8 +128,9 @@ class Planner:
         budget = self.spec.budget
         if self._history.time_share >= 1:
             return (
-                f"budget.wall_seconds = {budget.wall_seconds:g} is spent by the search trials of all runs of the "
-                "study; raise it to continue"
+                f"search trials of all drivers spent budget.wall_seconds = {budget.wall_seconds:g}; raise the budget "
+                "to "
+                "continue"
             )
         return f"the budget of {budget.trials} trials is spent" if self._history.spent >= budget.trials else None
 
@@ -169,7 +174,7 @@ class Planner:
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:
-        # Limit before a hit: a quarter of the full limit in the first sweep of batch sizes, half in the second.
+        # The limit before a hit is a quarter of the full limit in the first sweep of batch sizes, half in the second.
         if self._pruning.paces_itself():
             return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
@@ -180,21 +185,21 @@ class Planner:
 
 
 def _seconds_to_look_twice(probe: ProbeRecord) -> float:
-    # Train seconds to the second evaluation; shorter curves say little.
-    assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
+    # Train seconds to the second evaluation, because shorter curves are hardly informative
+    assert probe.eval_every_steps is not None and probe.step_seconds is not None, "a feasible batch size has step times"
     return 2 * probe.eval_every_steps * probe.step_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time batch sizes without step times, ``compared`` sizes more often; `Engine.timed` follows."""
+    """Time batch sizes without step times, and ``compared`` sizes more often; then call `Engine.timed`."""
 
     compared: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimConfirmation:
-    """Request this host's right to confirm; `Engine.claimed` follows."""
+    """Request this host's right to confirm; then call `Engine.claimed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers; if ``for_disk`` (too many bytes), of any driver."""
+    """End paused trials of this driver and of dead drivers, or, to free disk space ``for_disk``, of any driver."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -215,7 +220,7 @@ class SettlePaused:
 class Wait:
     """Call `Engine.slot_free` again when a trial ends or after a while.
 
-    ``for_others``: trials of other drivers. ``for_claim``: another driver confirms.
+    ``for_others``: trials of other drivers. ``for_claim``: True if another driver confirms.
     """
 
     for_others: tuple[int, ...] = ()
@@ -241,7 +246,8 @@ class Finished:
     """The run is complete."""
 
 
-# A plan starts a trial; `Engine.started` follows unless another driver started a trial first. An error ends the run.
+# A `TrialPlan` starts a trial; the driver then calls `Engine.started`, unless another driver was first. An error ends
+# the run.
 Action = (
     TrialPlan
     | TimeSteps
@@ -261,15 +267,15 @@ CONTINUE = "run the same command again to continue"
 
 Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
 
-FAILURES_IN_A_ROW = 5  # these failures end the run if no trial ran before
+FAILURES_IN_A_ROW = 5  # this many failures end the run if no trial ran before
 
-OVERRUN = 1.05  # if a trial exceeds its limit by a larger factor, the message says why
+OVERRUN = 1.05  # the message explains a trial that exceeds the limit by a larger factor
 
-NextRun = Callable[[History], TrialPlan | None]  # returns None if all runs are done or running
+NextRun = Callable[[History], TrialPlan | None]  # returns None if all runs have started
 
 
 class EngineStage(StrEnum):
-    """State of the engine; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
+    """The engine's state; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
 
     SEARCH = "search"
     CLAIM = "claim"
@@ -280,10 +286,7 @@ class EngineStage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """A trial running here, with its isolated step time as known at its start and its latest evaluation.
-
-    ``stopping``: end state that the engine asked for.
-    """
+    """A running trial of this driver; ``stopping`` is the end state that the engine requested."""
 
     plan: TrialPlan
     is_savable: bool
@@ -293,9 +296,9 @@ class Running:
 
 
 class Engine:
-    """Decides what one driver with ``slots`` does; see `bssearch.executors.base.Executor` for ``slots_apart``.
+    """Decides the actions of a driver with ``slots``; with ``next_run``, only plans runs of ``phase``.
 
-    With ``next_run`` the engine only plans runs of one ``phase``, one at a time.
+    See `bssearch.executors.base.Executor` for ``slots_apart``.
     """
 
     def __init__(
@@ -326,7 +329,7 @@ class Engine:
         self._phase = phase
         self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
         self.running: dict[int, Running] = {}
-        """Trials running here, by number."""
+        """Running trials of this driver, by number."""
         self._is_new = True
         self._was_timed = False
         self._has_claim = False
@@ -334,19 +337,19 @@ class Engine:
         self._ending: str | None = None
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Outcome to store; a failed resume is LOST, because its configuration is not at fault."""
+        """The outcome to store; a failed resume is LOST, because the configuration is not the cause."""
         running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
         if running.stopping is None and outcome.state is TrialState.PRUNED:
-            return replace(outcome, state=TrialState.CANCELLED)  # Interrupted without a checkpoint.
+            return replace(outcome, state=TrialState.CANCELLED)  # interrupted without a checkpoint
         return outcome
 
     def claimed(self, granted: bool) -> list[Action]:
         """Handle the reply to a `ClaimConfirmation`."""
         if not granted:
             self._has_claim = False
-            if self._stage is EngineStage.REPEAT:  # The claim was lost while this driver was suspended.
+            if self._stage is EngineStage.REPEAT:  # this driver lost the claim while suspended
                 self._stage = EngineStage.CLAIM
             return [Wait(for_claim=self._stage is EngineStage.CLAIM)]
         self._has_claim = True
@@ -387,7 +390,7 @@ class Engine:
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:
-        # Compare step times after the last search trial, and before further runs.
+        # compare step times after the last search trial, and before further runs
         searches = any(one.plan.phase is Phase.SEARCH for one in self.running.values())
         plan = self._next_run(self.history) if self._slots_apart and searches else None
         return [Wait() if plan is None else plan if self._has_claim else ClaimConfirmation()]
@@ -431,7 +434,7 @@ class Engine:
         return []
 
     def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
-        """Register a started trial; ``is_savable``: a checkpoint file is known."""
+        """Register a started trial; ``is_savable`` if the checkpoint file is known."""
         self.running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
         self._take(trial)
         return []
@@ -454,7 +457,7 @@ class Engine:
         return [halt]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
-        """Handle the end of a stored trial, which is LOST if another driver took it over."""
+        """Handle the end of a stored trial, LOST if another driver took over."""
         running = self.running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
@@ -477,9 +480,9 @@ class Engine:
         is_rewritten: bool = False,
         quick: QuickAnswer | None = None,
     ) -> list[Action]:
-        """Handle changes in the store; ``is_rewritten``: discard earlier knowledge.
+        """Handle changes in the store; ``is_rewritten`` discards earlier knowledge.
 
-        ``evaluations``: of search trials that ended elsewhere. ``probes``, ``quick``: None if unchanged.
+        ``evaluations``: evaluations of search trials that ended elsewhere. ``probes``, ``quick``: None if unchanged.
         """
         if is_rewritten:
             self._forget()
@@ -500,7 +503,7 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        # Forget all trials; keep the quick answer and `can_wait`, because changes lack both.
+        # Forget all trials, but not the quick answer and `can_wait`, because changes lack both
         can_wait, quick = self.pruning.standings.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
@@ -515,7 +518,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the available checkpoints; drop the least promising above the size limit."""
+        """Set the available checkpoints; above the size limit, drop the least promising checkpoint."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -532,10 +535,10 @@ class Engine:
         if not self.pruning.standings.can_wait:
             return []
         self.pruning.standings.can_wait = False
-        return [Tell(f"trials can no longer be paused and are stopped instead: {reason}")]
+        return [Tell(f"stopping trials instead of pausing, because saving a checkpoint failed: {reason}")]
 
     def interrupted(self) -> list[Action]:
-        """Pause or cancel running trials, then fail with `InterruptedRunError`."""
+        """Pause or cancel running trials, then end with `InterruptedRunError`."""
         self._stage = EngineStage.STOPPING
         if not self.running:
             return self._stopped()
@@ -552,7 +555,7 @@ class Engine:
         return [] if error is None else self._done(error)
 
     def _problem(self, trial: TrialRecord) -> BSSearchError | None:
-        # Error that ends the run after this trial, if any.
+        # The error that ends the run after this trial, if any
         history = self.history
         problem = wrong_target(trial, history) or history.objective.measurement_problem(trial, self._device_name)
         problem = problem or self._too_many_failures(trial)
@@ -574,7 +577,7 @@ class Engine:
 
 
 def wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Error if the target was met without training, or if the target's unit is wrong."""
+    """An error if a trial met the target without training, or if the target's unit is wrong."""
     return history.objective.target_problem(trial) or _in_other_unit(trial, history)
 
 
@@ -587,14 +590,14 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
     if not target.is_percent_of_share(min(first, best), max(first, best)):
         return None
     return SpecError(
-        f"no trial can reach {target.in_words} if {target.metric} is at most 1: "
-        f"trial {trial.number} reached at most {best:.4g}; did you mean {target.in_unit_of(best):g}?",
-        hint="correct target.value and give the study another name, or raise budget.trial_train_seconds to continue",
+        f"{target.in_words} is out of reach if {target.metric} is at most 1, and trial {trial.number} reached "
+        f"{best:.4g}; did you mean {target.in_unit_of(best):g}?",
+        hint="correct target.value and rename the study, or raise budget.trial_train_seconds to continue",
     )
 
 
 def nan_at_any_rate(history: History) -> BSSearchError | None:
-    """Error if all trials diverged at the first step at any rate."""
+    """An error if all trials diverged at the first step, at any learning rate."""
     ran = [trial for trial in history.trials if says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None
@@ -608,10 +611,10 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     if not (is_default and has_missed and history.objective.stops_at_target) or outcome is None:
         return None
     target, best = spec.record_target, outcome.best_metric
-    came = "" if best is None else f", its best {target.metric} {best:.4g}"
+    came = "" if best is None else f" with best {target.metric} {best:.4g}"
     advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
     seconds, limit = outcome.train_seconds, spec.budget.trial_train_seconds
-    late = " (checked at steps and reports, so the trial ended late)" if seconds > OVERRUN * limit else ""
+    late = " (trials end at the next step or report)" if seconds > OVERRUN * limit else ""
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {seconds:.3g} train seconds; limit {limit:g}{late}"

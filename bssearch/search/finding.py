@@ -32,15 +32,15 @@ from bssearch.spec.reader import spec_of
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.storage.repository import Store
 
-ANSWERS = 27  # version of stored answers; increase this number when the same trials give another answer
+ANSWERS = 27  # version of stored answers; increase this number if the same trials give another answer
 
 
 MOVED = 0.01
-"""Least relative change of a median that is reported; medians are printed with three digits."""
+"""A notice reports a larger relative change of a median; printed medians have three digits."""
 
 
 class Told(NamedTuple):
-    """A batch size's median seconds when first reported."""
+    """A batch size's first reported median seconds."""
 
     trials: int
     median: float
@@ -65,7 +65,7 @@ class _Kept(BaseModel):
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer, unless already stored, and the search's end, if given."""
+    """Store the current answer unless up to date, and the search's end if given."""
     if search_end is None and _current(store, name) is not None:
         return
     stamp, last = store.findings.stamp(name), _Kept.model_validate(store.findings.last(name))
@@ -79,7 +79,7 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
 
 def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
-    """Median seconds by batch size, as first reported after its newest trial."""
+    """The first reported median seconds after each batch size's newest trial."""
     before = (last.told or {}) if last.made_by == ANSWERS else {}
     now = {
         one.batch_size: Told(one.trials, one.time_to_target_s.median) for one in found.batches if one.time_to_target_s
@@ -90,43 +90,41 @@ def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
 
 
 def about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
-    """Notice of the batch sizes whose median changed without new trials, if any."""
+    """A notice if a batch size's median changed without new trials."""
     moved = [
         f"batch {size} by {now.median / before.median - 1:+.1%}"
         for size, now in first_told(_Kept(), found).items()
         if abs(now.median - (before := told[size]).median) > MOVED * before.median > 0
     ]
-    message = (
-        f"seconds of batch sizes without new trials changed, because step times were measured again: {', '.join(moved)}"
-    )
+    message = f"seconds of batch sizes without new trials changed because of new step times: {', '.join(moved)}"
     return [Notice(code="step_times_changed", message=message)] if moved else []
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
-    """Store the quick answer; the full answer is recomputed when read."""
+    """Store the quick answer; the next read recomputes the full answer."""
     last = _Kept.model_validate(store.findings.last(name))
     kept = _Kept(made_by=ANSWERS, told=last.told, search_end=last.search_end, quick=quick)
     store.findings.save(name, store.findings.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """Stored quick answer, or None."""
+    """The stored quick answer, or None."""
     return _Kept.model_validate(store.findings.last(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """Quick answer as the search's prior, if trials race."""
+    """The quick answer as the search's prior; None unless trials race."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Answer of a study: the stored answer if up to date; for another ``target``, computed from stored curves."""
+    """A study's answer, from the store if up to date, or computed for another ``target``."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
 
 
 def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
-    """Answers of the studies of a fine-tuning study's workload and objective that train from scratch, by name."""
+    """By name, answers of studies with the same workload and objective that train from scratch."""
     found: dict[str, Answer] = {}
     for one in store.studies.summaries() if spec.preset == FINE_TUNING else ():
         if (one.workload, one.objective) == (spec.workload, spec.objective) and _is_from_scratch(
@@ -138,7 +136,7 @@ def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
 
 
 def _is_from_scratch(spec: StudySpec) -> bool:
-    # Fine-tuning needs no preset, but its learning rates are a tenth of the usual ones or less.
+    # fine-tuning needs no preset, but has learning rates of at most a tenth of the usual rates
     middle = math.sqrt(spec.space.learning_rates[0] * spec.space.learning_rates[-1])
     return spec.preset != FINE_TUNING and any(
         middle * one.learning_rate_scale > SCRATCH_RATES[one.name] / FINE_TUNING_FACTOR for one in spec.space.optimizers
@@ -153,7 +151,7 @@ def _current(store: Store, name: str) -> Answer | None:
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer from ``trials``, by default the stored ones."""
+    """Compute the answer from ``trials``, by default the stored trials."""
     study = store.studies.get(name)
     spec = spec_of(study)
     trials = store.trials.of(name) if trials is None else trials
@@ -171,7 +169,7 @@ def compute_answer(
     curves = store.trials.curves(name, [trial.number for trial in trials])
     require(
         any(curves.values()) or not spec.is_imported,
-        f"the runs of study {name!r} were imported without learning curves, so the time to "
+        f"the imported runs of study {name!r} have no learning curves, so the time to "
         f"{study.target.metric} {target:g} is unknown",
         hint="import the runs again with this target, if their table has the steps and seconds to the target",
     )
@@ -193,7 +191,7 @@ def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> d
 
 
 def _promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    # Comparison of the quick answer with the confirmed answer; None before confirmation.
+    # Compare the quick answer with the confirmed answer; None before confirmation
     best = answer.optimal.batch_size
     if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None

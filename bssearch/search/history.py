@@ -1,4 +1,4 @@
-"""History of a search."""
+"""The history of a search: trials, step times and spent budget."""
 
 import hashlib
 import math
@@ -24,25 +24,25 @@ from bssearch.spec.space import are_coordinates
 
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
-    """31-bit seed of the trial ``index`` of a phase."""
+    """The 31-bit seed of a phase's trial ``index``."""
     return int.from_bytes(hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()[:4]) >> 1
 
 
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start, plus its earlier seconds / slots. An ended trial counts at most its
-    worker's duration.
+    A resumed trial counts from the last start, plus earlier seconds / slots. An ended trial counts at most the worker's
+    duration.
     """
 
     def __init__(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
         self._earlier: dict[int, float] = {}
         self._union: tuple[float, float] | None = (0.0, -math.inf)
-        """Busy seconds and last end of the ended trials; None if stale."""
+        """Busy seconds and last end of ended trials; None if stale."""
 
     def count(self, trial: TrialRecord, by: int) -> None:
-        """Count an ended trial; remove it if ``by`` < 0."""
+        """Count an ended trial, or remove the trial if ``by`` < 0."""
         if trial.state.is_missing or trial.ended_at is None:
             return
         if by < 0:
@@ -51,7 +51,7 @@ class BusyTime:
             return
         start, ended = trial.created_at.timestamp(), trial.ended_at.timestamp()
         wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
-        end = start + max(0.0, min(ended - start, wall or math.inf))  # because the database's clock may jump
+        end = start + max(0.0, min(ended - start, wall or math.inf))  # the database's clock may jump
         self._spans[trial.number] = start, end
         self._earlier[trial.number] = max(0.0, wall - (end - start))
         before = self._union
@@ -76,7 +76,7 @@ def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -
     return total, until
 
 
-# Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4), and its degrees of freedom
+# Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4), and degrees of freedom
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
 
@@ -84,9 +84,9 @@ Identity = tuple[object, ...]
 
 
 class Repeats:
-    """Seed-to-seed spread of log time-to-target, shrunk towards `SEED_NOISE`.
+    """The seed-to-seed spread of log seconds to the target, shrunk towards `SEED_NOISE`.
 
-    Excludes configurations with a censored run, because only their lucky runs have a time.
+    Configurations with a censored run do not count, because only lucky runs have a time.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Repeats:
 
     @property
     def noise(self) -> float:
-        """Seed-to-seed standard deviation of log seconds."""
+        """The seed-to-seed standard deviation of log seconds."""
         squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
         for key in self._several:
             logs = [] if self._stopped[key] else list(self._logs[key].values())
@@ -120,34 +120,32 @@ class Repeats:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """Key of a configuration, regardless of micro-batches and devices."""
+    """A configuration's key, without micro-batches and devices."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
-    """Measured train seconds to the target; ∞ if unknown."""
+    """Measured train seconds to the target; infinite if unknown."""
     value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
 
-FAILURES = 3  # failed trials that exclude a batch size, unless at least as many trials ran there
+FAILURES = 3  # this many failed trials exclude a batch size, unless at least as many trials ran
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
 
-ATTEMPTS = 5  # limit of attempts of a trial, because a trial may kill its drivers
+ATTEMPTS = 5  # limit of a trial's attempts, because a trial may kill drivers
 
 INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
 
 class History:
-    """A study's trials, running ones included, and step times.
+    """A study's trials, with running trials, and step times.
 
-    Attributes:
-        probes: Step time by batch size, in current micro-batches.
-        curves: Best-so-far gains by search trial number.
-        now: Time of the last decision, in seconds since 1970.
+    Attributes: probes: Step times by batch size, in current micro-batches. curves: Best-so-far gains by search trial
+    number. now: The last decision's time, in seconds since 1970.
     """
 
     def __init__(
@@ -171,12 +169,12 @@ class History:
         self._search: dict[int, TrialRecord] = {}
         self.all_trials: Collection[TrialRecord] = self._all.values()
         self.trials: Collection[TrialRecord] = self._search.values()
-        """Search trials. Both collections are views, which show later changes."""
+        """Search trials; both collections are views that show later changes."""
         self.spent = 0
         self.ended = 0
-        """Number of ended search trials, paused ones excluded."""
+        """The number of ended search trials, without paused trials."""
         self.last_expectation: float | None = None
-        """Newest expected improvement of an ended trial."""
+        """The newest expected improvement of an ended trial."""
         self._last_expected = 0
         self._as_stored: dict[int, TrialRecord] = {}
         self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
@@ -219,7 +217,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """Step times; setting them updates all trials."""
+        """Step times; new step times update all trials."""
         return self._probes
 
     @probes.setter
@@ -230,7 +228,7 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Step time of a configuration, if timed and constant."""
+        """A configuration's step time; None if untimed or growing."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
@@ -238,13 +236,13 @@ class History:
         return probe.step_seconds if probe is not None and is_timed else None
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
-        """Add an evaluation that missed the target to a curve."""
+        """Add an evaluation to a trial's curve, unless the target is met."""
         target = self.spec.record_target
         if not target.is_met_by(metric):
             self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
 
     def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
-        """Add the (train seconds, metric) pairs that are newer than a trial's curve."""
+        """Add (train seconds, metric) pairs newer than the trial's curve."""
         curve, target = self.curves.get(number, Progress()), self.spec.record_target
         seen = curve.now if curve.gains else -math.inf
         sign, goal = target.gain(1.0), target.gain(target.value)
@@ -256,32 +254,32 @@ class History:
 
     @property
     def length(self) -> int:
-        """Number of the newest trial, or 0."""
+        """The newest trial's number, or 0."""
         return next(reversed(self._all), 0)
 
     def trial(self, number: int) -> TrialRecord | None:
-        """Trial by number, or None."""
+        """The trial with a number, or None."""
         return self._all.get(number)
 
     def value(self, trial: TrialRecord | None) -> float:
-        """Trial's value of the objective; ∞ if unknown."""
+        """The trial's figure; infinite if unknown."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """Format a trial's value."""
+        """The trial's figure with the unit."""
         is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
         basis = " as steps × step time" if is_product else ""
         return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
 
     @property
     def incumbent(self) -> TrialRecord | None:
-        """The trial with the smallest value, if any."""
+        """The trial with the least figure, if any."""
         return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
 
     @property
     def incumbent_value(self) -> float:
-        """The incumbent's value, or ∞."""
+        """The incumbent's figure, or infinity."""
         return self.value(self.incumbent)
 
     @property
@@ -294,7 +292,7 @@ class History:
 
     @property
     def feasible(self) -> tuple[int, ...]:
-        """Timed batch sizes without too many `FAILURES`, ascending."""
+        """Timed batch sizes without too many `FAILURES`, in ascending order."""
         timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
         return tuple(size for size in timed if self._failed[size] < max(FAILURES, self._ran[size] + 1))
 
@@ -305,17 +303,17 @@ class History:
 
     @property
     def largest(self) -> int | None:
-        """Largest feasible batch size without accumulation."""
+        """The largest feasible batch size without accumulation."""
         return max([size for size in self.feasible if self.probes[size].is_whole], default=None)
 
     @property
     def budget_share(self) -> float:
-        """The larger spent share, of trials or of wall seconds."""
+        """The larger of the spent shares of trials and wall seconds."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
     def time_share(self) -> float:
-        """Spent share of wall seconds; 0 if unlimited."""
+        """The spent share of wall seconds; 0 if unlimited."""
         seconds = self.spec.budget.wall_seconds
         return 0.0 if seconds is None else self.busy_seconds / seconds
 
@@ -334,7 +332,7 @@ class History:
         return self._repeats.noise
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Trials at a batch size, except missing and out-of-memory ones."""
+        """Trials at a batch size, without missing and out-of-memory trials."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def of_phase(self, phase: Phase) -> list[TrialRecord]:
@@ -342,11 +340,11 @@ class History:
         return [trial for trial in self.all_trials if trial.phase is phase]
 
     def count_at(self, batch_size: int) -> int:
-        """Number of trials in `at`."""
+        """The number of trials in `at`."""
         return self._said[batch_size]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """Best trial at a batch size."""
+        """The best trial at a batch size."""
         return self._best.get(batch_size)
 
     def in_state(self, *states: TrialState) -> list[TrialRecord]:
@@ -355,16 +353,16 @@ class History:
         return sorted(found, key=lambda trial: trial.number)
 
     def tried(self, configuration: Configuration) -> bool:
-        """True if the configuration has a trial that will not be retried."""
+        """True if the configuration has a trial without a need to retry."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
-        """True if any trial has the configuration, micro-batches aside."""
+        """True if any trial has the configuration, in any micro-batches."""
         here = self._by_batch_size[configuration.batch_size].values()
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Configuration in current micro-batches on the search's devices, if timed."""
+        """The configuration in current micro-batches on the search's devices; unchanged if untimed."""
         probe = self.probes.get(configuration.batch_size)
         return configuration if probe is None else configuration.on_devices(probe.world_size, probe.micro_batch_size)
 
@@ -374,7 +372,7 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """Best coordinates of the nearest batch size with a hit, else the default's."""
+        """The best coordinates at the nearest batch size with a hit, else the default's."""
         winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
         if not winners:
             return self.spec.space.encode(self.spec.default_configuration)
@@ -383,7 +381,7 @@ class History:
         ).sampled
 
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
-        """Trial to retry, if any: lost or out of memory (`ATTEMPTS` attempts in all), or failed once.
+        """A lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once, if any.
 
         Cancelled trials count only if ``uncapped``, because a user or the answer needs uncapped trials.
         """
@@ -448,7 +446,7 @@ class History:
         while trial is not None:
             attempts += 1
             earlier = trial.retry_of
-            # Another program may have stored a trial as its own retry.
+            # another program may have stored a trial as the retry of itself
             trial = self.trial(earlier) if earlier is not None and earlier < trial.number else None
         return attempts
 

@@ -1,4 +1,4 @@
-"""Drivers' leases of trials and claims, and whether drivers are alive."""
+"""Drivers' leases of trials and claims, and tests for living drivers."""
 
 import hashlib
 import os
@@ -23,9 +23,9 @@ HEARTBEAT_SECONDS = 15.0
 
 LONGEST_LOOK = (
     2 * HEARTBEAT_SECONDS
-)  # limit of the seconds counted between two looks; in longer gaps the database was unreachable
+)  # most seconds to count between two looks; in longer gaps the database was out of reach
 
-GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewal counts as dead, even if its process exists
+GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewals is dead, even if the process exists
 
 PROC = Path("/proc")
 
@@ -44,15 +44,15 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """Unique name for a driver."""
+    """A unique name for a driver."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
 
 def is_alive(owner: str) -> bool | None:
-    """True if a driver is alive; None if only the driver's lease can tell.
+    """True if a driver is alive; None if only the driver's lease shows this.
 
-    Returns None for drivers on another machine or in another container, hidden processes, and suspended processes.
+    Returns None for drivers on other machines or in other containers, and for hidden or suspended processes.
     """
     parts = owner.rsplit("/", 4)
     if len(parts) < 5 or parts[0] != socket.gethostname() or parts[2] != _place():
@@ -72,7 +72,7 @@ def is_alive(owner: str) -> bool | None:
 
 @cache
 def _place() -> str:
-    # Mark of this boot and namespace, within which a process id is unique.
+    # The mark of a boot and a namespace, which make a process id unique
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (PROC / "self/ns/pid").readlink()
@@ -83,7 +83,7 @@ def _place() -> str:
 
 def _start(pid: int) -> str:
     try:
-        # The 22nd field of proc(5)'s stat, in ticks since boot; the second, in brackets, may hold anything.
+        # The 22nd field of proc(5)'s stat, in ticks since boot. The second field, in brackets, may have any characters.
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
     except FileNotFoundError:
         return f"{psutil.Process(pid).create_time():.0f}"
@@ -95,7 +95,8 @@ def _start(pid: int) -> str:
 def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
     """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread.
 
-    Failures of ``beat`` are ignored: the main loop reports database errors, and a lease outlasts three beats.
+    Failures of ``beat`` have no effect, because the main loop reports database errors, and a lease outlasts three
+    beats.
     """
     stopped = threading.Event()
 
@@ -140,13 +141,13 @@ class Leases:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Count this driver as alive and renew its leases."""
+        """Count this driver as alive and renew the driver's leases."""
         renew = partial(self._store.leases.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
 
     def mark_lost(self) -> list[int]:
-        """Mark trials of dead drivers as lost; return their numbers."""
+        """Mark trials of dead drivers as lost and return the trials' numbers."""
         self.look()
         return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 
@@ -164,7 +165,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """True if a driver is alive; None if unknown and its lease was not renewed for `LEASE_SECONDS`."""
+        """True if a driver is alive; None if unknown and without renewal for `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:
@@ -172,12 +173,12 @@ class Leases:
         return None if alive is None and unrenewed >= LEASE_SECONDS else True
 
     def has_lease(self, owner: str) -> bool:
-        """True if a driver recently renewed its lease."""
+        """True if a driver recently renewed the lease."""
         seen = self._seen.get(owner)
         return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS
 
     def take(self, name: str) -> bool:
-        """Try to take a claim; True if this driver holds the claim."""
+        """Try to take a claim; return True if this driver has the claim."""
         self.look()
         found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
@@ -199,7 +200,7 @@ class Leases:
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim; call ``wait`` while another driver has it."""
+        """Hold a claim; call ``wait`` while another driver has the claim."""
         while not self.take(name):
             wait()
         try:

@@ -1,4 +1,4 @@
-"""Short answer and end of a search, read from the store without importing the analysis."""
+"""Read a search's short answer and end without importing the analysis."""
 
 import math
 from contextlib import suppress
@@ -11,7 +11,7 @@ from bssearch.storage.repository import Store
 
 
 class SearchEnd(BaseModel):
-    """Reasons for the end of a search."""
+    """The reason for the end of a search."""
 
     reason: str
     spent: int
@@ -19,7 +19,7 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """End of the search; None if the search is open or the stored value is invalid."""
+    """The end of the search; None if the search is open or the stored value is invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None
@@ -40,7 +40,7 @@ class _Batch(BaseModel):
 
 
 class ShortAnswer(BaseModel):
-    """Summary of an answer for lists of studies; see `bssearch.analysis.answer.Answer`."""
+    """An answer's summary for lists of studies; see `bssearch.analysis.answer.Answer`."""
 
     optimal: _Optimal
     batches: list[_Batch]
@@ -59,7 +59,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """Text such as ``batch 64, 0.131 s, 93 % sure``; without a probability, ``final`` or ``not final``."""
+        """A text such as ``batch 64, 0.131 s, 93 % sure``; without a probability, ``final`` or ``not final``."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "not final" if self.provisional else "final"
         if self.within_5_percent is not None:

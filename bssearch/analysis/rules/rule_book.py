@@ -85,7 +85,8 @@ def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) ->
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
-        return f"{tuned.batch_size} is {tuned.batch_size / base.batch_size:.3g}× the default's batch, below {WARMUP_RATIO}×"
+        ratio = f"{tuned.batch_size / base.batch_size:.3g}×"
+        return f"batch {tuned.batch_size} is {ratio} the default's, below {WARMUP_RATIO}×"
     if tuned.warmup_epochs == 0 and bounds(space.warmup_epochs)[1] == 0:
         return "the space has no warmup"
     return replace(tuned, warmup_epochs=0.0)

@@ -1,6 +1,6 @@
 """The pruner interface.
 
-Pruners decide from `Standings` alone, so that a resumed search makes the decisions of an uninterrupted search.
+Pruners decide from `Standings` alone, so a resumed search makes the same decisions as an uninterrupted search.
 """
 
 import math
@@ -19,7 +19,7 @@ from bssearch.spec.parts import PrunerSpec, made_with
 
 
 class Action(StrEnum):
-    """Decision about a trial after an evaluation."""
+    """The decision about a trial after an evaluation."""
 
     GO_ON = "go_on"
     STOP = "stop"
@@ -28,11 +28,11 @@ class Action(StrEnum):
 
 @dataclass(slots=True)
 class Standings:
-    """Search trials of a study, by number.
+    """A study's search trials, by number.
 
-    ``limit``: longest train seconds of a trial. ``waiting``: curves of paused trials that can resume. ``winners``:
-    curve and seconds of trials that set a record time to the target, fastest first. ``can_wait``: whether trials can be
-    checkpointed; if not, trials stop instead of pausing.
+    ``limit``: a trial's longest train seconds. ``waiting``: curves of paused trials that can resume. ``winners``:
+    curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``: True if trials
+    can save checkpoints; if not, trials stop instead of pausing.
     """
 
     limit: float
@@ -47,29 +47,29 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """Train seconds at which trials are capped: ``slack`` × the fastest trial's seconds; ∞ before the first hit."""
+        """The cap in train seconds, ``slack`` × the fastest trial's seconds; infinite before the first hit."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
 class Pruner:
-    """Runs every trial to its target or limit.
+    """Runs each trial to the target or the limit.
 
-    Constructor parameters are options of a spec. ``caps``: whether trials end at `Standings.cap` (adaptive capping;
+    Constructor parameters are options of a spec. ``caps``: True if trials end at `Standings.cap` (adaptive capping;
     Hutter et al. 2009, ParamILS).
     """
 
     caps = False
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Action for a trial whose newest evaluation missed the target."""
+        """The action for a trial after an evaluation that missed the target."""
         return Action.GO_ON
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Number of the paused trial to resume, if any; ``fresh``: whether a new trial may start instead."""
+        """The paused trial to resume, if any; ``fresh`` if a new trial may start instead."""
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Number of the paused trial to end first if checkpoints exceed the disk limit; here the newest trial."""
+        """The paused trial to end first if checkpoints exceed the disk limit; here the newest trial."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
@@ -78,25 +78,25 @@ class Pruner:
 
 
 class Cap(Pruner):
-    """Stops trials only at the cap; with a slack of 1, the fastest trial is never stopped."""
+    """Stops trials only at the cap; a slack of 1 never stops the fastest trial."""
 
     caps = True
 
 
 def slack_for(seed_noise: float) -> float:
-    """1 + 2c for a seed-to-seed standard deviation c of log time: the incumbent may be lucky, a rival unlucky."""
+    """1 + 2c for a seed-to-seed deviation c of log time, because the incumbent may be lucky and a rival unlucky."""
     return 1 + 2 * seed_noise
 
 
 def make_pruner(settings: PrunerSpec) -> Pruner:
-    """Pruner of a spec."""
+    """Create the spec's pruner."""
     return made_with(registry.load_class("pruners", settings.name, Pruner), settings.options, "pruner.options")
 
 
 class PruningController:
-    """Keeps the standings of a study's search trials; asks the spec's pruner only if the objective lets trials race.
+    """Keeps the standings of search trials, and asks the spec's pruner if trials race.
 
-    A paused trial can resume only if this driver can read its checkpoint.
+    A paused trial can resume only if this driver can read the checkpoint.
     """
 
     def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
@@ -130,7 +130,7 @@ class PruningController:
         self._note_waiting(number)
 
     def found_saved(self, numbers: Collection[int]) -> None:
-        """Record the trials whose checkpoint this driver can read."""
+        """Record the trials with a checkpoint that this driver can read."""
         changed = self._saved ^ frozenset(numbers)
         self._saved = frozenset(numbers)
         for number in changed:
@@ -145,13 +145,13 @@ class PruningController:
         action = self.pruner.judge(number, standings)
         took = f"{standings.winners[0][1]:.3g} train seconds" if standings.winners else ""
         if self.pruner.caps and now > standings.cap:
-            reason = f"past {standings.slack:.3g} × the {took} of the fastest trial"
+            reason = f"exceeded {standings.slack:.3g} × the {took} of the fastest trial"
             return TrialStop(number, TrialState.CAPPED, reason)
         if action is Action.GO_ON:
             return None
-        reason = f"at {now:.3g} train seconds other trials were ahead, and no trial had reached the target yet"
+        reason = f"other trials were ahead at {now:.3g} train seconds, before the first hit"
         if took:
-            reason = f"at {now:.3g} train seconds too far behind the fastest trial, which took {took}"
+            reason = f"too far behind the fastest trial ({took}) at {now:.3g} train seconds"
         return TrialStop(number, TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED, reason)
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
@@ -180,7 +180,7 @@ class PruningController:
 
     @property
     def slack(self) -> float:
-        """Current factor of `Standings.cap`."""
+        """The current factor of `Standings.cap`."""
         self._refresh()
         return self.standings.slack
 
@@ -191,7 +191,7 @@ class PruningController:
         if self._hits[place : place + 1] == [hit]:
             return
         self._hits.insert(place, hit)
-        if place < len(self._hits) - 1:  # Another driver's hit was seen late, so recompute the winners.
+        if place < len(self._hits) - 1:  # another driver's hit arrived late, so recompute the winners
             self._winners_are_old = True
         else:
             self._note_winner(trial.number)
@@ -211,7 +211,7 @@ class PruningController:
         self._noise_is_old = False
 
     def _note_waiting(self, number: int) -> None:
-        # Leave out user-interrupted trials, which resume regardless of the pruner.
+        # without user-interrupted trials, which resume regardless of the pruner
         trial, curve = self._history.trial(number), self._history.curves.get(number)
         waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
         if waits and curve is not None and trial is not None and not is_interrupted(trial):
@@ -221,5 +221,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """Spec's slack, else the initial slack until seed noise is known."""
+    """The spec's slack, else the initial slack until seed noise is known."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

@@ -1,7 +1,7 @@
-"""Checkpoints of paused trials: in a local folder, or in a remote store with a local staging folder.
+"""Checkpoints of paused trials, in a local folder or in a remote store with a local staging folder.
 
-The remote store is any URL that fsspec opens. Each trial is one object: a JSON header of `HEADER_BYTES` and the trial's
-file, written under a temporary name, then moved.
+The remote store is any URL that fsspec opens. A trial's object has a JSON header of `HEADER_BYTES` and the trial's
+file. The store writes the object under a temporary name, then moves the object.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from bssearch.spec import StudySpec
 from bssearch.storage.connection.engine import masked
 from bssearch.storage.repository import Store
 
-HEADER_BYTES = 512  # more than the JSON of two digests and two numbers needs
+HEADER_BYTES = 512  # more than the JSON of two digests and two numbers
 
 CHUNK_BYTES = 4 * 2**20  # at 1 MB/s, a chunk takes a few seconds
 
-PATIENCE_SECONDS = 60.0  # longest time without progress; long, because the store's library retries failed requests
+PATIENCE_SECONDS = 60.0  # longest time without progress, because the store's library retries failed requests
 
-TICK_SECONDS = 0.2  # longest delay before an unwanted transfer is abandoned
+TICK_SECONDS = 0.2  # longest delay before an unwanted transfer ends
 
 _KIND = "checkpoint of bssearch, 1"
 _NAME = re.compile(r"trial-(\d+)\.pt(\..*)?")
@@ -52,28 +52,28 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Trials with a complete checkpoint; ``sizes``: bytes of each trial's files, incomplete ones included."""
+    """Trials with a complete checkpoint; ``sizes`` has the bytes of each trial's complete and incomplete files."""
 
     saved: frozenset[int] = frozenset()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Total bytes of all files."""
+        """The total bytes of all files."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
-        """Copy without some trials."""
+        """A copy without some trials."""
         left = {number: size for number, size in self.sizes.items() if number not in numbers}
         return Held(self.saved.difference(numbers), left)
 
     def beside(self, number: int, size: int) -> Held:
-        """Copy with one more saved trial."""
+        """A copy with another saved trial."""
         return Held(self.saved | {number}, {**self.sizes, number: size})
 
 
 def held_of(files: Iterable[tuple[str, int]]) -> Held:
-    """Saved trials among files, given as (name, bytes)."""
+    """The saved trials among files (name, bytes)."""
     saved, sizes = set[int](), Counter[int]()
     for name, size in files:
         if match := _NAME.fullmatch(name):
@@ -88,9 +88,9 @@ class SilentStoreError(CheckpointError):
 
 
 class CheckpointStore:
-    """Checkpoints of one study, in the folder ``mark`` below a URL.
+    """A study's checkpoints, in the folder ``mark`` below a URL.
 
-    Methods block, and raise `CheckpointError` if the store fails or stays silent.
+    Methods block, and raise `CheckpointError` if the store fails or makes no progress.
     """
 
     def __init__(self, url: str, mark: str) -> None:
@@ -110,10 +110,10 @@ class CheckpointStore:
                 return Held()
             return held_of((entry["name"].rstrip("/").rpartition("/")[2], entry["size"] or 0) for entry in entries)
 
-        return self._ask("cannot be listed", listed)
+        return self._ask("listing failed", listed)
 
     def try_out(self) -> None:
-        """Write an object and delete it."""
+        """Write and delete an object."""
 
         def write(_: OnProgress) -> None:
             files, path = self._opened[0], self._path("written")
@@ -121,7 +121,7 @@ class CheckpointStore:
             files.pipe_file(path, bytes(2**10))
             files.rm_file(path)
 
-        self._ask("cannot be written", write)
+        self._ask("writing failed", write)
 
     def put(self, number: int, file: Path) -> int:
         """Store or replace a trial's file; return the object's bytes."""
@@ -134,14 +134,14 @@ class CheckpointStore:
                     self._remove(f"trial-{number}.pt.part")
                 raise
 
-        return self._ask(f"trial {number} cannot be stored", write)
+        return self._ask(f"storing trial {number} failed", write)
 
     def _put(self, number: int, file: Path, on_progress: OnProgress) -> int:
         files, place = self._opened[0], self._path(f"trial-{number}.pt")
         self._make_folder()
         self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
         with file.open("rb") as content:
-            digest = _digest(content, on_progress)  # moves the file's position to the end, which gives the size
+            digest = _digest(content, on_progress)  # also moves the position to the end, which gives the size
             said = {
                 "kind": _KIND,
                 "study": self._mark,
@@ -162,10 +162,10 @@ class CheckpointStore:
         return written
 
     def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Download a trial's file while ``is_wanted()``; reject an incomplete, damaged or other trial's file."""
+        """Download a trial's file while ``is_wanted()``; reject incomplete, damaged and other trials' files."""
 
         def read(on_progress: OnProgress) -> None:
-            # Use a unique name, because an abandoned download may still write to the old name.
+            # a unique name, because an abandoned download may still write to an earlier name
             part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
             try:
                 self._get(number, part, on_progress)
@@ -174,7 +174,7 @@ class CheckpointStore:
             finally:
                 part.unlink(missing_ok=True)
 
-        self._ask(f"trial {number} cannot be downloaded", read, is_wanted)
+        self._ask(f"downloading trial {number} failed", read, is_wanted)
 
     def _get(self, number: int, part: Path, on_progress: OnProgress) -> None:
         with self._opened[0].open(self._path(f"trial-{number}.pt"), "rb") as source:
@@ -187,13 +187,13 @@ class CheckpointStore:
                 target.seek(0)
                 digest = _digest(target, on_progress)
         require(size == header["bytes"], f"the file has {size} of {header['bytes']} bytes", error=_UnfitError)
-        message = "the file is damaged: its SHA-256 differs from the stored SHA-256"
+        message = "the file is damaged, because the file's SHA-256 differs from the stored SHA-256"
         require(digest == header["sha256"], message, error=_UnfitError)
 
     def remove(self, number: int) -> None:
         """Delete a trial's object."""
         names = f"trial-{number}.pt", f"trial-{number}.pt.part"
-        self._ask(f"trial {number} cannot be deleted", lambda _: self._remove(*names))
+        self._ask(f"deleting trial {number} failed", lambda _: self._remove(*names))
 
     def clear(self) -> None:
         """Delete all objects."""
@@ -211,7 +211,7 @@ class CheckpointStore:
         return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        # Make the study's folder, but never the URL's own folder, because a mount may be missing.
+        # makes the study's folder, but never the URL's folder, because a mount may be missing
         files, folder = self._opened
         with suppress(FileExistsError):
             files.mkdir(folder, create_parents=False)
@@ -263,7 +263,7 @@ class _SilentError(_UnfitError):
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    # Run `work` in a thread, because a blocked library call can only be abandoned; it ends at the next progress.
+    # Run `work` in a thread, because a blocked library call does not return; abandoned work ends at the next progress.
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False
 
@@ -325,22 +325,22 @@ def _secrets(url: str) -> list[str]:
     return [password, unquote(password)] if password else []
 
 
-LOOK_SECONDS = 5.0  # seconds between listings of a remote store
+LOOK_SECONDS = 5.0  # interval between listings of a remote store
 
-SILENT_SECONDS = 600.0  # until a silent store is listed again, because each try takes `PATIENCE_SECONDS`
+SILENT_SECONDS = 600.0  # interval between listings of a silent store, because a listing takes `PATIENCE_SECONDS`
 
 
 def check_checkpoint_place() -> None:
-    """Raise `UsageError` if the checkpoint URL is invalid or its package is missing."""
+    """Raise `UsageError` if the checkpoint URL is invalid or the URL's package is missing."""
     if (url := checkpoint_url()) is not None:
         check_store_url(url)
 
 
 class Checkpoints:
-    """Checkpoints of a study, independent of its name and the database's address.
+    """A study's checkpoints, independent of the study's name and the database's address.
 
     Workers write to the guarded ``folder`` (`bssearch.files`). With a remote store, the driver uploads (`send`) before
-    a trial counts as paused and downloads (`bring`) before it resumes.
+    a trial counts as paused, and downloads (`bring`) before the trial resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -353,7 +353,7 @@ class Checkpoints:
         self._next_look = 0.0
 
     def file_for(self, number: int) -> Path | None:
-        """File to save a trial to; None if the folder is unusable."""
+        """The file for a trial's checkpoint; None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -363,7 +363,7 @@ class Checkpoints:
         return self._place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """True if test files could be written to folder and remote store; if False, `refusal` gives the reason."""
+        """True if writing to folder and remote store works; if False, `refusal` gives the reason."""
         try:
             make_guarded_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder) as file:
@@ -377,11 +377,11 @@ class Checkpoints:
         return True
 
     def has(self, number: int) -> bool:
-        """True if a trial is saved."""
+        """True if the trial is saved."""
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Saved trials; a remote store's list may be seconds old, and is empty while the store is unreachable."""
+        """The saved trials, with a delay of seconds for a remote store; empty if the store is out of reach."""
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:
@@ -410,11 +410,11 @@ class Checkpoints:
                 self._store.get(number, self._place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
-        """Trials with any file, local or remote."""
+        """Trials with local or remote files."""
         return frozenset({*self.held().sizes, *self._files_here().sizes})
 
     def forget(self, number: int) -> None:
-        """Delete a trial's files; ignore remote failures."""
+        """Delete a trial's files, without an error if the remote store fails."""
         self._remove_here(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
@@ -455,7 +455,7 @@ class Checkpoints:
     def _refuse(self, error: OSError | CheckpointError) -> None:
         self.refusal = str(error)
         if isinstance(error, OSError):
-            self.refusal = f"{self.folder} cannot be used: {error.strerror or error}"
+            self.refusal = f"{self.folder} is unusable: {error.strerror or error}"
 
     @contextmanager
     def _noting_silence(self) -> Iterator[None]:
@@ -471,9 +471,9 @@ class Checkpoints:
 
 
 class WaitingTrials(Checkpoints):
-    """Paused trials of a study; any driver with the checkpoint may resume a paused trial.
+    """A study's paused trials, which any driver with the checkpoint may resume.
 
-    While its trials are paused, this driver holds a claim as a sign of life.
+    A driver with paused trials holds a claim as a sign of life.
     """
 
     def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
@@ -483,23 +483,23 @@ class WaitingTrials(Checkpoints):
 
     @property
     def are_saved(self) -> bool:
-        """True if trials are checkpointed."""
+        """True if trials save checkpoints."""
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
-        """Trials whose checkpoint this driver can read, and the bytes of all files; report an unreachable store."""
+        """Trials with a checkpoint that this driver can read, and the bytes of all files."""
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
-            self._note(f"paused trials cannot be resumed for now: {self.away}")
+            self._note(f"paused trials cannot resume for now: {self.away}")
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
-        """True if a planned trial is checkpointed."""
+        """True if the planned trial saves a checkpoint."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Store a paused trial's checkpoint; return the trial's outcome, PRUNED if the store fails."""
+        """Store a paused trial's checkpoint; return the outcome, PRUNED if the store fails."""
         if outcome.state is TrialState.PAUSED:
             try:
                 self.send(number)
@@ -508,7 +508,7 @@ class WaitingTrials(Checkpoints):
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
-        """Fetch a trial's checkpoint; on failure return FAILED, or PAUSED if the trial became unwanted."""
+        """Fetch a trial's checkpoint; on failure, return FAILED, or PAUSED if the trial is no longer wanted."""
         try:
             self.bring(resumed.number, is_wanted)
         except CheckpointError as error:
@@ -518,9 +518,9 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete an ended trial's checkpoint; for a paused trial take this driver's claim."""
+        """Delete an ended trial's checkpoint; for a paused trial, take this driver's claim."""
         if trial.state is TrialState.PAUSED:
-            # Take the claim each time, because other drivers release a claim whose lease ended.
+            # takes the claim each time, because other drivers release claims without a lease
             self._leases.take(_claim_of(self._leases.owner))
         else:
             self.forget(trial.number)
@@ -532,23 +532,23 @@ class WaitingTrials(Checkpoints):
             self.forget(number)
 
     def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
-        """End the paused ``trials``, as `SettlePaused` says."""
+        """End the paused ``trials``; see `SettlePaused`."""
         if not for_disk:
             self._leases.look()
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"checkpoint missing; cannot resume trials {', '.join(gone)}")
+            self._note(f"cannot resume trials {', '.join(gone)} without their checkpoints")
         for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()
 
     def leave(self) -> None:
-        """Release this driver's claim, so that other drivers may end its paused trials."""
+        """Release this driver's claim, so that other drivers may end this driver's paused trials."""
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        # True if this driver or a dead driver paused the trial; a live process without a lease serves other studies.
+        # True if this driver or a dead driver paused the trial; a living process without a lease serves other studies
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
             return True

@@ -12,21 +12,21 @@ from optuna.trial import TrialState as OptunaState
 from bssearch.records import TrialState
 from bssearch.search.pruners.base import Action, Cap, Standings
 
-GRID = 81  # grid positions: a power of Optuna's reduction factor
+GRID = 81  # grid positions, a power of Optuna's reduction factor
 
-FACTOR = 3  # Hyperband's default reduction factor; successive halving's is 4
+FACTOR = 3  # Hyperband's default reduction factor
 
-FIRST = GRID // FACTOR**3  # position of the first rung
+FIRST = GRID // FACTOR**3  # grid position of the first rung
 
 
 class OptunaPruner(Cap):
-    """Cap, plus one of Optuna's pruners, made by ``pruner``."""
+    """The cap, plus the Optuna pruner from ``pruner``."""
 
     pruner: Callable[[], optuna.pruners.BasePruner]
 
     def __init__(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # Hyperband assigns brackets by the study's name, which is random by default.
+        # a fixed name, because Hyperband assigns brackets by the study's name, random by default
         self._study = optuna.create_study(
             study_name="pruning",
             direction="maximize",
@@ -50,13 +50,13 @@ class OptunaPruner(Cap):
         return Action.STOP if self._report(number, standings) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        """Always True: Optuna's pruners also compare trials before a hit."""
+        """True, because Optuna's pruners also compare trials before a hit."""
         return True
 
     def _report(self, number: int, standings: Standings) -> bool:
-        # Report a trial's new evaluations one by one, because pruners update rungs only when asked. True: prune.
+        # Report new evaluations one by one, because pruners update rungs only when asked; return True to prune.
         if number in self._told:
-            return False  # Another driver took over this trial, so Optuna was already told that the trial ended.
+            return False  # another driver took over this trial, so Optuna knows of the trial's end
         curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
         for index in range(self._read[number], len(curve.gains)):
             place = int(GRID * curve.train_seconds[index] / standings.limit)
@@ -69,7 +69,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        # Tell Optuna that a trial ended: capped and exhausted trials count as complete. Do not report paused trials.
+        # Report a trial's end to Optuna, unless paused; capped and exhausted trials are complete.
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return

@@ -1,13 +1,12 @@
-"""Pauses a trial whose pace is too slow compared with every winner so far.
+"""Pauses a trial with a pace too slow compared with every winner so far.
 
-f: train seconds as a share of the incumbent's time to target T. u: progress, the largest share of a winner's own time
-at which that winner had no more than the trial's best gain. A trial is hopeless if both
+f: train seconds as a share of the incumbent's time to the target T. u: progress, the largest share of a winner's time
+at which the winner had no more than the trial's best gain. A trial is hopeless if both
 
-    (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
-    f / u > ``slack``.
+(f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1, f / u > ``slack``.
 
 First line: the trial is f / u times slower than the winner, and must become (1 − u) / (1 − f) times faster to end at T.
-Second line: at its pace the trial ends after slack × T; the slack allows for seed noise, and is 1 for `fast`.
+Second line: at this pace the trial ends after slack × T. The slack allows for seed noise, and is 1 for `fast`.
 """
 
 import math
@@ -19,18 +18,19 @@ from pydantic import Field
 from bssearch.records.curves import Progress
 from bssearch.search.pruners.base import Action, Cap, Standings
 
-# Before the first hit: asynchronous successive halving (Li et al. 2020, ASHA) that pauses trials instead of stopping.
+# Before the first hit, asynchronous successive halving (Li et al. 2020, ASHA) pauses trials instead of stopping.
 #
-# Every trial runs to `FIRST` of its limit and pauses. The best paused trial of a rung resumes to twice the rung's train
-# seconds, whenever `PROMOTED` times as many trials reached the rung as left it. A trial better than all earlier trials
-# at its rung does not pause. The leaders do not pause either if many trials run at once: a pause only loses time.
+# Each trial runs to `FIRST` of the limit and pauses. The best paused trial of a rung resumes to twice the rung's train
+# seconds, whenever `PROMOTED` times as many trials reached the rung as left the rung. A trial better than all earlier
+# trials at the rung does not pause. With many concurrent trials, leaders do not pause either, because a pause loses
+# time.
 #
-# A trial reaches a rung with its first evaluation at the rung's train seconds or later. A trial has left the rung if
-# the trial runs, or was evaluated again later.
+# A trial reaches a rung with the first evaluation at the rung's train seconds or later. A trial has left the rung if
+# the trial runs or has a later evaluation.
 
 FIRST = 1 / 16  # share of the limit at the first rung; each rung doubles the share, which gives five rungs
 
-# Trials per promotion; Li et al. recommend a reduction factor of 3 to 4.
+# Trials per promotion; Li et al. recommend a reduction factor of 3 to 4
 PROMOTED = 3
 
 LEADERS = 2  # concurrent trials per leader; a leader does not pause above the first rung
@@ -50,7 +50,7 @@ def waits_on_rung(number: int, standings: Standings) -> bool:
 
 
 def promoted(standings: Standings, *, fresh: bool) -> int | None:
-    """Best paused trial of the highest promotable rung; otherwise, unless ``fresh``, the best trial on any rung."""
+    """The best paused trial of the highest promotable rung; else, unless ``fresh``, the best on any rung."""
     limit = standings.limit
     at = {number: rung_of(curve, limit) for number, curve in standings.waiting.items()}
     rungs = set(at.values())
@@ -62,7 +62,7 @@ def promoted(standings: Standings, *, fresh: bool) -> int | None:
 
 
 def rung_of(curve: Progress, limit: float) -> int:
-    """Highest rung a trial reached; −1 before the first."""
+    """The highest rung of a trial; −1 before the first rung."""
     if curve.now < FIRST * limit:
         return -1
     rung = int(math.log2(curve.now / (FIRST * limit)))
@@ -70,7 +70,7 @@ def rung_of(curve: Progress, limit: float) -> int:
 
 
 def seconds_of(rung: int, limit: float) -> float:
-    """Train seconds of a rung; 0 before the first."""
+    """The train seconds of a rung; 0 before the first rung."""
     return FIRST * limit * 2.0**rung if rung >= 0 else 0.0
 
 
@@ -98,11 +98,11 @@ def _is_leader(number: int, standings: Standings) -> bool:
     return ahead < len(standings.running) // LEADERS
 
 
-FROM = 0.1  # share of the incumbent's time up to which no trial is hopeless, because early evaluations say little
+FROM = 0.1  # no trial is hopeless before this share of the incumbent's time, because early evaluations say little
 
 
 class Pace(Cap):
-    """Cap, and pause hopeless trials; resume a trial that is not hopeless compared with a later winner.
+    """The cap, plus pauses of hopeless trials, which resume if no longer hopeless compared with a later winner.
 
     Without checkpoints, hopeless trials stop, and no trial pauses before the first hit.
     """
@@ -115,7 +115,7 @@ class Pace(Cap):
         self.patience = self.usual_patience if patience is None else patience
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Pause a hopeless trial or, before the first hit, a trial that reached its rung."""
+        """Pause a hopeless trial or, before the first hit, a trial at a rung."""
         if standings.winners:
             waits = self.is_hopeless(standings.curves[number], standings)
         else:
@@ -123,14 +123,14 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """The hopeful trial of least predicted time; before a hit, the promoted trial."""
+        """The paused trial with the least predicted time, unless hopeless; before a hit, the promoted trial."""
         if not standings.winners:
             return promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
         return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Number of the paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""
+        """The paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
@@ -141,7 +141,7 @@ class Pace(Cap):
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:
-        """True if a trial with this curve is hopeless compared with every winner."""
+        """True if a trial with this curve is hopeless compared with all winners."""
         elapsed = curve.now / standings.winners[0][1]
         if elapsed < FROM:
             return False
@@ -178,7 +178,7 @@ def _predicted(curve: Progress, standings: Standings) -> float:
 
 
 class Race(Cap):
-    """Cap, and from a tenth of the cap on stop trials whose best gain at t is below the incumbent's at t / ``lag``."""
+    """The cap; from a tenth of the cap on, stops trials with a gain at t below the incumbent's at t / ``lag``."""
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
         self.lag = lag

@@ -1,15 +1,13 @@
-"""Chooses the batch size of the next trial, in this order:
+"""Choose the batch size of the next trial, in this order:
 
-1. The default configuration, uncapped: baseline of speed-ups and first incumbent.
-2. Every feasible batch size once, nearest to the incumbent first, then up to `FLOOR` trials each.
-3. From `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (largest
-   without accumulation, default, a factor 4 to each side of the incumbent), because caps hide slow times, and
-   untuned learning rates inflate speed-ups.
-4. Then batch sizes in proportion to their weights: (incumbent's value / batch size's best value)², at least ½ for
-   neighbours of the incumbent.
+1. The default configuration, uncapped, as first incumbent and baseline of speed-ups. 2. Each feasible batch size once,
+the nearest to the incumbent first, then up to `FLOOR` trials each. 3. From `EVIDENCE_FROM` of the budget on, uncapped
+trials at the batch sizes of the answer's comparisons: the largest without accumulation, the default, and a factor 4 to
+each side of the incumbent. Caps hide slow times, and untuned learning rates inflate speed-ups. 4. Batch sizes by
+weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
 
-If a quick answer's interval holds the incumbent, step 2 starts from the quick answer's batch size, and step 3 runs one
-trial at sizes outside the interval.
+If a quick answer's interval contains the incumbent, step 2 starts from the quick answer's batch size, and step 3 runs
+one trial at sizes outside the interval.
 """
 
 import math
@@ -22,29 +20,29 @@ from bssearch.search.history import TRIED_AGAIN, History, octaves
 
 FLOOR = 2  # trials per batch size, because a single trial may be lucky
 
-EVIDENCE_FROM = 0.5  # share of the budget spent before evidence trials start
+EVIDENCE_FROM = 0.5  # evidence trials start at this spent share of the budget
 
-EVIDENCE_TRIALS = 3  # evidence trials per batch size: the fewest that tune a learning rate
+EVIDENCE_TRIALS = 3  # evidence trials per batch size, the fewest that tune a learning rate
 
 RULED_OUT_TRIALS = 1  # evidence trials per batch size outside the quick answer's interval
 
-# Sources of the evidence trials at a batch size, in turn, until one reaches the target
+# Sources of successive evidence trials at a batch size, until a trial reaches the target
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
 
 EVIDENCE_TRIES = len(FIRST_SOURCES)
 
-BRACKET_OCTAVES = 2  # if steps ∝ 1 + γ/B and take α + βB, a batch size 4 times off costs at most 56 %
+BRACKET_OCTAVES = 2  # a batch size 4 times off costs at most 56 % if steps ∝ 1 + γ/B and step seconds are α + βB
 
-UNREACHED = 2.0  # assumed ratio of best value to incumbent at a batch size without a hit
+UNREACHED = 2.0  # assumed ratio of the best figure to the incumbent's at a batch size without a hit
 
-NEIGHBOUR = 0.5  # minimum weight of a neighbour of the incumbent
+NEIGHBOUR = 0.5  # minimum weight of the incumbent's neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A batch size, and the source of the other parameters.
+    """A batch size, and the ``source`` of the other parameters.
 
-    transfer: best trial of the nearest batch size; baseline: default configuration; sample: sampler.
+    ``transfer``: the nearest batch size's best trial. ``baseline``: the default. ``sample``: the sampler.
     """
 
     batch_size: int
@@ -53,7 +51,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """Proposal for the next trial; None if no batch size is feasible."""
+    """The proposal for the next trial; None if no batch size is feasible."""
     default = propose_default(history)
     if default is not None or not history.feasible:
         return default
@@ -76,7 +74,7 @@ def propose(history: History) -> Proposal | None:
 
 
 def propose_default(history: History) -> Proposal | None:
-    """Proposal of the default configuration, until it was tried."""
+    """The default configuration, unless tried or infeasible."""
     default = history.spec.default_configuration
     if default.batch_size in history.feasible and not history.tried(default):
         return Proposal(default.batch_size, "default", uncapped=True)
@@ -84,7 +82,7 @@ def propose_default(history: History) -> Proposal | None:
 
 
 def propose_evidence(history: History) -> Proposal | None:
-    """Proposal for the next evidence trial, if one is missing."""
+    """The next missing evidence trial, if any."""
     wanted = evidence_sizes(history)
     return _first_evidence(history, wanted) or _further_evidence(history, wanted)
 
@@ -123,7 +121,7 @@ def agrees_with_quick(history: History) -> bool:
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """Batch sizes that the answer compares with the best size."""
+    """Batch sizes of the answer's comparisons with the best size."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1
@@ -161,7 +159,7 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """Coordinates of the next trial; None for the sampler's, or if an uncapped trial would repeat."""
+    """The proposal's coordinates; None if from the sampler, or if an uncapped trial would repeat."""
     if proposal.source == "sample":
         return None
     spec = history.spec

@@ -24,10 +24,10 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try; ``sampled``: its coordinates, None if outside the space.
+    """A configuration to try; ``sampled`` has the coordinates, None if outside the space.
 
-    ``uncapped``: other trials' times do not end this trial. ``expected_improvement``: expected gain of a further trial,
-    as a share of the incumbent's time.
+    ``uncapped``: True if other trials' times do not end this trial. ``expected_improvement``: the expected gain of
+    another trial, as a share of the incumbent's time.
     """
 
     configuration: Configuration
@@ -37,29 +37,29 @@ class Choice:
 
 
 class Sampler(ABC):
-    """Chooses trials one by one, from the history and the study's seed alone.
+    """Chooses trials one after the other, from the history and the study's seed alone.
 
-    Constructor parameters beside the spec are options. ``models_time``: whether the planner adds evidence trials,
-    because this sampler models the time of every batch size.
+    Constructor parameters beside the spec are options. ``models_time``: True if the sampler models the time of each
+    batch size, so that the planner adds evidence trials.
     """
 
     models_time = False
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Next configuration, optionally at a batch size; None if no configuration is left."""
+        """The next configuration, optionally at a batch size; None if no configuration is left."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Batch sizes that may be as fast as the best batch size, if this sampler models times."""
+        """Batch sizes that may be as fast as the best; empty unless the sampler models times."""
         return ()
 
     def ending(self, history: History) -> str | None:
-        """Reason why no configuration is left, or None."""
+        """The reason why no configuration is left, or None."""
         return None
 
 
 def make_sampler(spec: StudySpec) -> Sampler:
-    """Sampler of a spec; `auto` becomes TPE unless trials race."""
+    """Create the spec's sampler; `auto` is TPE unless trials race."""
     name = "tpe" if spec.sampler.name == "auto" and not objective_of(spec).trials_race else spec.sampler.name
     kind: Callable[..., Sampler] = registry.load_class("samplers", name, Sampler)  # type: ignore[type-abstract]
     return made_with(kind, spec.sampler.options, "sampler.options", spec)
@@ -73,31 +73,33 @@ def decoded(
     uncapped: bool = False,
     expected_improvement: float | None = None,
 ) -> Choice:
-    """`Choice` of the configuration with these coordinates at a batch size."""
+    """The `Choice` with these coordinates at a batch size."""
     return Choice(spec.space.decode(batch_size, sampled), sampled, uncapped, expected_improvement)
 
 
 def default_choice(spec: StudySpec) -> Choice:
-    """Default configuration, the baseline of every speed-up."""
+    """The default configuration, the baseline of speed-ups."""
     default = spec.default_configuration
     return Choice(default, spec.space.encode(default), uncapped=True)
 
 
-MOST_CELLS = 1_000_000  # limit of combinations at one batch size, because memory holds all combinations
+MOST_CELLS = 1_000_000  # limit of combinations per batch size, because memory has all combinations
 
 
 class Grid(Sampler):
-    """Every combination of the space's values, shuffled by the study's seed."""
+    """All combinations of the space's values, in an order from the study's seed."""
 
     def __init__(self, spec: StudySpec) -> None:
         dimensions = spec.space.dimensions()
-        # The learning rate's coordinate has the prefix "reference_".
+        # the learning rate's coordinate has the prefix "reference_"
         ranges = [one.name.removeprefix("reference_") for one in dimensions if not one.choices]
-        require(not ranges, f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
+        require(
+            not ranges, f"sampler = grid needs lists of values, but {', '.join(ranges)} is a range; list the values"
+        )
         each = math.prod(len(one.choices) for one in dimensions)
         require(
             each <= MOST_CELLS,
-            f"sampler = grid would try {each} combinations at each batch size; the limit is {MOST_CELLS}",
+            f"sampler = grid has {each} combinations at each batch size, more than {MOST_CELLS}; list fewer values",
         )
         names = [dimension.name for dimension in dimensions]
         cells = [
@@ -120,7 +122,7 @@ class Grid(Sampler):
             return None
         fitting = self._fitting(history)
         where = "" if len(fitting) == len(self._choices) else " at batch sizes that fit"
-        return f"all {len(fitting)} combinations of the grid{where} have been tried"
+        return f"trials ran all {len(fitting)} combinations of the grid{where}"
 
     def _fitting(self, history: History) -> list[Choice]:
         feasible = history.feasible

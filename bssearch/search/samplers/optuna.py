@@ -1,14 +1,13 @@
-"""Optuna's samplers for all parameters but the batch size.
+"""Optuna's samplers, for all parameters except the batch size.
 
 A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
-trials within an octave of the batch size, or within more octaves if such trials are few. Optuna sees:
+trials within an octave of the batch size, or within more octaves if such trials are few. Optuna gets:
 
-* trials with a value of the objective: complete
-* pruned, capped, exhausted, diverged: pruned at one constant step, valued by the gain missing to the incumbent's at
-  equal time, so that Optuna takes no cap for a time
-* out of memory: pruned, violating a constraint
-* running: running
-* failed, lost, cancelled or outside the space: omitted
+* trials with a figure, as complete
+* pruned, capped, exhausted and diverged trials, as pruned at the same step, with the gain behind the incumbent's at
+  equal time as value, so that Optuna does not mistake a cap for a time
+* trials out of memory, as pruned with a violated constraint
+* running trials, as running
 """
 
 import inspect
@@ -34,11 +33,11 @@ from bssearch.spec import StudySpec
 from bssearch.spec.parts import parameters_of
 from bssearch.spec.space import Dimension
 
-CENSORED_STEP = 1  # the same step for all censored trials, so that Optuna compares these trials
+CENSORED_STEP = 1  # the same step for all censored trials, so that Optuna compares them
 
 WORSE_THAN_ANY = 1e9
 
-# These samplers keep no state in a trial; other samplers store a generation or their place in a sequence
+# Samplers without state in trials; other samplers store a generation or the place in a sequence
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
     optuna.samplers.GPSampler,
@@ -63,12 +62,12 @@ class Asker:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every categorical choice
 
     def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
-        """Coordinates to try next."""
+        """The next coordinates."""
         params = self.study(told, seed).ask(self.distributions).params
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
-        """In-memory Optuna study of the trials ``told``, with a new sampler."""
+        """An in-memory Optuna study of the trials ``told``, with a new sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._make(seed=seed) if self._takes_seed else self._make()
@@ -81,7 +80,7 @@ class Asker:
         return study
 
     def _ask_for(self, told: FrozenTrial, study: optuna.Study) -> None:
-        # Let the sampler propose and finish a known trial, so that the sampler stores its attributes.
+        # The sampler proposes and finishes a known trial, and thereby stores attributes.
         study.enqueue_trial(told.params)
         trial = study.ask(self.distributions)
         assert trial.relative_params is not None, "enqueued parameters need no sampling"
@@ -90,7 +89,7 @@ class Asker:
         for step, shortfall in told.intermediate_values.items():
             trial.report(shortfall, step)
         if told.state.is_finished():
-            with suppress(RuntimeError):  # an exhausted sampler stops Optuna's loop, which is absent here
+            with suppress(RuntimeError):  # an exhausted sampler stops Optuna's loop, which does not run here
                 study.tell(trial, told.value if told.state is OptunaState.COMPLETE else None, told.state)
 
     def told(
@@ -102,10 +101,10 @@ class Asker:
         shortfall: float | None = None,
         violated: str | None = None,
     ) -> FrozenTrial:
-        """Trial in Optuna's form."""
+        """A trial in Optuna's form."""
         sampled, places = trial.sampled or {}, self._places
         told = Told(
-            number=-1,  # The study assigns number and id.
+            number=-1,  # the study assigns number and id
             trial_id=-1,
             state=state,
             value=value,
@@ -127,14 +126,14 @@ class Asker:
 
 
 class Told(FrozenTrial):
-    """A trial that a study adopts without a slow copy."""
+    """A trial that a study adopts without copying, which is slow."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
 
 class OptunaSampler(Sampler):
-    """Batch sizes by `bssearch.search.samplers.allocation`, coordinates by the Optuna sampler ``kind``."""
+    """Takes batch sizes from `allocation`, and coordinates from the Optuna sampler ``kind``."""
 
     def __init__(self, spec: StudySpec, kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
         self.asker = Asker(spec.space.dimensions(), kind, options)
@@ -143,12 +142,12 @@ class OptunaSampler(Sampler):
         self.startup_trials: int = options.get("n_startup_trials", startup.default if startup else STARTUP_TRIALS)
 
     def try_out(self) -> None:
-        """Ask once over synthetic trials, so that bad options or a missing package fail early."""
+        """Ask once with synthetic trials, so that bad options or a missing package fail early."""
         drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
         distributions = self.asker.distributions
         told = [
             optuna.trial.create_trial(params=drawn.ask(distributions).params, distributions=distributions, value=value)
-            for value in range(min(self.startup_trials, 20) + 2)  # Optuna's default is ten startup trials
+            for value in range(min(self.startup_trials, 20) + 2)  # Optuna has ten startup trials by default
         ]
         try:
             self.asker.ask(told, seed=0)
@@ -172,7 +171,7 @@ class OptunaSampler(Sampler):
         return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
 
     def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
-        """Coordinates that Optuna proposes at a batch size."""
+        """Optuna's coordinates at a batch size."""
         near = neighbours(history, batch_size, self.startup_trials)
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
@@ -209,21 +208,21 @@ class GP(OptunaSampler):
 
 
 class Random(OptunaSampler):
-    """Independent uniform draws of coordinates, log-uniform on logarithmic ranges."""
+    """Independent draws of coordinates, uniform or log-uniform."""
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec, optuna.samplers.RandomSampler, {})
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
-    """Sampler class of ``optuna.samplers``."""
+    """The sampler class of ``optuna.samplers``."""
     found = _samplers_in(optuna.samplers)
-    require(name in found, f"sampler = 'optuna:{name}' is not known; choose from {', '.join(found)}")
+    require(name in found, f"unknown sampler 'optuna:{name}'; choose from {', '.join(found)}")
     return _named(found[name])
 
 
 def hub_sampler(package: str) -> type[OptunaSampler]:
-    """OptunaHub sampler; raises `UsageError` if the sampler cannot be loaded."""
+    """The OptunaHub sampler; raise `UsageError` if loading fails."""
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]
@@ -233,10 +232,13 @@ def hub_sampler(package: str) -> type[OptunaSampler]:
         raise UsageError(f"{named} needs the package {error.name}", hint=f"pip install {error.name}") from error
     except Exception as error:
         raise UsageError(
-            f"{named} cannot be loaded: {type(error).__name__}: {error}",
-            hint="https://hub.optuna.org lists the packages, as in optunahub:samplers/auto_sampler",
+            f"{named} failed to load: {type(error).__name__}: {error}",
+            hint="choose a package from https://hub.optuna.org, such as optunahub:samplers/auto_sampler",
         ) from error
-    require(len(found) == 1, f"{named} must have one sampler; the package has {', '.join(found) or 'no sampler'}")
+    require(
+        len(found) == 1,
+        f"{named} must have one sampler, but has {', '.join(found) or 'no sampler'}; choose another package",
+    )
     return _named(*found.values())
 
 
@@ -265,14 +267,14 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Trials within an octave, or within more octaves until ``enough`` trials are found."""
+    """Trials within an octave, or within more octaves until ``enough`` trials are near."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
-    """Optuna's form of a dimension; numeric choices become ranks."""
+    """A dimension in Optuna's form, with ranks for numeric choices."""
     if dimension.integer:
         return IntDistribution(round(dimension.low), round(dimension.high), log=dimension.log)
     if not dimension.choices:

@@ -1,1 +1,1 @@
-"""Model of the time to the target."""
+"""The model of the time to the target."""

@@ -1,7 +1,7 @@
-"""Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
+"""The knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time to the target.
 
-Chooses the configuration whose next run should most lower the least mean of the tried configurations, for its price.
-The posterior is a mixture over laws, departures from laws, and seed noise. Each part is a Gaussian process around a law
+The next run is of the configuration that should most lower the least mean of tried configurations, per price. The
+posterior is a mixture over laws, departures from laws, and seed noise. Each part is a Gaussian process around a law
 with a free level.
 """
 
@@ -35,17 +35,17 @@ from bssearch.search.samplers.time_model.candidates import (
 )
 
 LAWS = 512
-BEYOND_OCTAVES = 2.0  # range of B_crit beyond the batch sizes
+BEYOND_OCTAVES = 2.0  # B_crit may be this many octaves beyond the batch sizes
 
-UNINFORMED = 0.2  # share of laws that ignore the gradient noise scale, because this scale is a rough estimate
+UNINFORMED = 0.2  # share of laws that ignore the gradient noise scale, because the scale is a rough estimate
 
-KNEE_OCTAVES = 2.0  # octaves above B_crit in which the best learning rate may still grow
+KNEE_OCTAVES = 2.0  # the best learning rate may grow up to this many octaves above B_crit
 
-# Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above
+# Steps are ∝ rate^−left far below the best learning rate, and ∝ rate^right far above
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 
-DEEPEST = 3.0  # largest cost of a learning rate, in nats; all trials so far behind miss the target
+DEEPEST = 3.0  # largest cost of a learning rate, in nats; trials farther behind miss the target
 
 LEVEL = 3.0  # prior deviation of the overall log time
 
@@ -53,7 +53,7 @@ LEVEL = 3.0  # prior deviation of the overall log time
 SIDE = 0.2
 SIDE_LENGTH = 0.7
 
-OWN = 0.05  # prior deviation of a configuration's own effect
+OWN = 0.05  # prior deviation of a configuration's individual effect
 
 # Length scales of departures in log2 batch size and log learning rate
 OCTAVES = 2.0
@@ -61,7 +61,7 @@ NATS = 1.2
 
 
 class LawPrior:
-    """Laws drawn around a default batch size and learning rate."""
+    """Random laws around a default batch size and learning rate."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LawPrior:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_width``: learning-rate range in nats; ``noise_scale``: noise near the target, in samples."""
+        """``log_rate_width``: the learning-rate range in nats. ``noise_scale``: in samples, near the target."""
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
         normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])
@@ -88,7 +88,7 @@ class LawPrior:
         self._default_size = default_size
 
     def log_steps(self, points: Points) -> Numbers:
-        """Log steps, up to a constant per law, shape (points, laws)."""
+        """Log steps (points, laws), up to a constant per law."""
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         size = sizes[:, None]
         shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
@@ -109,7 +109,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """Covariance common to all laws and the correlation of departures, both (points, points)."""
+    """The covariance of all laws and the correlation of departures, both (points, points)."""
     apart = _squares(np.log2(points.batch_sizes), OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
@@ -122,15 +122,15 @@ def _squares(values: Numbers, length: float) -> Numbers:
     return ((values[:, None] - values[None, :]) / length) ** 2
 
 
-SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # seed noises, each with its prior weight
+SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # pairs of seed noise and prior weight
 
 DEPARTURES = (0.15, 0.50)
 
-# Seed noise and departure before any trial
+# Seed noise and departure before the first trial
 PRIOR_NOISE = 0.15
 PRIOR_DEPARTURE = 0.25
 
-UNCERTAIN = 0.02  # extra variance of a mean that estimates a law's level
+UNCERTAIN = 0.02  # extra variance of a mean as the estimate of a law's level
 
 LEAST_WEIGHT = 0.01
 LEAST_LAW = 3e-4
@@ -138,7 +138,7 @@ LEAST_LAW = 3e-4
 
 @dataclass(frozen=True)
 class Posterior:
-    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points), seed noise."""
+    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points) and seed noise."""
 
     points: Indices
     mean: Numbers
@@ -150,15 +150,15 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """Position of a point in the arrays."""
+        """A point's position in the arrays."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
-        """Positions of points; unknown points are skipped."""
+        """Positions of the known points."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """Posterior after a run of one point whose result equals the point's mean."""
+        """The posterior after a run of a point with the mean as result."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -175,9 +175,9 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Part:
-    """Part of the mixture with one seed noise and departure.
+    """A part of the mixture, with the same seed noise and departure.
 
-    ``across``: covariance of all points with the data; ``root``: inverse Cholesky factor of the noisy data covariance;
+    ``across``: covariance of all points with the data. ``root``: inverse Cholesky factor of the noisy data covariance.
     ``solved``: inverse covariance × residuals of each law.
     """
 
@@ -190,13 +190,13 @@ class _Part:
 
 
 def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
-    """Prior, given the log times of points by each law (points, laws)."""
+    """The prior, given each law's log times of points (points, laws)."""
     adds, departs = covariances(points)
     return Posterior(indices, laws.mean(axis=1), np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
-    """Posterior given the predictions ``found``; ``indices`` must contain their points."""
+    """The posterior given the predictions ``found`` for points in ``indices``."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []
@@ -208,7 +208,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
 
 
 def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
-    # The average of a point's runs loses no information, because repeats differ by noise alone.
+    # the average of a point's runs has all information, because repeats differ by noise alone
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
@@ -239,7 +239,7 @@ def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_pri
 
 
 def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Numbers]:
-    # A bound counts only if the law falls short of the bound.
+    # a bound counts only if the law is below the bound
     bounds = data.only_bounds
     if not bounds.any():
         return off, inverse @ off
@@ -279,11 +279,11 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
     return Posterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
 
 
-SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to the step time of a smaller batch size
+SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to a smaller batch size's step time
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
-    """Step time, linearly interpolated if unknown."""
+    """Step seconds, linearly interpolated if unknown."""
     if batch_size in known or len(known) == 1:
         return known.get(batch_size) or next(iter(known.values()))
     sizes = sorted(known)
@@ -293,17 +293,17 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
     return max(known[low] + slope * (batch_size - low), SLOWEST_FALL * known[low])
 
 
-MOST_TRIED = 128  # limit of tried points that count: the best, and a sample of the rest
+MOST_TRIED = 128  # limit of counted points: the best, and a sample of the other tried points
 
-PROMISING = 3  # best points whose neighbours are candidates
+PROMISING = 3  # the neighbours of this many best points are candidates
 
-# Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time
+# The score is gain / price^`COST_POWER`, with a minimum price as a share of the incumbent's time
 COST_POWER = 0.5
 LEAST_COST = 0.35
 
-BEHIND = 0.1  # in nats; a trial so far behind the incumbent will probably be pruned
+BEHIND = 0.1  # in nats; pruners probably stop trials farther behind the incumbent
 
-NOT_AGAIN = 1e6  # penalty that exceeds any gain
+NOT_AGAIN = 1e6  # a penalty larger than any gain
 
 # Normal quadrature
 NODES = np.linspace(-4.0, 4.0, 25)
@@ -311,7 +311,7 @@ WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
 
 class KnowledgeGradient:
-    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first."""
+    """Chooses points of a space, starting with ``default``, the same for the same ``seed``."""
 
     def __init__(
         self,
@@ -339,10 +339,10 @@ class KnowledgeGradient:
         )
         self._known: tuple[object, Posterior, float] | None = None
         self.expected_improvement = math.inf
-        """Largest expected gain at the last ask, in nats; ∞ before a hit."""
+        """The largest expected gain at the last ask, in nats; infinite before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Point to run next; the default without runs. At a given ``batch_size``, the price does not count."""
+        """The point to run next; at a given ``batch_size``, prices do not count."""
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -353,12 +353,12 @@ class KnowledgeGradient:
             if batch_size is None
             else self._gains_at(batch_size, posterior, hits, running)
         )
-        if not hits.size:  # Repeat a miss only if no untried point is left.
+        if not hits.size:  # repeats a miss only if no untried point is left
             score[posterior.places(sorted({run.point for run in runs}))] -= NOT_AGAIN
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Point with the least mean among points that reached the target."""
+        """The point with the least mean among points that reached the target."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None
@@ -367,9 +367,9 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Batch sizes that may match the incumbent, ascending; before a hit, all.
+        """Batch sizes that may match the incumbent, in ascending order; before a hit, all batch sizes.
 
-        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
+        A mean less one standard deviation within `FLAT_RATIO` of the incumbent's mean may match.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
@@ -424,7 +424,7 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    # If trials use every core, two BLAS threads block each other for seconds.
+    # limits BLAS, because two BLAS threads block each other for seconds if trials use all cores
     return ThreadpoolController()
 
 
@@ -435,8 +435,9 @@ def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
 
 
 def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
-    # Expected drop, in nats, of the least mean among `tried` and each point. `behind` adds noise, because a run that
-    # will be pruned says less.
+    # The expected drop, in nats, of the least mean among `tried` and each point. `behind` adds noise, because a pruned
+    # run
+    # has less information.
     variance = np.diag(posterior.covariance)
     noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)
     moves = posterior.covariance[tried] / noise

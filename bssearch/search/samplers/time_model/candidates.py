@@ -1,4 +1,4 @@
-"""Candidate points: tried points, neighbours of the best, and a Latin hypercube over the space."""
+"""Candidate points: tried points, neighbours of the best points, and a Latin hypercube over the space."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-SPREAD = 220  # number of points of the Latin hypercube
+SPREAD = 220  # points of the Latin hypercube
 
-STEPS = (0.05, 0.2)  # from a point to its neighbours, as shares of a range
+STEPS = (0.05, 0.2)  # distances from a point to neighbours, as shares of a range
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ Coordinates = Mapping[str, ParameterValue]
 
 
 class SpaceCandidates:
-    """Indexed points of a search space; points from `among` keep their index until its next call."""
+    """Indexed points of a search space; indices from `among` expire at the next call."""
 
     def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
         self.batch_sizes = sorted(batch_sizes)
@@ -56,7 +56,7 @@ class SpaceCandidates:
         return self._chosen[index]
 
     def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Add a point for good; return its index."""
+        """Add a point and return a permanent index."""
         self._forget_made()
         index = self._add(batch_size, coordinates)
         self._kept = len(self._keys)
@@ -123,7 +123,7 @@ class SpaceCandidates:
 
 
 def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
-    """Columns of values in [0, 1]: ranks if numeric, else one-hot."""
+    """Columns of values in [0, 1], as ranks if numeric, else one-hot."""
     if all(is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
         return [[ordered.index(value) / last for value in values]]
@@ -176,38 +176,38 @@ def _ends(dimension: Dimension) -> tuple[float, float]:
 
 
 def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
-    """Latin hypercube, shape (count, dimensions)."""
+    """A Latin hypercube (count, dimensions)."""
     places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
     return (places + rng.random((count, dimensions))) / count
 
 
 def order_of(value: ParameterValue) -> tuple[str, object]:
-    """Sort key that groups values by type."""
+    """A sort key that groups values by type."""
     return ("", value) if is_number(value) else (type(value).__name__, str(value))
 
 
-WINNERS = 12  # number of fastest runs for comparisons
+WINNERS = 12  # compare with this many fastest runs
 
-LATE = 0.7  # predictions are averaged after this share of a trial's time
+LATE = 0.7  # predictions are averages from this share of a trial's time on
 
 FIRST_SHARE = 1e-3  # smallest resolved share of a winner's time
 
-WORST = 6.0  # a trial slower than the fastest winner by this factor gives only a bound
+WORST = 6.0  # trials slower than the fastest winner by this factor only give a bound
 
 BOUND_DEVIATION = 0.3
 
-# Prior of `Extrapolation.error`, and its weight in winners
+# The prior of `Extrapolation.error`, and the prior's weight in winners
 ERROR = 0.35
 ERROR_TRIALS = 4
 
 EARLY = 0.1  # running trials count from this share of the fastest winner's time
 
-AT_CHANCE = 0.05  # share of the way from the worst first metric to the target below which a trial is at chance
+AT_CHANCE = 0.05  # trials are at chance below this share of the way from the worst first metric to the target
 
 
 @dataclass(slots=True)
 class Run:
-    """A trial's point and learning curve; ``hit``: train seconds at the target."""
+    """A trial's point and learning curve; ``hit`` has the train seconds at the target."""
 
     point: int
     progress: Progress
@@ -218,10 +218,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
-    """Log predicted seconds to the target; arrays have shape (runs,).
+    """Log predicted seconds to the target (runs,).
 
-    ``variance`` excludes seed noise. ``error``: standard deviation in log seconds of a prediction at share F of the
-    time to the target, per log 1/F.
+    ``variance``: without seed noise. ``error``: a prediction's standard deviation in log seconds per log 1/F, at share
+    F of the time to the target.
     """
 
     points: NDArray[np.int64]
@@ -244,7 +244,7 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predicted seconds of informative runs, at most ``most_points``; None without a reference run."""
+    """Predict the seconds of at most ``most_points`` informative runs; None without a reference run."""
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [
         run

@@ -23,7 +23,7 @@ BATCH_SIZE = "batch_size"
 LEARNING_RATE = "learning_rate"
 NEEDED = frozenset({BATCH_SIZE, LEARNING_RATE})
 
-MOST_VALUES = 16  # longer integer ranges are continuous; longer batch-size ranges become doublings
+MOST_VALUES = 16  # longer integer ranges are continuous, and longer batch-size ranges are doublings
 
 LARGEST_SEED = 2**32 - 1
 
@@ -33,11 +33,11 @@ TELLING = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL, OptunaSta
 class TimeToTargetSampler(optuna.samplers.BaseSampler):
     """Minimises the seconds to a target over batch size, learning rate and other parameters.
 
-    Uses the model of bssearch's own search, with the learning curves of all trials.
+    The sampler uses the model of bssearch's search, with the learning curves of all trials.
 
     The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``. The objective reports the
-    metric with *train milliseconds* as the step, and returns the train seconds to the target. The objective prunes a
-    trial that misses::
+    metric with *train milliseconds* as the step, and returns the train seconds to the target. If a trial misses the
+    target, the objective prunes the trial::
 
         import math
 
@@ -47,7 +47,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         def objective(trial):
             batch_size = trial.suggest_int("batch_size", 8, 512, log=True)
             learning_rate = trial.suggest_float("learning_rate", 1e-3, 1.0, log=True)
-            steps = 300 * (1 + 64 / batch_size) * (1 + math.log(learning_rate / 0.1) ** 2)  # replaces a training
+            steps = 300 * (1 + 64 / batch_size) * (1 + math.log(learning_rate / 0.1) ** 2)  # instead of a training
             seconds = steps * (0.002 + 1e-5 * batch_size)
             for share in (0.0, 0.25, 0.5, 0.75, 1.0):
                 trial.report(0.97 * share, step=round(1000 * share * seconds))
@@ -57,15 +57,15 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         study.optimize(objective, n_trials=20)
 
-    The study minimises, so Optuna's pruners would stop the best trials if the metric is maximised. Failed trials, and
-    trials pruned before any report, count as misses of the target.
+    Optuna's pruners would stop the best trials of a metric to maximise, because the study minimises. Failed trials, and
+    trials pruned before a report, count as misses.
 
     Args:
-        default: First trial, and centre of the learning-rate prior. Missing parameters start mid-range.
-        step_seconds: Seconds of a training step by batch size. Default: learned from trials with a user attribute
-            ``steps``; until two batch sizes are known, half of a step at the middle size is fixed.
-        seconds_per_report_step: Unit of the report step, if not milliseconds.
-        seed: Without ``n_jobs``, the same seed and trials give the same suggestions.
+        default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
+        step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
+            step seconds; below two batch sizes, half of a step at the middle size is constant.
+        seconds_per_report_step: The unit of the report step, if not milliseconds.
+        seed: The same seed and trials give the same suggestions, unless with ``n_jobs``.
 
     Raises:
         ValueError: If an argument is out of bounds, or the objective does not suggest a parameter of ``default``.
@@ -104,9 +104,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Parameters of the newest finished trial, else of the newest running trial."""
+        """The parameters of the newest finished trial, else of the newest running trial."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
-            raise ValueError("TimeToTargetSampler minimises seconds: the study's direction must be minimize")
+            raise ValueError("TimeToTargetSampler minimises seconds; create the study with direction minimize")
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
         self._check_names(others)
         newest = max(others, key=lambda one: (one.state.is_finished(), one.number), default=None)
@@ -115,7 +115,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The model's suggestion; {} until the parameters are known."""
+        """The model's suggestion; {} while parameters are unknown."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
@@ -145,10 +145,10 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def _check_names(self, others: list[FrozenTrial]) -> None:
         first = next((one for one in others if one.number == 0 and one.state is OptunaState.COMPLETE), None)
         if first is None or any(self._default.get(name, value) != value for name, value in first.params.items()):
-            return  # the first trial was enqueued, or another sampler chose its values
+            return  # the first trial was enqueued, or from another sampler
         for name in self._default:
             if name not in first.params:
-                advice = nearest(name, first.params, f"it suggests {', '.join(first.params)}")
+                advice = nearest(name, first.params, f"choose from {', '.join(first.params)}")
                 raise ValueError(f"default has {name!r}, which the objective does not suggest; {advice}")
 
     def _others(self, study: optuna.Study, trial: FrozenTrial) -> list[FrozenTrial]:
@@ -177,7 +177,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
 def _check_default(default: Mapping[str, ParameterValue]) -> None:
     if missing := sorted(NEEDED - set(default)):
-        raise ValueError(f"default has no {' and no '.join(missing)}; it has {', '.join(default) or 'no parameters'}")
+        raise ValueError(
+            f"default has no {' and no '.join(missing)}; the given names are {', '.join(default) or 'empty'}"
+        )
     _check_whole(f"default: {BATCH_SIZE}", default[BATCH_SIZE], low=1)
     _check_number(f"default: {LEARNING_RATE}", default[LEARNING_RATE], above=0.0)
     for name, value in default.items():
@@ -250,7 +252,7 @@ def _batch_sizes(distribution: BaseDistribution) -> list[int]:
     ):
         return sorted({int(choice) for choice in distribution.choices if choice is not None})
     if not isinstance(distribution, IntDistribution) or distribution.low < 1:
-        raise ValueError(f"batch_size = {distribution} must be integers or categorical integers >= 1")
+        raise ValueError(f"batch_size = {distribution} must have integers or categorical integers >= 1")
     low, high, step = distribution.low, distribution.high, distribution.step
     if not distribution.log and (high - low) // step < MOST_VALUES:
         return list(range(low, high + 1, step))
@@ -262,14 +264,14 @@ def _least_rate(distribution: BaseDistribution) -> float:
     low = getattr(distribution, "low", None)
     rates: tuple[Any, ...] = distribution.choices if isinstance(distribution, CategoricalDistribution) else (low,)
     if not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
-        raise ValueError(f"learning_rate must be a positive number: {distribution}")
+        raise ValueError(f"learning_rate = {distribution} must have only positive numbers")
     return float(min(rates))
 
 
 def _dimension(name: str, distribution: BaseDistribution) -> Dimension:
     if isinstance(distribution, CategoricalDistribution):
         return Dimension(name, choices=tuple(distribution.choices))
-    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no others"
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has only these kinds"
     if isinstance(distribution, IntDistribution):
         values = range(distribution.low, distribution.high + 1, distribution.step)
         if len(values) <= MOST_VALUES:
@@ -286,7 +288,7 @@ def _middle(dimension: Dimension) -> ParameterValue:
 def _as_suggested(distribution: BaseDistribution, value: ParameterValue) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         return value
-    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no others"
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has only these kinds"
     number = float(value or 0.0)
     if distribution.step is not None and not distribution.log:
         number = distribution.low + round((number - distribution.low) / distribution.step) * distribution.step

@@ -1,4 +1,4 @@
-"""The sampler `auto`."""
+"""The sampler `auto`, with a model of the time to the target."""
 
 import math
 import statistics
@@ -14,10 +14,7 @@ from bssearch.spec import StudySpec
 
 
 class TimeModelSampler(Sampler):
-    """Chooses trials by `KnowledgeGradient`; cached state only saves time.
-
-    ``startup_trials`` only affects `tpe`, which replaces this sampler unless trials race.
-    """
+    """Chooses trials by `KnowledgeGradient`; ``startup_trials`` is for `tpe`, the substitute unless trials race."""
 
     models_time = True
 
@@ -51,7 +48,7 @@ class TimeModelSampler(Sampler):
         return [] if model is None else model.contenders(list(self._runs.values()))
 
     def incumbent(self, history: History) -> Choice | None:
-        """Successful configuration with the least expected time."""
+        """The configuration with a hit and the least expected time."""
         model = self._model(history)
         point = None if model is None else model.incumbent(list(self._runs.values()))
         if point is None:
@@ -87,7 +84,7 @@ class TimeModelSampler(Sampler):
         )
 
     def _has_late(self, new: Sequence[TrialRecord], sizes: list[int]) -> bool:
-        # Enqueued trials may run after trials with larger numbers.
+        # enqueued trials may run after trials with larger numbers
         last = max(self._runs, default=0)
         return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
 
@@ -113,7 +110,7 @@ def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
 
 
 def _noise_scale(history: History) -> float | None:
-    # Prefer the noise scale as Adam sees gradients, if measured.
+    # Adam's noise scale if measured, else the plain noise scale
     measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
     scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
     before = None if history.quick is None else history.quick.noise_scale
