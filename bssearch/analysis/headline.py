@@ -118,7 +118,7 @@ def how_sure(answer: Answer) -> str:
         return f"{text}; more runs, trials or step times would not settle the answer"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
-    return f"{text}, but the found values only with {_percent(printed)}"
+    return f"{text}, and the values found for it with {_percent(printed)}"
 
 
 def _percent(share: float) -> str:
@@ -301,7 +301,7 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     if not parts:
         return []
     among = " among the confirmed batch sizes," if confirmed else ""
-    message = f"batch {best.batch_size} has the best {noun}, but{among} {'; '.join(parts)}"
+    message = f"batch {best.batch_size} is best by {noun} only;{among} {'; '.join(parts)}"
     return [Notice(code="trade_off", message=message)]
 
 

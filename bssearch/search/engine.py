@@ -94,8 +94,8 @@ class Planner:
 
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
         ending = (
-            f"the expected improvement by another trial is {expected:.2%}, less than "
-            f"budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
+            f"a further trial is expected to improve the time to the target by {expected:.2%}, "
+            f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
         )
         last = self._retuned() or self._compared()
         return (None if last is None else replace(last, expected_improvement=expected)), ending

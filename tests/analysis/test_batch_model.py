@@ -478,7 +478,7 @@ def test_the_optimum_is_where_steps_times_seconds_are_least() -> None:
 def test_only_the_ladder_is_recommended() -> None:
     found = expected_optimum(critical_batch(CRITICAL_SIZES, 64.0), steps(), [4, 1024])
     assert found.step.batch_size == 1024 and found.interval[1] < 1024
-    with pytest.raises(ValueError, match="no step time is known for the batch sizes 5, 6"):
+    with pytest.raises(ValueError, match="the batch sizes 5, 6 have no step time"):
         expected_optimum(critical_batch(CRITICAL_SIZES, 64.0), steps(), [5, 6])
 
 
@@ -568,14 +568,14 @@ def test_trials_whose_batch_grows_are_left_out_and_counted() -> None:
     found = predict_for_device(study(), SPEC, [*runs(), *grown], times, "tiny")
     assert found.batch_schedule is None, "their steps are of more than one size"
     (notice,) = (one for one in found.warnings if one.code == "growing_batches_left_out")
-    assert notice.message == "3 trials left out: their batch grows"
+    assert notice.message == "left out 3 trials with growing batches"
     alone = predict_for_device(study(), SPEC, runs(), times, "tiny")
     assert found.batches == alone.batches
     assert notice not in alone.warnings
 
 
 def test_step_times_of_other_batch_sizes_alone_are_refused() -> None:
-    with pytest.raises(UsageError, match="no batch size of study 'toy' has a step time: the study ran 16, 32"):
+    with pytest.raises(UsageError, match="no batch size of study 'toy' has a step time: trials ran at 16, 32"):
         predict_for_device(study(), SPEC, runs(), {7: make_probe(7)}, "tiny")
 
 
@@ -592,7 +592,7 @@ def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second(
         predict_for_device(
             study(), SPEC, [make_trial(1, state=TrialState.EXHAUSTED, seconds=3.0)], {32: make_probe(32)}, "tiny"
         )
-    assert caught.value.hint == "`bssearch trial list toy` shows how they ended"
+    assert caught.value.hint == "`bssearch trial list toy` shows how the trials ended"
 
 
 def test_a_bound_moves_with_the_step_time_and_a_trial_that_runs_stays() -> None:

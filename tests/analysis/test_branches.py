@@ -84,7 +84,7 @@ def test_all_branches_see_the_same_samples_and_are_evaluated_at_the_same(
 
 def test_samples_below_one_step_of_twice_the_default_are_refused() -> None:
     assert plan_branches(8, 16, 6).batch_sizes == (8, 16)
-    with pytest.raises(UsageError, match=r"15 samples a branch must be >= 16"):
+    with pytest.raises(UsageError, match=r"samples = 15 per branch must be >= 16"):
         plan_branches(8, 15, 6)
     with pytest.raises(UsageError, match=r"2B = 16 must be <= 15"):
         plan_branches(8, 100, 6, largest=15)

@@ -70,17 +70,17 @@ def test_the_optimum_without_the_host_s_time_follows_from_the_batch_sizes_that_t
     assert min(own, key=own.__getitem__) == 32, "with the device's own time it is √(200·10) = 45"
     told = said(found)
     assert "at batch 64: the host-bound share is 81%" in told
-    assert "the optimum would be about batch 32 [" in told and NAMED in told
+    assert "the law's optimum would be about batch 32 [" in told and NAMED in told
 
 
 def test_where_the_optimum_stays_it_is_said() -> None:
-    assert "the optimum would still be batch 32" in said(answer([probe(size, host=1e-3) for size in SIZES]))
+    assert "the law's optimum would still be batch 32" in said(answer([probe(size, host=1e-3) for size in SIZES]))
 
 
 def test_no_more_is_taken_off_a_step_than_the_host_s_share_allows() -> None:
     """The line through the large batch sizes would have the smallest ones at next to nothing; their waits forbid it."""
     probes = [probe(size) if size > 64 else probe(size, host_bound_share=0.2) for size in SIZES]
-    assert "the optimum would still be batch 64" in said(answer(probes))
+    assert "the law's optimum would still be batch 64" in said(answer(probes))
 
 
 @pytest.mark.parametrize(

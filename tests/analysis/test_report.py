@@ -268,7 +268,7 @@ def test_a_loss_to_minimise_is_answered_the_right_way_round() -> None:
 
 def test_trials_that_measured_nothing_are_counted() -> None:
     trials = [make_trial(n, state=TrialState.OOM, best_metric=None) for n in range(3)]
-    with pytest.raises(TargetNotReachedError, match="measured anything: 3 oom"):
+    with pytest.raises(TargetNotReachedError, match="has a result: 3 oom"):
         answer(trials)
 
 

@@ -98,7 +98,7 @@ def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
     own = replace(TUNED, batch_size=16, micro_batch_size=16)
     one = of(audited(*runs_of(own, 1.0, 1.1, 0.9, start=10)), Rule.LINEAR_RATE, 16)
     assert one.verdict == "not_run"
-    assert "changes nothing" in one.reason
+    assert "makes no change" in one.reason
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_a_rule_is_not_about_is_not_run() -> None:
     )
     one = of(audited(*tuned, spec=other), Rule.LINEAR_RATE)
     assert one.verdict == "not_run" and "adamw" in one.reason
-    assert reasons[Rule.TIMESCALE] == "the rule is about AdamW; the optimum trains with sgd"
+    assert reasons[Rule.TIMESCALE] == "the rule is about AdamW, but the optimum trains with sgd"
     assert reasons[Rule.WARMUP] == "it is 4× the default's batch size, below 8×"
 
 
@@ -204,12 +204,12 @@ def test_an_audit_spent_its_own_runs_whatever_rule_gives_them_now(phase: Phase, 
 @pytest.mark.parametrize(
     ("memory", "train_samples", "batch_size", "verdict", "reason"),
     [
-        (UNKNOWN, None, None, "not_run", "no micro-batch size is known to fit"),
+        (UNKNOWN, None, None, "not_run", "no known micro-batch size fits"),
         (MemoryBoundary(fits=40), None, None, "not_run", "no micro-batch ran out of memory; 40 is the largest"),
         (MemoryBoundary(fits=1000, too_large=1100), None, None, "not_run", "80 % of memory is batch 800; the nearest"),
         (MemoryBoundary(fits=40, too_large=44), None, 32, "broke", "paired by 3 seeds; 80 % of the 40 samples"),
         (MemoryBoundary(fits=40), 40, 32, "broke", "paired by 3 seeds; 80 % of the 40 samples that fit is 32"),
-        (MemoryBoundary(fits=200, too_large=220), None, 128, "held", "it is the optimum"),
+        (MemoryBoundary(fits=200, too_large=220), None, 128, "held", "fit is 160, the optimum"),
     ],
 )
 def test_eighty_percent_of_memory(
@@ -423,7 +423,7 @@ def test_the_belief_in_layerwise_rates_holds_where_one_loses_without_and_breaks_
 
 def test_below_8192_samples_the_belief_is_undecided() -> None:
     one = layerwise((1.0, 1.2, 0.9), (0.5, 0.6, 0.45), 512, best="lamb")
-    assert one.verdict == "undecided" and "batch 512 is below 8,192" in one.reason
+    assert one.verdict == "undecided" and "from 8,192 on, not 512" in one.reason
     assert one.regret is not None and one.regret.value == pytest.approx(2.0, rel=0.01)
 
 
@@ -507,7 +507,7 @@ def test_accumulation_is_held_against_one_micro_batch_with_the_half_life_of_beta
 def test_without_accumulation_or_beta2_the_small_batch_is_not_run() -> None:
     for found, reason in (
         (small_batch(parameters={}), "is about Adam's betas"),
-        (small_batch(default=32), "is no batch size of the space"),
+        (small_batch(default=32), "space.batch_size lacks 16"),
         (of(judged([]), Rule.SMALL_BATCH), "accumulates"),
     ):
         assert found.verdict == "not_run" and reason in found.reason

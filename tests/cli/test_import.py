@@ -232,7 +232,7 @@ def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_
     unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "uncapped", "contended")
     assert [row[name] for name in unknown] == [None] * len(unknown)
     assert (row["steps"], row["steps_to_target"]) == (100, 100)
-    assert "imported without learning curves" in refused(tmp_path, "best", "--target", "0.5", code=2)
+    assert "have no learning curves" in refused(tmp_path, "best", "--target", "0.5", code=2)
     assert "runs: 6 imported runs" in bssearch("study", "show", cwd=tmp_path).stdout
     assert not any("trains with sgd" in rule["reason"] for rule in read(tmp_path, "study", "audit", "runs")["rules"])
 
@@ -295,7 +295,7 @@ def test_wrong_input_is_said_and_makes_no_database(
     refuse(tmp_path, "runs", "runs.csv", *arguments, said=said)
 
 
-END = "its learning rate lies at an end of those tried"
+END = "the learning rate is at an end of the tried rates"
 
 
 @pytest.mark.parametrize(

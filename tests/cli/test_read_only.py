@@ -273,12 +273,12 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
     first, second, *_ = told.stdout.splitlines()
     assert first.split() == ["Train", "with", "batch", "128", "(predicted).", "vision", "·", "accuracy", "≥", "0.9"]
     assert second.startswith("  0.451 s")
-    assert "predicted for H200 from steps measured on Tesla V100" in told.stdout
+    assert "a prediction for H200, where no trial ran, from the steps on Tesla V100" in told.stdout
 
 
 def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
     done = ran(folder, "best", "--step-times", "h200.csv", "--export", "python")
-    assert "'batch_size': 128," in done.stdout and "predicted for h200" in done.stderr
+    assert "'batch_size': 128," in done.stdout and "a prediction for h200" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
             "wrong.csv:2: step_seconds = '-1' must be a finite number of seconds > 0",
         ),
         ("vision", "batch_size\n32\n", 2, "step_seconds"),
-        ("vision", "batch_size,step_seconds\n7,0.001\n", 2, "ran 32, 64, 128; step times are for 7"),
+        ("vision", "batch_size,step_seconds\n7,0.001\n", 2, "ran at 32, 64, 128, step times are of 7"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, study: str, content: str, code: int, said: str) -> None:

@@ -162,7 +162,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folde
         (["sampler.name=optuna:TPESampler", "sampler.options.gama=2"], "did you mean 'gamma'?"),
         (["sampler.name=optuna:BruteForceSampler"], "cannot be loaded: ValueError"),
         (["sampler.name=optunahub:samplers/x"], "optunahub"),
-        (["sampler.name=grid"], "sampler = grid needs lists of values: learning_rate"),
+        (["sampler.name=grid"], "sampler = grid needs lists of values, but learning_rate"),
     ],
 )
 def test_a_wrong_name_or_option_is_refused_before_a_study_begins(folder: Path, changes: list[str], said: str) -> None:

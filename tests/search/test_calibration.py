@@ -492,7 +492,7 @@ def test_devices_that_agree_share_the_visits_after_the_first(store: Store) -> No
     [
         (Node(paces=(1.0, 1.0, 1.2)), ["a step on GPU-2 takes 1.2 times"]),
         (Node(paces=(1.0, 0.9, 1.0)), ["a step on GPU-1 takes 0.9 times"]),
-        (Node(together=1.3), ["steps on all devices take 1.3 times"]),
+        (Node(together=1.3), ["simultaneous steps take 1.3 times"]),
         (Node(contended=True), []),
         (Node(slots_apart=False), []),
         (LawExecutor(slots=3, slots_apart=True), []),
@@ -521,6 +521,6 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
 def test_one_device_times_all_sizes_if_the_other_times_none(store: Store) -> None:
     node = OneDeviceFails()
     assert measured(store, node) == [
-        "step times are measured on one device, because another device failed: the worker of slot 2 died"
+        "measuring step times on one device, because another device failed: the worker of slot 2 died"
     ]
     assert node.waves == []

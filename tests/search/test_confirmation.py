@@ -301,7 +301,7 @@ def test_confirmation_proposes_no_runs_that_could_not_settle_the_answer(cell: Ce
     assert remaining(made_up, made_up.of_phase(Phase.CONFIRM)) == []
     assert answer.provisional == said.startswith("not settled")
     if answer.provisional:
-        assert "more runs are not expected to help" in said
+        assert "more runs would hardly help" in said
         assert answer.would_settle in {"step_times", "tuning"}
         assert answer.runs_to_settle is None
     assert not [step for step in answer.next if "study confirm" in step.command]

@@ -472,7 +472,7 @@ def test_at_its_end_running_trials_finish_first() -> None:
     shift.raise_if_over()
     shift.end()
     shift.raise_if_over(running=[3])
-    with pytest.raises(InterruptedRunError, match="made room for other studies"):
+    with pytest.raises(InterruptedRunError, match="paused for other studies"):
         shift.raise_if_over()
     assert asked.count == 0
 

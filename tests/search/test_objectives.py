@@ -74,7 +74,7 @@ def test_cost_is_time_at_a_price(tmp_path: Path) -> None:
 
 def test_energy_takes_a_device_that_measures_it(tmp_path: Path) -> None:
     executor = LawExecutor()
-    with pytest.raises(LaunchError, match="Test CPU does not report its power"):
+    with pytest.raises(LaunchError, match="Test CPU reports no power"):
         run(tmp_path, "energy_to_target", executor)
     assert len(executor.requests) == 1, "the rest of the budget is not spent"
 

@@ -283,7 +283,7 @@ def test_a_driver_drops_a_trial_whose_lease_it_has_lost(
     assert {number: len(curve) for number, curve in curves.items() if number != LOST} == {
         trial.number: 5 for trial in trials if trial.number != LOST
     }
-    assert executor.stopped[LOST] == (TrialState.CANCELLED, "its lease was lost")
+    assert executor.stopped[LOST] == (TrialState.CANCELLED, "the driver lost the trial's lease")
     assert [trial.retry_of for trial in trials if trial.retry_of] == [LOST]
     assert sum(not trial.state.is_missing for trial in trials if trial.phase is Phase.SEARCH) == LEASED.budget.trials
 

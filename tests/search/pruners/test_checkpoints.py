@@ -315,7 +315,7 @@ def test_studies_are_kept_apart_and_one_is_cleared_alone(url: str, file: Path) -
     ("content", "said"),
     [
         (lambda whole: whole[:-1], "the file has 5242879 of 5242880 bytes"),
-        (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "the file is damaged: its SHA-256 differs"),
+        (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "the file is damaged"),
         (lambda whole: whole[:100], "not a checkpoint of bssearch"),
         (lambda whole: b"", "not a checkpoint of bssearch"),
         (lambda whole: CONTENT, "not a checkpoint of bssearch"),
@@ -331,14 +331,14 @@ def test_an_altered_checkpoint_is_refused_and_leaves_no_file(url: str, file: Pat
     path = f"{root}/{MARK}/trial-3.pt"
     files.pipe_file(path, content(files.cat_file(path)))  # type: ignore[operator]
     file.unlink()
-    with pytest.raises(CheckpointError, match="trial 3 cannot be downloaded: ") as raised:
+    with pytest.raises(CheckpointError, match="downloading trial 3 failed: ") as raised:
         store.get(3, file)
     assert said in raised.value.message
     assert not list(file.parent.iterdir())
 
 
 def test_a_missing_checkpoint_is_named(url: str, file: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"trial 3 cannot be downloaded: file not found: .*trial-3\.pt"):
+    with pytest.raises(CheckpointError, match=r"downloading trial 3 failed: file not found: .*trial-3\.pt"):
         CheckpointStore(url, MARK).get(3, file)
 
 
@@ -387,7 +387,7 @@ def test_a_silent_store_is_given_up_and_leaves_no_file_when_it_wakes(
         slow_store.put(3, file)
     there = tmp_path / "there"
     there.mkdir()
-    with pytest.raises(SilentStoreError, match=r"trial 4 cannot be downloaded: no progress for 0\.5 s"):
+    with pytest.raises(SilentStoreError, match=r"downloading trial 4 failed: no progress for 0\.5 s"):
         slow_store.get(4, there / "trial-4.pt")
     trouble.goes_on.set()
     wait_for(lambda: not list(there.iterdir()))

@@ -185,7 +185,7 @@ def test_a_grid_is_tried_whole_once_and_then_says_so(study: MadeUpStudy) -> None
     assert len({configuration.key for configuration in tried}) == 18
     assert {one.batch_size for one in tried[:8]} == {8, 16, 64}, "in no order"
     assert study.choose() is None
-    assert ending(study) == "all 18 combinations of the grid have been tried"
+    assert ending(study) == "trials ran all 18 combinations of the grid"
     assert study.restarted().choose() is None
 
 
@@ -215,7 +215,7 @@ def test_combinations_that_do_not_fit_are_excluded_until_they_do(study: MadeUpSt
     for _ in range(12):
         assert study.step().configuration.batch_size != 64
     assert study.choose() is None
-    assert ending(study) == "all 12 combinations of the grid at batch sizes that fit have been tried"
+    assert ending(study) == "trials ran all 12 combinations of the grid at batch sizes that fit"
     study.history.probes = probes
     assert not_none(study.choose()).configuration.batch_size == 64
     assert ending(study) is None
@@ -231,12 +231,12 @@ def test_unused_parameters_do_not_distinguish_combinations() -> None:
     while (choice := study.choose()) is not None:
         study.run(choice)
     assert len(study.trials) == 6, "AdamW once, SGD with either momentum, at two batch sizes"
-    assert ending(study) == "all 6 combinations of the grid have been tried"
+    assert ending(study) == "trials ran all 6 combinations of the grid"
 
 
 def test_a_space_with_a_range_or_too_many_combinations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="learning_rate, dropout is given as a range"):
         make_sampler(study_spec("grid"))
     monkeypatch.setattr("bssearch.search.samplers.base.MOST_CELLS", 5)
-    with pytest.raises(UsageError, match="6 combinations at each batch size; the limit is 5"):
+    with pytest.raises(UsageError, match="6 combinations at each batch size, more than 5"):
         grid()
