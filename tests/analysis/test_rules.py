@@ -164,7 +164,7 @@ def test_what_a_rule_is_not_about_is_not_run() -> None:
     one = of(audited(*tuned, spec=other), Rule.LINEAR_RATE)
     assert one.verdict == "not_run" and "adamw" in one.reason
     assert reasons[Rule.TIMESCALE] == "the rule is about AdamW, but the optimum trains with sgd"
-    assert reasons[Rule.WARMUP] == "it is 4× the default's batch size, below 8×"
+    assert reasons[Rule.WARMUP] == "batch 128 is 4× the default's, below 8×"
 
 
 def test_adamw_keeps_its_timescale() -> None:
@@ -508,7 +508,7 @@ def test_without_accumulation_or_beta2_the_small_batch_is_not_run() -> None:
     for found, reason in (
         (small_batch(parameters={}), "is about Adam's betas"),
         (small_batch(default=32), "space.batch_size lacks 16"),
-        (of(judged([]), Rule.SMALL_BATCH), "accumulates"),
+        (of(judged([]), Rule.SMALL_BATCH), "with accumulation"),
     ):
         assert found.verdict == "not_run" and reason in found.reason
 

@@ -156,7 +156,7 @@ def test_if_the_critical_batch_grows_the_answer_recommends_growth_and_its_gain(s
     first, *later = grown.stages
     assert first.start_samples == 0 and all(one.start_samples > 0 for one in later)
     assert sum(one.seconds for one in grown.stages) == pytest.approx(grown.time_to_target, rel=0.02)
-    assert "A growing batch saves time: it takes" in _told(found)
+    assert "A growing batch saves time: the schedule takes" in _told(found)
 
 
 def test_the_answer_about_batches_that_stay_is_the_same_without_schedules(tmp_path: Path, store: Store) -> None:

@@ -228,7 +228,7 @@ def test_a_batch_size_refused_by_the_users_code_is_excluded_and_reported(workloa
     told: list[str] = []
     executor = LawExecutor(refuses=frozenset({8}))
     measure_step_times(spec, store, executor, HERE, lambda: None, trials=[], tell=told.append)
-    assert len(told) == 1 and "batch size 8 is left out" in told[0] and "no batch of 8" in told[0]
+    assert len(told) == 1 and "left out batch size 8" in told[0] and "no batch of 8" in told[0]
     probes = store.probes.by_batch_size("toy", HERE)
     assert History(spec, (), probes).feasible == (16, 32) and History(spec, (), probes).untimed == ()
     assert store.probes.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "this is no evidence about memory"
@@ -428,7 +428,7 @@ def test_a_cap_that_the_probe_has_shown_not_to_fit_is_refused_before_the_study_b
     executor = LawExecutor(fits_up_to=40)
     with opened(spec, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor)) as study:
         probe_memory(study)
-    with pytest.raises(LaunchError, match=r"max_micro_batch_size = 64 .*: 42 ran .* size that fits is 40 \(peak"):
+    with pytest.raises(LaunchError, match=r"max_micro_batch_size = 64 .*: 42 ran .* fitting size is 40 \(peak"):
         run(tmp_path, executor, spec)
     assert executor.requests == []
 

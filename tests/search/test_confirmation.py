@@ -381,11 +381,11 @@ def test_a_spent_budget_names_the_open_question(begun: Path) -> None:
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
-    assert notes[-1].startswith("not settled after max_runs = 4 a batch: ")
+    assert notes[-1].startswith("not settled after confirm.max_runs = 4 per batch size: ")
     assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
     count = len(confirmation(begun))
     _, notes = go_on(begun, noisy_law(), max_runs=9, train_seconds=1.0)
-    assert notes[-1].startswith("not settled after train_seconds = 1: ")
+    assert notes[-1].startswith("not settled after confirm.train_seconds = 1: ")
     assert len(confirmation(begun)) == count
 
 
@@ -485,7 +485,7 @@ def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
     answer = run_study(spec, Launch(db=url_in(tmp_path), listener=ear, make_executor=lambda *_: LawExecutor()))
     told = [note for note in ear.notes if note.startswith("the default configuration (batch 32) missed")]
     assert len(told) == 4, "its search trial and its three confirmation runs"
-    assert "in trial 1," in told[0]
+    assert "in trial 1 with" in told[0]
     assert ["--suggest-target" in note for note in told] == [True, False, False, False], "until a trial reaches it"
     assert "default_missed" in {notice.code for notice in answer.warnings}
 

@@ -309,7 +309,7 @@ def test_a_default_that_overran_its_limit_says_why(tmp_path: Path) -> None:
         with pytest.raises(TargetNotReachedError):
             run_study(make_spec(**SHORT | {"budget": {"trials": 5, "trial_train_seconds": 0.2}}), launch)
         missed = next(one for one in ear.notes if "missed accuracy" in one)
-        assert "limit 0.2" in missed and ("ended late" in missed) is is_explained
+        assert "limit 0.2" in missed and ("next step or report" in missed) is is_explained
 
 
 def test_a_trial_taken_over_by_another_driver_is_left_to_it(tmp_path: Path) -> None:

@@ -93,9 +93,7 @@ class Grid(Sampler):
         dimensions = spec.space.dimensions()
         # the learning rate's coordinate has the prefix "reference_"
         ranges = [one.name.removeprefix("reference_") for one in dimensions if not one.choices]
-        require(
-            not ranges, f"sampler = grid needs lists of values, but {', '.join(ranges)} is a range; list the values"
-        )
+        require(not ranges, f"sampler = grid needs lists of values instead of ranges: {', '.join(ranges)}")
         each = math.prod(len(one.choices) for one in dimensions)
         require(
             each <= MOST_CELLS,

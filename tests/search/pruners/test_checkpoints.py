@@ -348,7 +348,7 @@ def test_a_full_store_keeps_no_part_of_a_file(tmp_path: Path, file: Path, troubl
     store = CheckpointStore(url, MARK)
     store.put(3, file)
     trouble.is_full = True
-    with pytest.raises(CheckpointError, match="trial 3 cannot be stored: No space left on device"):
+    with pytest.raises(CheckpointError, match="storing trial 3 failed: No space left on device"):
         store.put(3, file)
     assert store.look().bytes == 0, "nor of the earlier one, which the trial has left behind"
 
@@ -364,7 +364,7 @@ def test_an_unreachable_store_is_named_by_every_operation(tmp_path: Path, file: 
 
 def test_a_missing_folder_is_not_made_because_its_mount_may_be_missing(tmp_path: Path) -> None:
     store = CheckpointStore(f"file://{tmp_path / 'mount'}", MARK)
-    with pytest.raises(CheckpointError, match="cannot be written: file not found: "):
+    with pytest.raises(CheckpointError, match="writing failed: file not found: "):
         store.try_out()
     assert not list(tmp_path.iterdir())
 
@@ -383,7 +383,7 @@ def test_a_silent_store_is_given_up_and_leaves_no_file_when_it_wakes(
 ) -> None:
     slow_store.put(4, file)
     trouble.holds = "rw"
-    with pytest.raises(SilentStoreError, match=r"trial 3 cannot be stored: no progress for 0\.5 s"):
+    with pytest.raises(SilentStoreError, match=r"storing trial 3 failed: no progress for 0\.5 s"):
         slow_store.put(3, file)
     there = tmp_path / "there"
     there.mkdir()

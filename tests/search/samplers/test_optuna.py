@@ -260,7 +260,7 @@ def test_a_sampler_that_would_stop_optuna_s_loop_goes_on_choosing(hub: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("package", "said"), [("samplers/none", "cannot be loaded: KeyError"), ("pruners/some", "must have one sampler")]
+    ("package", "said"), [("samplers/none", "failed to load: KeyError"), ("pruners/some", "must have one sampler")]
 )
 def test_a_package_of_optunahub_that_is_missing_or_has_no_sampler_is_named(
     hub: dict[str, types.ModuleType], package: str, said: str

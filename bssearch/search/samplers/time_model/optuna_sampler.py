@@ -252,7 +252,7 @@ def _batch_sizes(distribution: BaseDistribution) -> list[int]:
     ):
         return sorted({int(choice) for choice in distribution.choices if choice is not None})
     if not isinstance(distribution, IntDistribution) or distribution.low < 1:
-        raise ValueError(f"batch_size = {distribution} must have integers or categorical integers >= 1")
+        raise ValueError(f"batch_size = {distribution} must be integers or categorical integers >= 1")
     low, high, step = distribution.low, distribution.high, distribution.step
     if not distribution.log and (high - low) // step < MOST_VALUES:
         return list(range(low, high + 1, step))
