@@ -7,7 +7,7 @@ from alembic import context
 import bssearch.storage.queue
 import bssearch.storage.repository  # noqa: F401 - each has a table
 from bssearch.storage.migrate import VERSION_TABLE, is_ours
-from bssearch.storage.models import Base
+from bssearch.storage.models import METADATA
 
 connection = context.config.attributes.get("connection")
 if connection is None:
@@ -15,7 +15,7 @@ if connection is None:
 
 context.configure(
     connection=connection,
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     version_table=VERSION_TABLE,
     include_name=is_ours,
     render_as_batch=connection.dialect.name == "sqlite",

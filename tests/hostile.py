@@ -33,7 +33,7 @@ from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.reader import parse_value
 from bssearch.spec.templates import load_templates
-from bssearch.storage.models import Base
+from bssearch.storage.models import METADATA
 from bssearch.storage.repository import Store, open_store
 from tests.exchange.importers.test_curves import lightning, lines, mlflow, ray, semicolons, trainer, wandb
 from tests.factories import make_request, make_spec
@@ -250,7 +250,7 @@ class StoredRows:
 
     def attempt(self, rng: random.Random, folder: Path) -> None:
         """Change one value, in one row or all rows, and read the study in every way."""
-        columns = [(table.name, column.name) for table in Base.metadata.sorted_tables for column in table.columns]
+        columns = [(table.name, column.name) for table in METADATA.sorted_tables for column in table.columns]
         place, value = rng.choice(columns), rng.choice(VALUES)
         is_large = "0000" in value  # in all rows of a curve, the value would fill the disk
         self.try_one(folder, *place, value, one_row=is_large or rng.random() < 0.5)
@@ -285,10 +285,10 @@ class ServerRows:
 
     def attempt(self, rng: random.Random, folder: Path) -> None:
         """Change one value, in one row or all rows, and run the commands that read it."""
-        table = rng.choice([one for one in Base.metadata.sorted_tables if one.name in FILLED])
+        table = rng.choice([one for one in METADATA.sorted_tables if one.name in FILLED])
         column, value = rng.choice([column.name for column in table.columns]), rng.choice(SERVER_VALUES)
         if rng.random() < 0.03:
-            table, column, value = Base.metadata.tables["bss_trial"], "retry_of", "number"
+            table, column, value = METADATA.tables["bss_trial"], "retry_of", "number"
         self.try_one(folder, table.name, column, value, one_row=rng.random() < 0.5)
 
     def try_one(self, folder: Path, table: str, column: str, value: str, *, one_row: bool) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from bssearch.errors import BSSearchError
 from bssearch.search.finding import compute_answer
 from bssearch.storage.integrity import first_fault
-from bssearch.storage.models import Base
+from bssearch.storage.models import METADATA
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.study_copy import Kind, read_study
 from tests.hostile import TOKENS, VALUES, mutated, put
@@ -185,7 +185,7 @@ class Transfers:
         for left in self.folder.glob("source.db*"):
             left.unlink()
         shutil.copy(self.last, source)
-        table = rng.choice(Base.metadata.sorted_tables)
+        table = rng.choice(METADATA.sorted_tables)
         column = rng.choice(list(table.columns)).name
         one_row = rng.random() < 0.5
         put(source, table.name, column, rng.choice(VALUES), one_row=one_row)

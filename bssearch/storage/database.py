@@ -28,7 +28,7 @@ from bssearch.storage.connection.engine import (
     translated,
     writing,
 )
-from bssearch.storage.models import EnvironmentRow, StudyRow, to_columns
+from bssearch.storage.models import ENVIRONMENT_ROWS, STUDY_ROWS, to_columns
 from bssearch.storage.statements import insert_if_absent, no_study
 
 # Longer than the restart or replacement of a server takes.
@@ -128,7 +128,7 @@ LONGEST_TURN_SECONDS = 10.0
 SPREAD_SECONDS = 0.1
 
 
-_STUDY_ID = select(StudyRow.id).where(StudyRow.name == bindparam("name"))
+_STUDY_ID = select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == bindparam("name"))
 
 
 def limit_silence(connection: Connection) -> None:
@@ -204,7 +204,7 @@ class Database:
 
     def _all_studies(self) -> dict[str, int]:
         with self.reading() as connection:
-            return {name: study_id for name, study_id in connection.execute(select(StudyRow.name, StudyRow.id))}
+            return {name: study_id for name, study_id in connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id))}
 
     def close(self) -> None:
         """Close all connections and stop retrying."""
@@ -292,7 +292,7 @@ class Database:
                 if study_id is None:
                     study_id = self.lock_study(connection, name)
                 else:
-                    connection.execute(_locked(connection, select(StudyRow.id).where(StudyRow.id == study_id)))
+                    connection.execute(_locked(connection, select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.id == study_id)))
                 return work(connection, study_id)
 
         return self.patience.run(once)
@@ -318,8 +318,10 @@ class Database:
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
-        inserted = insert_if_absent(connection, EnvironmentRow, {"digest": digest, **to_columns(environment)})
-        found = connection.execute(select(EnvironmentRow.id).where(EnvironmentRow.digest == digest)).scalar_one()
+        inserted = insert_if_absent(connection, ENVIRONMENT_ROWS, {"digest": digest, **to_columns(environment)})
+        found = connection.execute(
+            select(ENVIRONMENT_ROWS.c.id).where(ENVIRONMENT_ROWS.c.digest == digest)
+        ).scalar_one()
         if not inserted:
             # Cache only committed ids: this transaction may roll back.
             self._environment_ids[environment] = found

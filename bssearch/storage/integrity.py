@@ -33,15 +33,15 @@ from sqlalchemy.types import NullType, TypeEngine
 
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
-    BranchRow,
-    EnvironmentRow,
-    FindingRow,
-    ObservationRow,
-    ProbeRow,
-    SpecRow,
-    StudyRow,
-    TrialRow,
-    VisitRow,
+    BRANCH_ROWS,
+    ENVIRONMENT_ROWS,
+    FINDING_ROWS,
+    OBSERVATION_ROWS,
+    PROBE_ROWS,
+    SPEC_ROWS,
+    STUDY_ROWS,
+    TRIAL_ROWS,
+    VISIT_ROWS,
     json_fault,
 )
 
@@ -93,23 +93,23 @@ def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
 
 
 def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], ColumnElement[bool]]]:
-    trial = TrialRow.__table__
-    yield StudyRow.__table__, "study", StudyRow.__table__.c.name, StudyRow.id == study_id
-    environments = select(TrialRow.environment_id).where(TrialRow.study_id == study_id)
-    environment = EnvironmentRow.__table__
-    yield environment, "environment", environment.c.id, EnvironmentRow.id.in_(environments)
-    yield trial, "trial", trial.c.number, TrialRow.study_id == study_id
-    observation = ObservationRow.__table__
+    trial = TRIAL_ROWS
+    yield STUDY_ROWS, "study", STUDY_ROWS.c.name, STUDY_ROWS.c.id == study_id
+    environments = select(TRIAL_ROWS.c.environment_id).where(TRIAL_ROWS.c.study_id == study_id)
+    environment = ENVIRONMENT_ROWS
+    yield environment, "environment", environment.c.id, ENVIRONMENT_ROWS.c.id.in_(environments)
+    yield trial, "trial", trial.c.number, TRIAL_ROWS.c.study_id == study_id
+    observation = OBSERVATION_ROWS
     number = select(trial.c.number).where(trial.c.id == observation.c.trial_id).scalar_subquery()
-    trials = select(TrialRow.id).where(TrialRow.study_id == study_id)
-    yield observation, "an evaluation of trial", number, ObservationRow.trial_id.in_(trials)
-    spec = SpecRow.__table__
-    yield spec, "the spec", spec.c.digest, SpecRow.study_id == study_id
-    for row, words in ((ProbeRow, "a probe"), (VisitRow, "a visit"), (BranchRow, "a branch")):
+    trials = select(TRIAL_ROWS.c.id).where(TRIAL_ROWS.c.study_id == study_id)
+    yield observation, "an evaluation of trial", number, OBSERVATION_ROWS.c.trial_id.in_(trials)
+    spec = SPEC_ROWS
+    yield spec, "the spec", spec.c.digest, SPEC_ROWS.c.study_id == study_id
+    for row, words in ((PROBE_ROWS, "a probe"), (VISIT_ROWS, "a visit"), (BRANCH_ROWS, "a branch")):
         yield row.__table__, f"{words} of batch size", row.__table__.c.batch_size, row.study_id == study_id
-    finding = FindingRow.__table__
+    finding = FINDING_ROWS
     found_at = type_coerce(finding.c.found_at, NullType())  # the stored value may not be a time
-    yield finding, "the answer of", found_at, FindingRow.study_id == study_id
+    yield finding, "the answer of", found_at, FINDING_ROWS.c.study_id == study_id
 
 
 def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:

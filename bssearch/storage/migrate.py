@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import URL, Connection, Engine, inspect, text
+from sqlalchemy import URL, Connection, Engine, Table, inspect, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
@@ -29,7 +29,7 @@ from bssearch.storage.connection.engine import (
     sqlite_file,
     writing,
 )
-from bssearch.storage.models import Base, StudyRow, TrialRow
+from bssearch.storage.models import METADATA, STUDY_ROWS, TRIAL_ROWS
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -81,8 +81,8 @@ class Roles:
         return self.reader, self.writer, self.owner
 
 
-def _update(row: type[Base], *, but: frozenset[str]) -> str:
-    return f"UPDATE ({', '.join(column.name for column in row.__table__.columns if column.name not in but)})"
+def _update(rows: Table, *, but: frozenset[str]) -> str:
+    return f"UPDATE ({', '.join(column.name for column in rows.columns if column.name not in but)})"
 
 
 _QUESTION = {"spec_hash", "objective", "target_metric", "target_value", "target_goal"}
@@ -92,9 +92,9 @@ _MAKER = {"created_by", "created_at", "login"}
 WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_environment": ("INSERT",),
     # A trigger checks who may rename, archive or delete a study.
-    "bss_study": ("INSERT", _update(StudyRow, but=frozenset({"id"} | _QUESTION | _MAKER)), "DELETE"),
+    "bss_study": ("INSERT", _update(STUDY_ROWS, but=frozenset({"id"} | _QUESTION | _MAKER)), "DELETE"),
     # Trials are deleted only with their study.
-    "bss_trial": ("INSERT", _update(TrialRow, but=frozenset({"id", "study_id", "number"}))),
+    "bss_trial": ("INSERT", _update(TRIAL_ROWS, but=frozenset({"id", "study_id", "number"}))),
     "bss_observation": ("INSERT",),
     "bss_probe": ("INSERT", "DELETE"),  # a new measurement replaces an earlier measurement
     "bss_visit": ("INSERT",),
@@ -556,7 +556,7 @@ def script(roles: Roles | None) -> str:
 def _tables() -> list[str]:
     import bssearch.storage.repository  # noqa: F401 - so that every table is known
 
-    tables = Base.metadata.sorted_tables
+    tables = METADATA.sorted_tables
     indexes = [index for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
     return [
         f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} "

@@ -14,12 +14,14 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache, partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     CheckConstraint,
+    Column,
     ColumnElement,
     Connection,
     DateTime,
@@ -42,8 +44,9 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, mapped_column
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 from bssearch.records import (
     BranchMeasurement,
@@ -249,7 +252,7 @@ def not_negative(*columns: str) -> list[CheckConstraint]:
     return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
 
 
-def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) -> ColumnElement[bool]:
+def are_finite(*columns: ColumnElement[float]) -> ColumnElement[bool]:
     """Condition that columns are finite, as other programs may store infinities or NaN."""
     return and_(*(column <= LARGEST for column in columns))
 
@@ -383,13 +386,6 @@ class ProbeKind(StrEnum):
     NOISE_SCALE = "noise_scale"
 
 
-Id = Annotated[int, mapped_column(Integer, primary_key=True)]
-StudyId = Annotated[int, mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"))]
-EnvironmentId = Annotated[
-    int, mapped_column(Integer, ForeignKey("bss_environment.id", ondelete="RESTRICT"), index=True)
-]
-
-
 _ENUMS: Mapping[type[StrEnum], str] = {
     Goal: "target_goal",
     TrialState: "state",
@@ -399,264 +395,216 @@ _ENUMS: Mapping[type[StrEnum], str] = {
     ProbeKind: "kind",
 }
 
+METADATA = MetaData(naming_convention=NAMING_CONVENTION)
 
-class Base(DeclarativeBase):
-    """Base of all tables, with a column for each field of the records that a table ``holds``."""
-
-    __table__: ClassVar[Table]
-    metadata = MetaData(naming_convention=NAMING_CONVENTION)
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this map from the class
-        int: BigInteger,
-        float: FiniteFloat,
-        str: StorableText,
-        datetime: UtcDateTime,
-        tuple[str, ...]: Sentences,
-        Mapping[str, object]: StoredObject(),
-        Mapping[str, ParameterValue]: StoredObject(of_scalars=True),
-        Mapping[str, float]: StoredObject(of_scalars=True),
-        **{kind: enum(kind, name) for kind, name in _ENUMS.items()},
-    }
-
-    def __init_subclass__(cls, *, holds: Sequence[type] = (), **options: Any) -> None:
-        for record in holds:
-            for name, kind in column_types(record).items():
-                cls.__annotations__.setdefault(name, Mapped[kind])  # type: ignore[valid-type]
-        super().__init_subclass__(**options)
+# SQL types of the Python types that records' fields have.
+_SQL_TYPES: Mapping[Any, TypeEngine[Any]] = {
+    int: BigInteger(),
+    float: FiniteFloat(),
+    str: StorableText(),
+    bool: Boolean(),
+    datetime: UtcDateTime(),
+    tuple[str, ...]: Sentences(),
+    Mapping[str, object]: StoredObject(),
+    Mapping[str, ParameterValue]: StoredObject(of_scalars=True),
+    Mapping[str, float]: StoredObject(of_scalars=True),
+    **{kind: enum(kind, name) for kind, name in _ENUMS.items()},
+}
 
 
-class EnvironmentRow(Base, holds=(Environment,)):
-    """Environments; ``digest`` hashes the whole record."""
-
-    __tablename__ = "bss_environment"
-    __table_args__ = (UniqueConstraint("digest"),)
-
-    id: Mapped[Id]
-    digest: Mapped[str]
-    device_name: Mapped[str]
-    device_memory_bytes: Mapped[int | None]
-    precision: Mapped[str]
-    compile_mode: Mapped[str]
-    torch_version: Mapped[str]
-    libraries: Mapped[tuple[str, ...]] = mapped_column(server_default="")
+def column(name: str, kind: Any, *further: SchemaItem, **options: Any) -> Column[Any]:
+    """Column for values of a Python type; ``X | None`` is nullable."""
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    [own] = {*kinds} - {types.NoneType}
+    return Column(name, _SQL_TYPES.get(own, own), *further, nullable=types.NoneType in kinds, **options)
 
 
-class StudyRow(Base, holds=(NewStudy,)):
-    """Studies.
-
-    ``revision`` counts changes; ``rewritten_at_revision`` is the last revision that deleted or rewrote rows. The last
-    revision that stored a probe is ``probed_at_revision``. On PostgreSQL, only the login ``login``
-    and owners may rename, archive or delete the study.
-    """
-
-    __tablename__ = "bss_study"
-    __table_args__ = (
-        UniqueConstraint("name"),
-        CheckConstraint("name <> ''", name="name_not_empty"),
-        CheckConstraint("length(objective) >= 1 AND length(objective) <= 64", name="objective_length"),
-    )
-
-    id: Mapped[Id]
-    name: Mapped[str]
-    spec: Mapped[Mapping[str, object]]
-    spec_hash: Mapped[str]
-    created_by: Mapped[str]
-    created_at: Mapped[datetime]
-    archived_at: Mapped[datetime | None]
-    environment_id: Mapped[EnvironmentId | None]
-    revision: Mapped[int] = mapped_column(server_default=text("0"))
-    rewritten_at_revision: Mapped[int] = mapped_column(server_default=text("0"))
-    probed_at_revision: Mapped[int] = mapped_column(server_default=text("0"))
-    login: Mapped[str | None]
+def table(name: str, *parts: SchemaItem, holds: Sequence[type] = (), without: str | None = None) -> Table:
+    """Table of ``parts``, and of a column for each other field of the records that it ``holds``."""
+    own = {part.name: part for part in parts if isinstance(part, Column)}
+    kinds = {field: kind for record in holds for field, kind in column_types(record, without=without).items()}
+    further = (column(field, kind) for field, kind in kinds.items() if field not in own)
+    return Table(name, METADATA, *own.values(), *further, *(part for part in parts if not isinstance(part, Column)))
 
 
-class TrialRow(Base, holds=(TrialRecord,)):
-    """Trials: configuration, lease while running, outcome (zeros before the end).
-
-    ``plan_id`` is the last plan that started or queued the trial; ``revision`` is the study's at that change.
-    """
-
-    __tablename__ = "bss_trial"
-    __table_args__ = (
-        UniqueConstraint("study_id", "number"),
-        UniqueConstraint("plan_id"),
-        ForeignKeyConstraint(
-            ["study_id", "retry_of"],
-            ["bss_trial.study_id", "bss_trial.number"],
-            name="fk_bss_trial_retry_of",
-            ondelete="CASCADE",
-        ),
-        Index(None, "study_id", "state"),
-        Index(None, "study_id", "retry_of"),
-        Index(None, "study_id", "revision"),
-        CheckConstraint(f"(ended_at IS NULL) = ({UNFINISHED})", name="ended_at_when_finished"),
-        CheckConstraint("time_to_target_s IS NULL OR state = 'reached'", name="time_to_target_s_when_reached"),
-        CheckConstraint(
-            "state <> 'running' OR (lease_owner IS NOT NULL AND lease_expires_at IS NOT NULL)",
-            name="lease_when_running",
-        ),
-        CheckConstraint("state = 'queued' OR environment_id IS NOT NULL", name="environment_when_started"),
-        CheckConstraint("retry_of < number", name="retry_of_earlier"),
-        *positive("number", "batch_size", "micro_batch_size", "accumulation_steps", "world_size"),
-        *positive("learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
-        *not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
-        *not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
-        *not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
-        *not_negative(
-            "skipped_steps", "energy_joules", "mean_power_watts", "noise_passes", "noise_seconds", "data_seconds"
-        ),
-        *below_one("dropout", "label_smoothing"),
-        *at_most_one("host_bound_share"),
-    )
-
-    id: Mapped[Id]
-    study_id: Mapped[StudyId]
-    environment_id: Mapped[EnvironmentId | None]
-    number: Mapped[int]
-    revision: Mapped[int] = mapped_column(server_default=text("0"))
-    state: Mapped[TrialState]
-    phase: Mapped[Phase]
-    micro_batch_size: Mapped[int]
-    parameters: Mapped[Mapping[str, ParameterValue]]
-    lease_owner: Mapped[str | None]
-    lease_expires_at: Mapped[datetime | None]
-    created_at: Mapped[datetime]
-    ended_at: Mapped[datetime | None]
-    plan_id: Mapped[str | None]
-    spec_digest: Mapped[str | None]
-    warnings: Mapped[tuple[str, ...]] = mapped_column(server_default="")
+def _id() -> Column[int]:
+    return Column("id", Integer, primary_key=True)
 
 
-class ObservationRow(Base, holds=(Observation,)):
-    """Evaluations; append-only."""
-
-    __tablename__ = "bss_observation"
-    __table_args__ = (*not_negative("step", "samples", "train_seconds"),)
-
-    trial_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_trial.id", ondelete="CASCADE"), primary_key=True)
-    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    samples: Mapped[int]
-    train_seconds: Mapped[float]
-    metric: Mapped[float]
+def _reference(to: str, *, deletes: bool = True, **options: Any) -> Column[int]:
+    # A row of the table ``to``; unless ``deletes``, that row cannot be deleted.
+    key = ForeignKey(f"bss_{to}.id", ondelete="CASCADE" if deletes else "RESTRICT")
+    return Column(f"{to}_id", Integer, key, **{"nullable": False, **options})
 
 
-class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
-    """Probes by batch size and by the split into micro-batches.
+# ``digest`` hashes the whole record.
+ENVIRONMENT_ROWS = table(
+    "bss_environment",
+    _id(),
+    column("digest", str),
+    column("libraries", tuple[str, ...], server_default=""),
+    UniqueConstraint("digest"),
+    holds=[Environment],
+)
 
-    Memory probes have ``batch_size`` = ``micro_batch_size``; only noise scales have ``step`` and ``metric``.
-    """
+# ``revision`` counts changes; ``rewritten_at_revision`` is the last revision that deleted or rewrote rows. The last
+# revision that stored a probe is ``probed_at_revision``. On PostgreSQL, only the login ``login`` and owners may rename,
+# archive or delete the study.
+STUDY_ROWS = table(
+    "bss_study",
+    _id(),
+    column("created_at", datetime),
+    column("archived_at", datetime | None),
+    _reference("environment", deletes=False, nullable=True, index=True),
+    *(column(f"{prefix}revision", int, server_default=text("0")) for prefix in ("", "rewritten_at_", "probed_at_")),
+    column("login", str | None),
+    UniqueConstraint("name"),
+    CheckConstraint("name <> ''", name="name_not_empty"),
+    CheckConstraint("length(objective) >= 1 AND length(objective) <= 64", name="objective_length"),
+    holds=[NewStudy],
+)
 
-    __tablename__ = "bss_probe"
-    __table_args__ = (
-        UniqueConstraint(
-            "study_id",
-            "environment_id",
-            "kind",
-            "batch_size",
-            "micro_batch_size",
-            "world_size",
-            name="uq_bss_probe_measurement",  # the convention's name would be too long for PostgreSQL
-        ),
-        *positive("batch_size", "micro_batch_size", "world_size", "step_seconds", "eval_every_steps"),
-        *not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes", "noise_seconds"),
-        *at_most_one("host_bound_share"),
-    )
+# A trial's configuration, its lease while running, and its outcome (zeros before the end). ``plan_id`` is the last plan
+# that started or queued the trial; ``revision`` is the study's at that change.
+TRIAL_ROWS = table(
+    "bss_trial",
+    _id(),
+    _reference("study"),
+    _reference("environment", deletes=False, nullable=True, index=True),
+    column("revision", int, server_default=text("0")),
+    column("plan_id", str | None),
+    column("warnings", tuple[str, ...], server_default=""),
+    UniqueConstraint("study_id", "number"),
+    UniqueConstraint("plan_id"),
+    ForeignKeyConstraint(
+        ["study_id", "retry_of"],
+        ["bss_trial.study_id", "bss_trial.number"],
+        name="fk_bss_trial_retry_of",
+        ondelete="CASCADE",
+    ),
+    Index(None, "study_id", "state"),
+    Index(None, "study_id", "retry_of"),
+    Index(None, "study_id", "revision"),
+    CheckConstraint(f"(ended_at IS NULL) = ({UNFINISHED})", name="ended_at_when_finished"),
+    CheckConstraint("time_to_target_s IS NULL OR state = 'reached'", name="time_to_target_s_when_reached"),
+    CheckConstraint(
+        "state <> 'running' OR (lease_owner IS NOT NULL AND lease_expires_at IS NOT NULL)",
+        name="lease_when_running",
+    ),
+    CheckConstraint("state = 'queued' OR environment_id IS NOT NULL", name="environment_when_started"),
+    CheckConstraint("retry_of < number", name="retry_of_earlier"),
+    *positive("number", "batch_size", "micro_batch_size", "accumulation_steps", "world_size"),
+    *positive("learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
+    *not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
+    *not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
+    *not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
+    *not_negative("skipped_steps", "energy_joules", "mean_power_watts", "noise_passes", "noise_seconds"),
+    *not_negative("data_seconds"),
+    *below_one("dropout", "label_smoothing"),
+    *at_most_one("host_bound_share"),
+    holds=[TrialRecord],
+)
 
-    id: Mapped[Id]
-    study_id: Mapped[StudyId]
-    environment_id: Mapped[EnvironmentId]
-    kind: Mapped[ProbeKind]
-    measured_at: Mapped[datetime]
-    batch_size: Mapped[int]
-    micro_batch_size: Mapped[int]
-    world_size: Mapped[int] = mapped_column(server_default=text("1"))
-    step_seconds: Mapped[float | None]
-    out_of_memory: Mapped[bool]
-    eval_every_steps: Mapped[int | None]
-    contended: Mapped[bool] = mapped_column(server_default=false())
-    step: Mapped[int | None]
-    metric: Mapped[float | None]
-
-
-class VisitRow(Base, holds=(Visit,)):
-    """Step times by visit; append-only. Environment and number identify a visit."""
-
-    __tablename__ = "bss_visit"
-    __table_args__ = (
-        UniqueConstraint(
-            "study_id",
-            "environment_id",
-            "visit",
-            "batch_size",
-            "micro_batch_size",
-            "world_size",
-            name="uq_bss_visit_measurement",  # the convention's name would be too long for PostgreSQL
-        ),
-        *positive("visit", "batch_size", "micro_batch_size", "world_size", "step_seconds"),
-        *at_most_one("host_bound_share"),
-    )
-
-    id: Mapped[Id]
-    study_id: Mapped[StudyId]
-    environment_id: Mapped[EnvironmentId]
-    visit: Mapped[int]
-    world_size: Mapped[int] = mapped_column(server_default=text("1"))
-    measured_at: Mapped[datetime]
-    contended: Mapped[bool] = mapped_column(server_default=false())
-
-
-class FindingRow(Base):
-    """Answers, each with the study's ``stamp`` before its computation."""
-
-    __tablename__ = "bss_finding"
-
-    study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
-    stamp: Mapped[str]
-    found_at: Mapped[datetime]
-    answer: Mapped[Mapping[str, object]]
-
-
-class LogRow(Base):
-    """The end of a trial's output."""
-
-    __tablename__ = "bss_log"
-
-    trial_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_trial.id", ondelete="CASCADE"), primary_key=True)
-    text: Mapped[str]
+# Evaluations; append-only.
+OBSERVATION_ROWS = table(
+    "bss_observation",
+    _reference("trial", primary_key=True),
+    column("step", int, primary_key=True),
+    *not_negative("step", "samples", "train_seconds"),
+    holds=[Observation],
+)
 
 
-class ClaimRow(Base):
-    """Leases of tasks that only one driver may do at a time."""
+# Probes by batch size and by the split into micro-batches. Memory probes have ``batch_size`` = ``micro_batch_size``;
+# only noise scales have ``step`` and ``metric``.
+PROBE_ROWS = table(
+    "bss_probe",
+    _id(),
+    _reference("study"),
+    _reference("environment", deletes=False, index=True),
+    column("kind", ProbeKind),
+    column("measured_at", datetime),
+    column("world_size", int, server_default=text("1")),
+    column("contended", bool, server_default=false()),
+    column("eval_every_steps", int | None),
+    column("step", int | None),
+    column("metric", float | None),
+    UniqueConstraint(
+        "study_id",
+        "environment_id",
+        "kind",
+        "batch_size",
+        "micro_batch_size",
+        "world_size",
+        name="uq_bss_probe_measurement",  # the convention's name would be too long for PostgreSQL
+    ),
+    *positive("batch_size", "micro_batch_size", "world_size", "step_seconds", "eval_every_steps"),
+    *not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes", "noise_seconds"),
+    *at_most_one("host_bound_share"),
+    holds=[StepTime, NoiseMeasurement],
+)
 
-    __tablename__ = "bss_claim"
+# Step times by visit; append-only. Environment and number identify a visit.
+VISIT_ROWS = table(
+    "bss_visit",
+    _id(),
+    _reference("study"),
+    _reference("environment", deletes=False, index=True),
+    column("measured_at", datetime),
+    column("world_size", int, server_default=text("1")),
+    column("contended", bool, server_default=false()),
+    UniqueConstraint(
+        "study_id",
+        "environment_id",
+        "visit",
+        "batch_size",
+        "micro_batch_size",
+        "world_size",
+        name="uq_bss_visit_measurement",  # the convention's name would be too long for PostgreSQL
+    ),
+    *positive("visit", "batch_size", "micro_batch_size", "world_size", "step_seconds"),
+    *at_most_one("host_bound_share"),
+    holds=[Visit],
+)
 
-    study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
-    name: Mapped[str] = mapped_column(primary_key=True)
-    owner: Mapped[str]
-    expires_at: Mapped[datetime]
+# Answers, each with the study's ``stamp`` before its computation.
+FINDING_ROWS = table(
+    "bss_finding",
+    _reference("study", primary_key=True),
+    column("stamp", str),
+    column("found_at", datetime),
+    column("answer", Mapping[str, object]),
+)
 
+# The end of a trial's output.
+LOG_ROWS = table("bss_log", _reference("trial", primary_key=True), column("text", str))
 
-class BranchRow(Base, holds=(BranchMeasurement,)):
-    """Measured branches, by a digest of all their inputs; append-only."""
+# Leases of tasks that only one driver may do at a time.
+CLAIM_ROWS = table(
+    "bss_claim",
+    _reference("study", primary_key=True),
+    column("name", str, primary_key=True),
+    column("owner", str),
+    column("expires_at", datetime),
+)
 
-    __tablename__ = "bss_branch"
-    __table_args__ = (
-        UniqueConstraint("study_id", "environment_id", "digest"),
-        *positive("batch_size", "micro_batch_size", "samples", "learning_rate"),
-        *not_negative("start_samples"),
-    )
+# Measured branches, by a digest of all their inputs; append-only.
+BRANCH_ROWS = table(
+    "bss_branch",
+    _id(),
+    _reference("study"),
+    _reference("environment", deletes=False, index=True),
+    column("measured_at", datetime),
+    UniqueConstraint("study_id", "environment_id", "digest"),
+    *positive("batch_size", "micro_batch_size", "samples", "learning_rate"),
+    *not_negative("start_samples"),
+    holds=[BranchMeasurement],
+)
 
-    id: Mapped[Id]
-    study_id: Mapped[StudyId]
-    environment_id: Mapped[EnvironmentId]
-    measured_at: Mapped[datetime]
-    digest: Mapped[str]
-
-
-class SpecRow(Base):
-    """Specs; append-only. ``digest`` is `bssearch.records.spec_digest`."""
-
-    __tablename__ = "bss_spec"
-
-    study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
-    digest: Mapped[str] = mapped_column(primary_key=True)
-    spec: Mapped[Mapping[str, object]] = mapped_column(StoredObject())
+# Specs; append-only. ``digest`` is `bssearch.records.spec_digest`.
+SPEC_ROWS = table(
+    "bss_spec",
+    _reference("study", primary_key=True),
+    column("digest", str, primary_key=True),
+    column("spec", Mapping[str, object]),
+)

@@ -22,13 +22,13 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary, in_force
 from bssearch.storage.database import Database, StorePart, inside, reads, writes
 from bssearch.storage.models import (
-    BranchRow,
-    EnvironmentRow,
+    BRANCH_ROWS,
+    ENVIRONMENT_ROWS,
+    PROBE_ROWS,
+    STUDY_ROWS,
+    TRIAL_ROWS,
+    VISIT_ROWS,
     ProbeKind,
-    ProbeRow,
-    StudyRow,
-    TrialRow,
-    VisitRow,
     column_types,
     from_columns,
     now,
@@ -75,16 +75,18 @@ class ProbeStore(StorePart):
         def save(connection: Connection, study_id: int) -> int:
             nonlocal number
             if number is None:  # A retry after a lost connection keeps the number of the first try.
-                newest = connection.scalar(select(func.max(VisitRow.visit)).where(VisitRow.study_id == study_id))
+                newest = connection.scalar(
+                    select(func.max(VISIT_ROWS.c.visit)).where(VISIT_ROWS.c.study_id == study_id)
+                )
                 number = (newest or 0) + 1
             columns = to_columns(probe)
             place = self._place(connection, study_id, environment, ProbeKind.STEP_TIME, columns)
             time = now(connection)
-            is_new = insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": time})
+            is_new = insert_if_absent(connection, PROBE_ROWS, {**columns, **place, "measured_at": time})
             if probe.step_seconds is not None:
                 seen = {name: columns[name] for name in column_types(Visit, without="visit")}
                 own = {"study_id": study_id, "environment_id": place["environment_id"], "visit": number}
-                is_new |= insert_if_absent(connection, VisitRow, {**seen, **own, "measured_at": time})
+                is_new |= insert_if_absent(connection, VISIT_ROWS, {**seen, **own, "measured_at": time})
             if is_new:
                 mark_probed(connection, study_id)
             return number
@@ -92,7 +94,7 @@ class ProbeStore(StorePart):
         return self._database.on_study(study, save)
 
     def _visits(self, connection: Connection, study_id: int) -> list[Visit]:
-        rows = connection.execute(VISITS.where(VisitRow.study_id == study_id)).mappings().all()
+        rows = connection.execute(VISITS.where(VISIT_ROWS.c.study_id == study_id)).mappings().all()
         numbers: dict[tuple[int, int], int] = {}
         for row in rows:
             numbers.setdefault((row["environment_id"], row["visit"]), len(numbers) + 1)
@@ -108,7 +110,7 @@ class ProbeStore(StorePart):
 
         Only the smallest number of devices counts, because the search uses this number.
         """
-        rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+        rows = connection.execute(PROBES.where(PROBE_ROWS.c.study_id == study_id)).mappings()
         timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
         searched = min((one.world_size for one in timed), default=1)
         timed = [one for one in timed if one.world_size == searched]
@@ -127,7 +129,7 @@ class ProbeStore(StorePart):
         # The cache's key changes with every measurement, and differs for a later study with the same id.
         as_of = now.created_at, now.probed_at_revision, now.rewritten_at_revision
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
-            rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+            rows = connection.execute(PROBES.where(PROBE_ROWS.c.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
             self._known_step_times[study_id] = as_of, with_visits(timed, self._visits(connection, study_id))
         return self._known_step_times[study_id][1]
@@ -143,7 +145,7 @@ class ProbeStore(StorePart):
             return list(trials)
         model: ModelParameters = ()
         if any(model_parameters(trial.configuration) for trial in trials):
-            model = _timed_model(connection.scalar(select(StudyRow.spec).where(StudyRow.id == study_id)))
+            model = _timed_model(connection.scalar(select(STUDY_ROWS.c.spec).where(STUDY_ROWS.c.id == study_id)))
         step_seconds = step_seconds_of(self._step_times(connection, now or counters(connection, study_id)), model)
         return [with_step_time(trial, step_seconds) for trial in trials]
 
@@ -158,9 +160,9 @@ class ProbeStore(StorePart):
         here = environment or self._bound_environment(connection, study_id)
         memory, kind = (None, ()) if here is None else (here.device_memory_bytes, of_its_kind(here))
         if environment is None:
-            most = select(func.max(EnvironmentRow.device_memory_bytes)).join(TrialRow)
-            memory = connection.scalar(most.where(TrialRow.study_id == study_id)) or memory
-        probed = connection.execute(MICRO_BATCHES_PROBED.where(ProbeRow.study_id == study_id, *kind)).all()
+            most = select(func.max(ENVIRONMENT_ROWS.c.device_memory_bytes)).join(TRIAL_ROWS)
+            memory = connection.scalar(most.where(TRIAL_ROWS.c.study_id == study_id)) or memory
+        probed = connection.execute(MICRO_BATCHES_PROBED.where(PROBE_ROWS.c.study_id == study_id, *kind)).all()
         fitting = [size for size, ran_out, there in probed if not ran_out and _is_enough(memory, there)]
         too_large = [size for size, ran_out, there in probed if ran_out and _is_enough(there, memory)]
         too_large += [size for size, there in _ran_out(connection, study_id, kind) if _is_enough(there, memory)]
@@ -169,8 +171,8 @@ class ProbeStore(StorePart):
     memory_boundary = reads(_boundary)
 
     def _bound_environment(self, connection: Connection, study_id: int) -> Environment | None:
-        query = ENVIRONMENTS.join(StudyRow, StudyRow.environment_id == EnvironmentRow.id)
-        row = connection.execute(query.where(StudyRow.id == study_id)).mappings().first()
+        query = ENVIRONMENTS.join(STUDY_ROWS, STUDY_ROWS.c.environment_id == ENVIRONMENT_ROWS.c.id)
+        row = connection.execute(query.where(STUDY_ROWS.c.id == study_id)).mappings().first()
         return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
@@ -189,8 +191,8 @@ class ProbeStore(StorePart):
     def memory(self, connection: Connection, study_id: int, environment: Environment) -> list[MemoryUse]:
         """Memory probes of equal devices by micro-batch size."""
         query = MEMORY.where(
-            ProbeRow.study_id == study_id,
-            EnvironmentRow.device_memory_bytes == environment.device_memory_bytes,
+            PROBE_ROWS.c.study_id == study_id,
+            ENVIRONMENT_ROWS.c.device_memory_bytes == environment.device_memory_bytes,
             *of_its_kind(environment),
         )
         return [
@@ -211,7 +213,7 @@ class ProbeStore(StorePart):
     @reads
     def noise(self, connection: Connection, study_id: int) -> list[NoiseMeasurement]:
         """Noise scales, newest first."""
-        query = NOISE.where(ProbeRow.study_id == study_id)
+        query = NOISE.where(PROBE_ROWS.c.study_id == study_id)
         return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
 
     @writes
@@ -220,17 +222,17 @@ class ProbeStore(StorePart):
     ) -> None:
         """Store a branch unless already stored."""
         place = {"study_id": study_id, "environment_id": self._database.environment_id(connection, environment)}
-        insert_if_absent(connection, BranchRow, {**to_columns(branch), **place, "measured_at": now(connection)})
+        insert_if_absent(connection, BRANCH_ROWS, {**to_columns(branch), **place, "measured_at": now(connection)})
 
     @reads
     def branches(
         self, connection: Connection, study_id: int, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
         """Branches, oldest first; ``digests`` limits them."""
-        columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
-        query = select(*columns).where(BranchRow.study_id == study_id).order_by(BranchRow.id)
+        columns = [BRANCH_ROWS.c[name] for name in column_types(BranchMeasurement)]
+        query = select(*columns).where(BRANCH_ROWS.c.study_id == study_id).order_by(BRANCH_ROWS.c.id)
         if digests is not None:
-            query = query.where(BranchRow.digest.in_(digests))
+            query = query.where(BRANCH_ROWS.c.digest.in_(digests))
         return [from_columns(BranchMeasurement, row) for row in connection.execute(query).mappings()]
 
     @writes
@@ -244,8 +246,8 @@ class ProbeStore(StorePart):
     ) -> None:
         place = self._place(connection, study_id, environment, kind, columns)
         mark_probed(connection, study_id)
-        connection.execute(delete(ProbeRow).filter_by(**place))
-        insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": now(connection)})
+        connection.execute(delete(PROBE_ROWS).filter_by(**place))
+        insert_if_absent(connection, PROBE_ROWS, {**columns, **place, "measured_at": now(connection)})
 
     def _place(
         self,
@@ -269,10 +271,10 @@ def _ran_out(
     connection: Connection, study_id: int, kind: Sequence[ColumnElement[bool]]
 ) -> list[tuple[int, int | None]]:
     # Leave out chance failures, because other processes or earlier trials may have held the memory.
-    trials = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
+    trials = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TRIAL_ROWS.c.study_id == study_id, *kind)).all()
     if all(count > 1 for _, _, count, _ in trials):
         return [(size, memory) for size, memory, _, _ in trials]
-    fitted = connection.execute(MICRO_BATCHES_FITTED.where(ProbeRow.study_id == study_id, *kind)).all()
+    fitted = connection.execute(MICRO_BATCHES_FITTED.where(PROBE_ROWS.c.study_id == study_id, *kind)).all()
 
     def was_chance(size: int, memory: int | None, ended: datetime | None) -> bool:
         return ended is not None and any(

@@ -7,9 +7,12 @@ from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
+    Column,
     ColumnElement,
     Connection,
+    Integer,
     RowMapping,
+    Table,
     Text,
     UniqueConstraint,
     and_,
@@ -19,7 +22,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.records import TrialState, grouped
@@ -29,73 +31,53 @@ from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission,
 from bssearch.storage.connection.engine import from_json, lock_tables
 from bssearch.storage.database import Database, StorePart, inside, limit_silence
 from bssearch.storage.models import (
-    Base,
-    Id,
-    Sentences,
-    StoredObject,
-    StudyRow,
-    TrialRow,
+    STUDY_ROWS,
+    TRIAL_ROWS,
     are_finite,
+    column,
     enum,
     json_fault,
     not_negative,
     now,
     positive,
+    table,
 )
 from bssearch.storage.statements import insert_if_absent
 
+# Submitted studies; ``served_seconds`` counts slot seconds.
+SUBMISSION_ROWS = table(
+    "bss_submission",
+    Column("id", Integer, primary_key=True),
+    column("values", Mapping[str, object]),
+    column("owner", str, index=True),
+    column("state", enum(SubmissionState, "state"), index=True),
+    UniqueConstraint("name"),
+    CheckConstraint("name <> ''", name="name_not_empty"),
+    *positive("priority"),
+    *not_negative("served_seconds"),
+    holds=[Submission],
+)
 
-class SubmissionRow(Base, holds=(Submission,)):
-    """A submitted study; ``served_seconds`` counts slot seconds."""
-
-    __tablename__ = "bss_submission"
-    __table_args__ = (
-        UniqueConstraint("name"),
-        CheckConstraint("name <> ''", name="name_not_empty"),
-        *positive("priority"),
-        *not_negative("served_seconds"),
-    )
-
-    id: Mapped[Id]
-    name: Mapped[str]
-    values: Mapped[Mapping[str, object]] = mapped_column(StoredObject())
-    owner: Mapped[str] = mapped_column(index=True)
-    priority: Mapped[float]
-    not_before: Mapped[datetime | None]
-    submitted_at: Mapped[datetime]
-    state: Mapped[SubmissionState] = mapped_column(enum(SubmissionState, "state"), index=True)
-    served_seconds: Mapped[float]
-
-
-class WorkerRow(Base):
-    """A worker and the submission that it serves."""
-
-    __tablename__ = "bss_worker"
-
-    name: Mapped[str] = mapped_column(primary_key=True)
-    user: Mapped[str]
-    host: Mapped[str]
-    tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
-    slots: Mapped[str]
-    device_name: Mapped[str | None]
-    templates: Mapped[Mapping[str, Mapping[str, object]]] = mapped_column(StoredObject())
-    seen_at: Mapped[datetime]
-    left_at: Mapped[datetime | None]
-    serving: Mapped[str | None]
-    serving_since: Mapped[datetime | None]
+# Workers, each with the submission that it serves.
+WORKER_ROWS = table(
+    "bss_worker",
+    column("name", str, primary_key=True),
+    column("templates", Mapping[str, object]),
+    holds=[WorkerRecord],
+    without="is_here",
+)
 
 
 # Other programs may write rows; an invalid row must not hide other rows.
 
 
-def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
+def _columns(rows: Table, names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
     # Read JSON as text, so that each row is parsed separately.
-    table = row.__table__
-    return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
+    return [cast(rows.c[name], Text).label(name) if name == json else rows.c[name] for name in names]
 
 
 def _are_moments(
-    *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
+    *columns: ColumnElement[datetime],
 ) -> ColumnElement[bool]:
     # PostgreSQL has infinities and later years than Python.
     return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
@@ -103,19 +85,21 @@ def _are_moments(
 
 # Submissions in order of arrival, without rows of invalid numbers or times.
 SUBMISSIONS = (
-    select(*_columns(SubmissionRow, (one.name for one in fields(Submission)), json="values"))
+    select(*_columns(SUBMISSION_ROWS, (one.name for one in fields(Submission)), json="values"))
     .where(
-        are_finite(SubmissionRow.priority, SubmissionRow.served_seconds),
-        _are_moments(SubmissionRow.submitted_at, SubmissionRow.not_before),
+        are_finite(SUBMISSION_ROWS.c.priority, SUBMISSION_ROWS.c.served_seconds),
+        _are_moments(SUBMISSION_ROWS.c.submitted_at, SUBMISSION_ROWS.c.not_before),
     )
-    .order_by(SubmissionRow.id)
+    .order_by(SUBMISSION_ROWS.c.id)
 )
 
 # Workers, most recently seen first, without rows of invalid times.
 WORKERS = (
-    select(*_columns(WorkerRow, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates"))
-    .where(_are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
-    .order_by(WorkerRow.seen_at.desc())
+    select(
+        *_columns(WORKER_ROWS, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates")
+    )
+    .where(_are_moments(WORKER_ROWS.c.seen_at, WORKER_ROWS.c.left_at, WORKER_ROWS.c.serving_since))
+    .order_by(WORKER_ROWS.c.seen_at.desc())
 )
 
 
@@ -174,16 +158,16 @@ class QueueStore(StorePart):
                     earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
                 ):
                     # Delete and insert, because the writer role may delete its own submissions, but not update them.
-                    connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
+                    connection.execute(delete(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == new.name))
                 elif earlier is not None:
                     raise _taken(earlier, new.name)
-                elif connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None:
+                elif connection.scalar(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == new.name)) is not None:
                     raise UsageError(f"study {new.name!r} already exists", hint="choose another name with --name")
                 tried_at = now(connection)
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
                 row |= {"values": dict(new.values), "submitted_at": tried_at, "reason": ""}
                 row |= {"state": SubmissionState.WAITING, "served_seconds": earlier.served_seconds if earlier else 0.0}
-                if not insert_if_absent(connection, SubmissionRow, row):
+                if not insert_if_absent(connection, SUBMISSION_ROWS, row):
                     raise _taken(_found(connection, new.name), new.name)
                 return _submission(connection, new.name)
 
@@ -203,15 +187,15 @@ class QueueStore(StorePart):
     def unsettled(self, connection: Connection) -> dict[str, list[int]]:
         """Running and paused trials of cancelled studies, by study."""
         left = connection.execute(
-            select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
-            .join(StudyRow, StudyRow.name == SubmissionRow.name)
-            .join(TrialRow, TrialRow.study_id == StudyRow.id)
+            select(SUBMISSION_ROWS.c.name, TRIAL_ROWS.c.number, TRIAL_ROWS.c.lease_owner)
+            .join(STUDY_ROWS, STUDY_ROWS.c.name == SUBMISSION_ROWS.c.name)
+            .join(TRIAL_ROWS, TRIAL_ROWS.c.study_id == STUDY_ROWS.c.id)
             .where(
-                SubmissionRow.state == SubmissionState.CANCELLED,
-                TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED]),
+                SUBMISSION_ROWS.c.state == SubmissionState.CANCELLED,
+                TRIAL_ROWS.c.state.in_([TrialState.RUNNING, TrialState.PAUSED]),
             )
         ).all()
-        processes = {_process(name) for name in connection.scalars(select(WorkerRow.name))} if left else set()
+        processes = {_process(name) for name in connection.scalars(select(WORKER_ROWS.c.name))} if left else set()
         served = (one for one in left if one.lease_owner is not None and _process(one.lease_owner) in processes)
         return grouped((one.name, one.number) for one in served)
 
@@ -226,7 +210,7 @@ class QueueStore(StorePart):
             found.state in _MAY_BECOME[state], f"the submission {name!r} is {found.state} and cannot become {state}"
         )
         values = {"state": state, "reason": reason}
-        connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
+        connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == name).values(values))
         return _submission(connection, name)
 
     @inside(Database.reading)
@@ -240,9 +224,9 @@ class QueueStore(StorePart):
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         row["seen_at"] = now(connection)
-        if not insert_if_absent(connection, WorkerRow, row):
-            connection.execute(update(WorkerRow).where(WorkerRow.name == worker.name).values(row))
-        connection.execute(delete(WorkerRow).where(WorkerRow.seen_at < row["seen_at"] - FORGOTTEN_AFTER))
+        if not insert_if_absent(connection, WORKER_ROWS, row):
+            connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker.name).values(row))
+        connection.execute(delete(WORKER_ROWS).where(WORKER_ROWS.c.seen_at < row["seen_at"] - FORGOTTEN_AFTER))
 
     @inside(Database.reading)
     def workers(self, connection: Connection) -> list[WorkerRecord]:
@@ -255,13 +239,13 @@ class QueueStore(StorePart):
         """Record a worker's heartbeat or exit."""
         time = now(connection)
         values = {"seen_at": time, **({"left_at": time} if left else {})}
-        connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+        connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker).values(values))
 
     @inside(Database.writing)
     def begin_shift(self, connection: Connection, worker: str, eligible: Collection[str]) -> Submission | None:
         """Submission that a worker serves next, or None."""
         _lock(connection)
-        serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
+        serving = connection.scalar(select(WORKER_ROWS.c.serving).where(WORKER_ROWS.c.name == worker))
         waiting = {one.name: one for one in _waiting(connection)}
         # A submission that the worker already serves comes first: an earlier try was committed, or the end of the
         # worker's shift was lost.
@@ -269,10 +253,10 @@ class QueueStore(StorePart):
         if chosen is None and serving is None:
             return None
         if chosen is not None and chosen.name != serving and chosen.reason:
-            connection.execute(update(SubmissionRow).where(SubmissionRow.name == chosen.name).values(reason=""))
+            connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == chosen.name).values(reason=""))
         # If a study was resubmitted in the meantime, the worker serves the new values.
         values = {"serving": chosen and chosen.name, "serving_since": chosen and now(connection)}
-        connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+        connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker).values(values))
         return chosen
 
     @inside(Database.writing)
@@ -294,15 +278,15 @@ class QueueStore(StorePart):
         """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting."""
         name = _add_served(connection, worker, used)
         values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
-        connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+        connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker).values(values))
         if name is not None and (state is not SubmissionState.WAITING or reason):
-            of_it = SubmissionRow.name == name, SubmissionRow.state == SubmissionState.WAITING
-            connection.execute(update(SubmissionRow).where(*of_it).values(state=state, reason=reason))
+            of_it = SUBMISSION_ROWS.c.name == name, SUBMISSION_ROWS.c.state == SubmissionState.WAITING
+            connection.execute(update(SUBMISSION_ROWS).where(*of_it).values(state=state, reason=reason))
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     """Raise `UsageError` if a study is queued, because a worker would recreate it."""
-    state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
+    state = connection.scalar(select(SUBMISSION_ROWS.c.state).where(SUBMISSION_ROWS.c.name == name))
     require(
         state is None or state.is_over,
         f"the study {name!r} cannot be {doing}, because the queue has the study as {state}",
@@ -312,9 +296,9 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
 
 def rename_submission(connection: Connection, old: str, new: str) -> None:
     """Rename a finished submission; raise `UsageError` if the name is taken."""
-    known = connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new))
+    known = connection.scalar(select(SUBMISSION_ROWS.c.id).where(SUBMISSION_ROWS.c.name == new))
     require(known is None, f"{new!r} is already in the queue", hint="choose another name")
-    connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
+    connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == old).values(name=new))
 
 
 _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
@@ -326,7 +310,7 @@ def _process(owner: str) -> str:
 
 
 def _lock(connection: Connection) -> None:
-    lock_tables(connection, [SubmissionRow.__tablename__])
+    lock_tables(connection, [SUBMISSION_ROWS.name])
     limit_silence(connection)
 
 
@@ -338,14 +322,14 @@ def _taken(by: Submission | None, name: str) -> UsageError:
 
 
 def _found(connection: Connection, name: str) -> Submission | None:
-    row = connection.execute(SUBMISSIONS.where(SubmissionRow.name == name)).mappings().first()
+    row = connection.execute(SUBMISSIONS.where(SUBMISSION_ROWS.c.name == name)).mappings().first()
     return None if row is None else submission_record(row)
 
 
 def _submission(connection: Connection, name: str) -> Submission:
     found = _found(connection, name)
     if found is None:
-        names = connection.scalars(select(SubmissionRow.name).order_by(SubmissionRow.id.desc()).limit(5)).all()
+        names = connection.scalars(select(SUBMISSION_ROWS.c.name).order_by(SUBMISSION_ROWS.c.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"no submission {name!r}",
             hint=f"latest submissions: {', '.join(names)}" if names else "the queue is empty; bssearch queue submit",
@@ -354,7 +338,7 @@ def _submission(connection: Connection, name: str) -> Submission:
 
 
 def _waiting(connection: Connection) -> list[Submission]:
-    rows = connection.execute(SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)).mappings()
+    rows = connection.execute(SUBMISSIONS.where(SUBMISSION_ROWS.c.state == SubmissionState.WAITING)).mappings()
     time = now(connection)
     begun = [one for one in map(submission_record, rows) if one.not_before is None or one.not_before <= time]
     return sorted(begun, key=lambda one: -one.priority)
@@ -367,11 +351,13 @@ def _first(waiting: Iterable[Submission], eligible: Collection[str]) -> Submissi
 def _add_served(connection: Connection, worker: str, used: float) -> str | None:
     # Return None if the submission was deleted, or was resubmitted during a shift of the old values.
     _lock(connection)
-    row = connection.execute(select(WorkerRow.serving, WorkerRow.serving_since).where(WorkerRow.name == worker)).first()
+    row = connection.execute(
+        select(WORKER_ROWS.c.serving, WORKER_ROWS.c.serving_since).where(WORKER_ROWS.c.name == worker)
+    ).first()
     one = None if row is None or row.serving is None else _found(connection, row.serving)
     if row is None or one is None:  # deleted in the meantime
         return None
-    of_it = update(SubmissionRow).where(SubmissionRow.name == one.name)
+    of_it = update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == one.name)
     connection.execute(of_it.values(served_seconds=one.served_seconds + used))
     is_another = row.serving_since is not None and one.submitted_at > row.serving_since
     return None if is_another else one.name

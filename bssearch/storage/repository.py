@@ -13,7 +13,7 @@ from bssearch.settings import database_url
 from bssearch.storage import migrate
 from bssearch.storage.connection.engine import create_engine_for, lock_tables, sqlite_file
 from bssearch.storage.database import Database, Notify, StorePart, inside, patiently
-from bssearch.storage.models import StudyRow, now
+from bssearch.storage.models import STUDY_ROWS, now
 from bssearch.storage.probes import ProbeStore
 from bssearch.storage.queue import QueueStore
 from bssearch.storage.studies import FindingStore, FinishedStudy, StudyStore, add_study, is_stored
@@ -63,7 +63,7 @@ class Transfer(StorePart):
                     tried_at = now(connection)
                 elif all(is_stored(connection, one, tried_at) for one in studies):
                     return  # the connection broke after the commit
-                connection.execute(delete(StudyRow).where(StudyRow.name.in_(replaced)))
+                connection.execute(delete(STUDY_ROWS).where(STUDY_ROWS.c.name.in_(replaced)))
                 for one in studies:
                     add_study(self._database, connection, one, tried_at)
 
@@ -85,7 +85,7 @@ class Transfer(StorePart):
         from bssearch.storage.transfer.study_copy import read_copy
 
         with self._database.reading() as connection:
-            shown = select(StudyRow.name).where(StudyRow.archived_at.is_(None)).order_by(StudyRow.id)
+            shown = select(STUDY_ROWS.c.name).where(STUDY_ROWS.c.archived_at.is_(None)).order_by(STUDY_ROWS.c.id)
             found = connection.scalars(shown).all() if names is None else names
             return [read_copy(connection, self._database.study_id(connection, name), source) for name in found]
 
@@ -99,7 +99,7 @@ class Transfer(StorePart):
         """
         from bssearch.storage.transfer.study_copy import join
 
-        lock_tables(connection, [StudyRow.__tablename__])  # only one import runs at a time
+        lock_tables(connection, [STUDY_ROWS.name])  # only one import runs at a time
         joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
         if dry_run:
             connection.rollback()

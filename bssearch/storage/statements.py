@@ -12,6 +12,7 @@ from sqlalchemy import (
     Executable,
     RowMapping,
     Select,
+    Table,
     Text,
     bindparam,
     case,
@@ -38,80 +39,82 @@ from bssearch.records import (
 from bssearch.settings import in_parent_folder
 from bssearch.storage.connection.engine import masked
 from bssearch.storage.models import (
+    CLAIM_ROWS,
+    ENVIRONMENT_ROWS,
+    OBSERVATION_ROWS,
     PREFIXES,
-    Base,
-    ClaimRow,
-    EnvironmentRow,
-    ObservationRow,
+    PROBE_ROWS,
+    STUDY_ROWS,
+    TRIAL_ROWS,
+    VISIT_ROWS,
     ProbeKind,
-    ProbeRow,
-    StudyRow,
-    TrialRow,
-    VisitRow,
     column_types,
     database_now,
     from_columns,
 )
 
 
-def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
-    # Use the table, because ORM attributes cost a comparison per query.
-    return [row.__table__.c[name] for name in column_types(record_type, without=without)]
+def _columns(rows: Table, record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
+    return [rows.c[name] for name in column_types(record_type, without=without)]
 
 
 STUDY: Select[Any] = select(
-    *_columns(StudyRow, StudyRecord, without="environment"),
-    StudyRow.id,
-    StudyRow.environment_id,
-    *(column.label(PREFIXES[Environment] + column.name) for column in _columns(EnvironmentRow, Environment)),
-).join(EnvironmentRow, isouter=True)
+    *_columns(STUDY_ROWS, StudyRecord, without="environment"),
+    STUDY_ROWS.c.id,
+    STUDY_ROWS.c.environment_id,
+    *(column.label(PREFIXES[Environment] + column.name) for column in _columns(ENVIRONMENT_ROWS, Environment)),
+).join(ENVIRONMENT_ROWS, isouter=True)
 
 STUDIES: Select[Any] = (
     select(
-        *_columns(StudyRow, StudyRecord, without="environment"),
-        func.count(TrialRow.id).label("trials"),
-        func.count(case((TrialRow.state == TrialState.REACHED, 1))).label("reached"),
-        func.count(case((TrialRow.state == TrialState.RUNNING, 1))).label("running"),
+        *_columns(STUDY_ROWS, StudyRecord, without="environment"),
+        func.count(TRIAL_ROWS.c.id).label("trials"),
+        func.count(case((TRIAL_ROWS.c.state == TrialState.REACHED, 1))).label("reached"),
+        func.count(case((TRIAL_ROWS.c.state == TrialState.RUNNING, 1))).label("running"),
     )
-    .join(TrialRow, TrialRow.study_id == StudyRow.id, isouter=True)
-    .group_by(StudyRow.id)
-    .order_by(StudyRow.id)
+    .join(TRIAL_ROWS, TRIAL_ROWS.c.study_id == STUDY_ROWS.c.id, isouter=True)
+    .group_by(STUDY_ROWS.c.id)
+    .order_by(STUDY_ROWS.c.id)
 )
 
-TRIALS: Select[Any] = select(*_columns(TrialRow, TrialRecord)).order_by(TrialRow.number)
+TRIALS: Select[Any] = select(*_columns(TRIAL_ROWS, TrialRecord)).order_by(TRIAL_ROWS.c.number)
 
 OBSERVATIONS: Select[Any] = (
-    select(TrialRow.number, *_columns(ObservationRow, Observation))
-    .join(TrialRow, TrialRow.id == ObservationRow.trial_id)
-    .order_by(TrialRow.number, ObservationRow.step)
+    select(TRIAL_ROWS.c.number, *_columns(OBSERVATION_ROWS, Observation))
+    .join(TRIAL_ROWS, TRIAL_ROWS.c.id == OBSERVATION_ROWS.c.trial_id)
+    .order_by(TRIAL_ROWS.c.number, OBSERVATION_ROWS.c.step)
 )
 
 EVALUATIONS: Select[int, float, float] = (
-    select(TrialRow.number, ObservationRow.train_seconds, ObservationRow.metric)
-    .join(TrialRow, TrialRow.id == ObservationRow.trial_id)
-    .where(TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True)))
-    .order_by(TrialRow.number, ObservationRow.step)
+    select(TRIAL_ROWS.c.number, OBSERVATION_ROWS.c.train_seconds, OBSERVATION_ROWS.c.metric)
+    .join(TRIAL_ROWS, TRIAL_ROWS.c.id == OBSERVATION_ROWS.c.trial_id)
+    .where(
+        TRIAL_ROWS.c.study_id == bindparam("study_id"), TRIAL_ROWS.c.number.in_(bindparam("numbers", expanding=True))
+    )
+    .order_by(TRIAL_ROWS.c.number, OBSERVATION_ROWS.c.step)
 )
 
 PROBES: Select[Any] = (
-    select(*_columns(ProbeRow, ProbeRecord, without="error"))
-    .where(ProbeRow.kind == ProbeKind.STEP_TIME)
-    .order_by(ProbeRow.batch_size, ProbeRow.measured_at, ProbeRow.id)
+    select(*_columns(PROBE_ROWS, ProbeRecord, without="error"))
+    .where(PROBE_ROWS.c.kind == ProbeKind.STEP_TIME)
+    .order_by(PROBE_ROWS.c.batch_size, PROBE_ROWS.c.measured_at, PROBE_ROWS.c.id)
 )
 
-VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)).order_by(
-    VisitRow.measured_at, VisitRow.id
+VISITS: Select[Any] = select(VISIT_ROWS.c.environment_id, *_columns(VISIT_ROWS, Visit)).order_by(
+    VISIT_ROWS.c.measured_at, VISIT_ROWS.c.id
 )
 
 # The user's program refused the batch size; such a refusal is no evidence about memory.
 IS_REFUSED = (
-    (ProbeRow.kind == ProbeKind.STEP_TIME) & ProbeRow.step_seconds.is_(None) & ProbeRow.out_of_memory.is_(False)
+    (PROBE_ROWS.c.kind == ProbeKind.STEP_TIME)
+    & PROBE_ROWS.c.step_seconds.is_(None)
+    & PROBE_ROWS.c.out_of_memory.is_(False)
 )
 
 MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
-    select(ProbeRow.micro_batch_size, ProbeRow.out_of_memory, EnvironmentRow.device_memory_bytes)
-    .join(EnvironmentRow)
-    .where(ProbeRow.kind.in_((ProbeKind.STEP_TIME, ProbeKind.MEMORY)))
+    select(PROBE_ROWS.c.micro_batch_size, PROBE_ROWS.c.out_of_memory, ENVIRONMENT_ROWS.c.device_memory_bytes)
+    .join(ENVIRONMENT_ROWS)
+    .where(PROBE_ROWS.c.kind.in_((ProbeKind.STEP_TIME, ProbeKind.MEMORY)))
     .where(~IS_REFUSED)
     .distinct()
 )
@@ -119,66 +122,66 @@ MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
 # Exclude trials with growing batches, because their batch size at the failure is unknown.
 MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
     select(
-        TrialRow.micro_batch_size,
-        EnvironmentRow.device_memory_bytes,
+        TRIAL_ROWS.c.micro_batch_size,
+        ENVIRONMENT_ROWS.c.device_memory_bytes,
         func.count(),
-        func.max(TrialRow.ended_at),
+        func.max(TRIAL_ROWS.c.ended_at),
     )
-    .join(EnvironmentRow)
-    .where(TrialRow.state == TrialState.OOM, ~cast(TrialRow.parameters, Text).contains(BATCH_STAGES))
-    .group_by(TrialRow.micro_batch_size, EnvironmentRow.device_memory_bytes)
+    .join(ENVIRONMENT_ROWS)
+    .where(TRIAL_ROWS.c.state == TrialState.OOM, ~cast(TRIAL_ROWS.c.parameters, Text).contains(BATCH_STAGES))
+    .group_by(TRIAL_ROWS.c.micro_batch_size, ENVIRONMENT_ROWS.c.device_memory_bytes)
 )
 
 MICRO_BATCHES_FITTED: Select[int, int | None, datetime] = (
-    select(ProbeRow.micro_batch_size, EnvironmentRow.device_memory_bytes, ProbeRow.measured_at)
-    .join(EnvironmentRow)
-    .where(ProbeRow.kind == ProbeKind.MEMORY, ProbeRow.out_of_memory.is_(False))
+    select(PROBE_ROWS.c.micro_batch_size, ENVIRONMENT_ROWS.c.device_memory_bytes, PROBE_ROWS.c.measured_at)
+    .join(ENVIRONMENT_ROWS)
+    .where(PROBE_ROWS.c.kind == ProbeKind.MEMORY, PROBE_ROWS.c.out_of_memory.is_(False))
 )
 
-ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).select_from(EnvironmentRow)
+ENVIRONMENTS: Select[Any] = select(*_columns(ENVIRONMENT_ROWS, Environment)).select_from(ENVIRONMENT_ROWS)
 
 
 def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
     """Conditions for environments of equal device, precision and compile mode."""
     return (
-        EnvironmentRow.device_name == environment.device_name,
-        EnvironmentRow.precision == environment.precision,
-        EnvironmentRow.compile_mode == environment.compile_mode,
+        ENVIRONMENT_ROWS.c.device_name == environment.device_name,
+        ENVIRONMENT_ROWS.c.precision == environment.precision,
+        ENVIRONMENT_ROWS.c.compile_mode == environment.compile_mode,
     )
 
 
 MEMORY: Select[Any] = (
-    select(*(getattr(ProbeRow, name) for name in ("micro_batch_size", "out_of_memory", "peak_memory_bytes", "reason")))
-    .join(EnvironmentRow)
-    .where(ProbeRow.kind == ProbeKind.MEMORY)
-    .order_by(ProbeRow.micro_batch_size)
+    select(*(PROBE_ROWS.c[name] for name in ("micro_batch_size", "out_of_memory", "peak_memory_bytes", "reason")))
+    .join(ENVIRONMENT_ROWS)
+    .where(PROBE_ROWS.c.kind == ProbeKind.MEMORY)
+    .order_by(PROBE_ROWS.c.micro_batch_size)
 )
 
 NOISE: Select[Any] = (
-    select(*_columns(ProbeRow, NoiseMeasurement))
-    .where(ProbeRow.kind == ProbeKind.NOISE_SCALE)
-    .order_by(ProbeRow.measured_at.desc(), ProbeRow.id.desc())
+    select(*_columns(PROBE_ROWS, NoiseMeasurement))
+    .where(PROBE_ROWS.c.kind == ProbeKind.NOISE_SCALE)
+    .order_by(PROBE_ROWS.c.measured_at.desc(), PROBE_ROWS.c.id.desc())
 )
 
 
-def insert_if_absent(connection: Connection, table: type[Base], columns: Mapping[str, Any]) -> bool:
+def insert_if_absent(connection: Connection, table: Table, columns: Mapping[str, Any]) -> bool:
     """Insert a row unless its key exists; return whether the row is new."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = kind.insert(table.__table__).on_conflict_do_nothing().returning(literal_column("1"))
+    statement = kind.insert(table).on_conflict_do_nothing().returning(literal_column("1"))
     return connection.execute(statement, columns).first() is not None
 
 
 def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     """Conditions of a study's running trials."""
-    return TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING
+    return TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.state == TrialState.RUNNING
 
 
 _ENDS = (
-    update(TrialRow.__table__)
-    .where(TrialRow.id == bindparam("of_trial"), TrialRow.state == TrialState.RUNNING)
+    update(TRIAL_ROWS)
+    .where(TRIAL_ROWS.c.id == bindparam("of_trial"), TRIAL_ROWS.c.state == TrialState.RUNNING)
     .values(ended_at=database_now())
 )
-_ENDS_OWN = _ENDS.where(TrialRow.lease_owner == bindparam("of_owner"))
+_ENDS_OWN = _ENDS.where(TRIAL_ROWS.c.lease_owner == bindparam("of_owner"))
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
@@ -189,13 +192,13 @@ def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any],
 
 
 # Built once: SQLAlchemy walks all columns of a new statement.
-_TRIAL = TRIALS.where(TrialRow.study_id == bindparam("study_id"), TrialRow.number == bindparam("number"))
+_TRIAL = TRIALS.where(TRIAL_ROWS.c.study_id == bindparam("study_id"), TRIAL_ROWS.c.number == bindparam("number"))
 LARGEST_NUMBER = 2**63 - 1  # largest integer of a column in SQLite and PostgreSQL
-_TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
-    TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
+_TRIAL_IDS = select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.id).where(
+    TRIAL_ROWS.c.study_id == bindparam("study_id"), TRIAL_ROWS.c.number.in_(bindparam("numbers", expanding=True))
 )
 _HELD_IDS = _TRIAL_IDS.add_columns(
-    ((TrialRow.state == TrialState.RUNNING) & (TrialRow.lease_owner == bindparam("owner"))).label("is_held")
+    ((TRIAL_ROWS.c.state == TrialState.RUNNING) & (TRIAL_ROWS.c.lease_owner == bindparam("owner"))).label("is_held")
 ).with_for_update()
 
 
@@ -266,8 +269,8 @@ def trial_ids_of(
 
 def holds_claim(connection: Connection, study_id: int, name: str, owner: str) -> bool:
     """True if an owner holds a claim, even if its lease has ended."""
-    place = ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner
-    return connection.scalar(select(ClaimRow.name).where(*place)) is not None
+    place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name, CLAIM_ROWS.c.owner == owner
+    return connection.scalar(select(CLAIM_ROWS.c.name).where(*place)) is not None
 
 
 def trial_id_of(connection: Connection, study_id: int, number: int) -> int:
@@ -277,9 +280,11 @@ def trial_id_of(connection: Connection, study_id: int, number: int) -> int:
 
 def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundError:
     """Error for a missing trial, with the valid numbers."""
-    study = select(StudyRow.name).where(StudyRow.id == study_id).scalar_subquery()
+    study = select(STUDY_ROWS.c.name).where(STUDY_ROWS.c.id == study_id).scalar_subquery()
     name, low, high = connection.execute(
-        select(study, func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
+        select(study, func.min(TRIAL_ROWS.c.number), func.max(TRIAL_ROWS.c.number)).where(
+            TRIAL_ROWS.c.study_id == study_id
+        )
     ).one()
     there_are = "the study has no trials yet" if low is None else f"the trials are {low} to {high}"
     return NotFoundError(f"the study {name!r} has no trial {number}: {there_are}")
@@ -287,7 +292,9 @@ def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundErro
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
     """Error for a missing study, with similar names."""
-    near = difflib.get_close_matches(name, connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all(), n=3)
+    near = difflib.get_close_matches(
+        name, connection.scalars(select(STUDY_ROWS.c.name).order_by(STUDY_ROWS.c.name)).all(), n=3
+    )
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     other = in_parent_folder(masked(connection.engine.url))
     hint = f"{guess}`bssearch study list` lists all studies{f'; {other}' if other else ''}"
@@ -295,23 +302,27 @@ def no_study(connection: Connection, name: str) -> NotFoundError:
 
 
 # Built once: SQLAlchemy walks all columns of a new statement.
-_ALL = TRIALS.where(TrialRow.study_id == bindparam("study_id")).order_by(None)
-_NEWER = _ALL.where(TrialRow.revision > bindparam("since"))
+_ALL = TRIALS.where(TRIAL_ROWS.c.study_id == bindparam("study_id")).order_by(None)
+_NEWER = _ALL.where(TRIAL_ROWS.c.revision > bindparam("since"))
 _COUNTERS = select(
-    StudyRow.id, StudyRow.created_at, StudyRow.revision, StudyRow.rewritten_at_revision, StudyRow.probed_at_revision
+    STUDY_ROWS.c.id,
+    STUDY_ROWS.c.created_at,
+    STUDY_ROWS.c.revision,
+    STUDY_ROWS.c.rewritten_at_revision,
+    STUDY_ROWS.c.probed_at_revision,
 )
-_OF_ID = _COUNTERS.where(StudyRow.id == bindparam("study"))
-_OF_NAME = _COUNTERS.where(StudyRow.name == bindparam("study"))
+_OF_ID = _COUNTERS.where(STUDY_ROWS.c.id == bindparam("study"))
+_OF_NAME = _COUNTERS.where(STUDY_ROWS.c.name == bindparam("study"))
 
 _RAISED = (
-    update(StudyRow.__table__)
-    .where(StudyRow.id == bindparam("of_study"))
-    .values(revision=StudyRow.revision + 1)
-    .returning(StudyRow.revision)
+    update(STUDY_ROWS)
+    .where(STUDY_ROWS.c.id == bindparam("of_study"))
+    .values(revision=STUDY_ROWS.c.revision + 1)
+    .returning(STUDY_ROWS.c.revision)
 )
-_AMONG = TrialRow.study_id == bindparam("of_study"), TrialRow.number.in_(bindparam("numbers", expanding=True))
-_CHANGED = update(TrialRow.__table__).where(*_AMONG)
-_ENDED = select(TrialRow.number).where(*_AMONG, TrialRow.state != TrialState.RUNNING)
+_AMONG = TRIAL_ROWS.c.study_id == bindparam("of_study"), TRIAL_ROWS.c.number.in_(bindparam("numbers", expanding=True))
+_CHANGED = update(TRIAL_ROWS).where(*_AMONG)
+_ENDED = select(TRIAL_ROWS.c.number).where(*_AMONG, TRIAL_ROWS.c.state != TrialState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +360,7 @@ def mark_observed(connection: Connection, study_id: int, numbers: Collection[int
 def mark_probed(connection: Connection, study_id: int) -> None:
     """Raise a study's revision after a probe."""
     revision = raise_revision(connection, study_id)
-    connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(probed_at_revision=revision))
+    connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(probed_at_revision=revision))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,18 +30,18 @@ from bssearch.records import (
 from bssearch.spec.reader import check_study_name
 from bssearch.storage.database import Database, StorePart, inside, patiently, reads, writes
 from bssearch.storage.models import (
-    FindingRow,
-    ObservationRow,
-    ProbeRow,
-    SpecRow,
-    StudyRow,
-    TrialRow,
-    VisitRow,
+    FINDING_ROWS,
+    OBSERVATION_ROWS,
+    PROBE_ROWS,
+    SPEC_ROWS,
+    STUDY_ROWS,
+    TRIAL_ROWS,
+    VISIT_ROWS,
     now,
     paths,
     to_columns,
 )
-from bssearch.storage.queue import SubmissionRow, refuse_queued, rename_submission
+from bssearch.storage.queue import SUBMISSION_ROWS, refuse_queued, rename_submission
 from bssearch.storage.statements import (
     STUDIES,
     STUDY,
@@ -58,9 +58,9 @@ from bssearch.storage.trials import check_idle
 
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
     """Store a study; ``again`` allows an equal stored study."""
-    if insert_if_absent(connection, StudyRow, to_columns(study)):
+    if insert_if_absent(connection, STUDY_ROWS, to_columns(study)):
         return
-    stored = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
+    stored = connection.execute(STUDY.where(STUDY_ROWS.c.name == study.name)).mappings().first()
     if not again or stored is None or study_record(stored) != study:
         raise _taken(study.name)
 
@@ -72,10 +72,10 @@ def bind_study(
 
     ``again`` replaces the environment by an environment of the same kind.
     """
-    study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
+    study = study_record(connection.execute(STUDY.where(STUDY_ROWS.c.id == study_id)).mappings().one())
     same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
     if study.environment is None or (again and same_kind):
-        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(environment_id=environment_id))
+        connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(environment_id=environment_id))
     elif not same_kind:
         raise OtherDeviceError(
             f"the study {study.name!r} was measured on {study.environment.fingerprint}, and this device is "
@@ -118,9 +118,9 @@ class StudyStore(StorePart):
     def find(self, connection: Connection, name: str) -> StudyRecord | None:
         """Study of this name, or None."""
         self._database.asked.update(
-            connection.execute(select(StudyRow.name, StudyRow.id).where(StudyRow.name == name)).all()
+            connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == name)).all()
         )
-        row = connection.execute(STUDY.where(StudyRow.name == name)).mappings().first()
+        row = connection.execute(STUDY.where(STUDY_ROWS.c.name == name)).mappings().first()
         return None if row is None else study_record(row)
 
     @inside(Database.reading)
@@ -131,7 +131,7 @@ class StudyStore(StorePart):
     @inside(Database.reading)
     def all(self, connection: Connection) -> list[StudyRecord]:
         """All studies, oldest first."""
-        return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
+        return [study_record(row) for row in connection.execute(STUDY.order_by(STUDY_ROWS.c.id)).mappings()]
 
     def rename(self, old: str, new: str) -> None:
         """Rename a study; raise `UsageError` if the name is invalid or taken, or the study running or queued."""
@@ -140,10 +140,13 @@ class StudyStore(StorePart):
             refuse_queued(connection, old, "renamed")
             check_study_name(new)
             check_idle(connection, study_id, old, "renamed")
-            if connection.scalar(select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)) is not None:
+            if (
+                connection.scalar(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == new, STUDY_ROWS.c.id != study_id))
+                is not None
+            ):
                 raise _taken(new)
-            spec = connection.execute(select(StudyRow.spec).where(StudyRow.id == study_id)).scalar_one()
-            renamed = update(StudyRow).where(StudyRow.id == study_id).values(name=new, spec={**spec, "name": new})
+            spec = connection.execute(select(STUDY_ROWS.c.spec).where(STUDY_ROWS.c.id == study_id)).scalar_one()
+            renamed = update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(name=new, spec={**spec, "name": new})
             try:
                 connection.execute(renamed)
             except IntegrityError:  # another process created the study in the meantime
@@ -157,11 +160,13 @@ class StudyStore(StorePart):
         """Archive or unarchive a study; raise `UsageError` if the study is running or queued."""
 
         def archive(connection: Connection, study_id: int) -> None:
-            changed = update(StudyRow).where(StudyRow.id == study_id)
+            changed = update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id)
             if archived:
                 refuse_queued(connection, name, "archived")
                 check_idle(connection, study_id, name, "archived")
-                connection.execute(changed.where(StudyRow.archived_at.is_(None)).values(archived_at=now(connection)))
+                connection.execute(
+                    changed.where(STUDY_ROWS.c.archived_at.is_(None)).values(archived_at=now(connection))
+                )
             else:
                 connection.execute(changed.values(archived_at=None))
 
@@ -173,21 +178,21 @@ class StudyStore(StorePart):
         def delete_all(connection: Connection, study_id: int) -> None:
             refuse_queued(connection, name, "deleted")
             check_idle(connection, study_id, name, "deleted")
-            connection.execute(delete(StudyRow).where(StudyRow.id == study_id))
-            connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
+            connection.execute(delete(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id))
+            connection.execute(delete(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == name))
 
         self._database.on_study(name, delete_all)
 
     @writes
     def update_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> None:
         """Replace a study's spec; the caller checks that the question stays the same."""
-        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
+        connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(spec=dict(spec)))
 
     @writes
     def keep_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> str:
         """Store a spec; return its digest."""
         digest = spec_digest(spec)
-        insert_if_absent(connection, SpecRow, {"study_id": study_id, "digest": digest, "spec": dict(spec)})
+        insert_if_absent(connection, SPEC_ROWS, {"study_id": study_id, "digest": digest, "spec": dict(spec)})
         return digest
 
     @writes
@@ -220,8 +225,8 @@ class FindingStore(StorePart):
         ``is_news``: drivers notice the answer like a new probe.
         """
         fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
-        if not insert_if_absent(connection, FindingRow, {"study_id": study_id, **fields}):
-            connection.execute(update(FindingRow).where(FindingRow.study_id == study_id).values(**fields))
+        if not insert_if_absent(connection, FINDING_ROWS, {"study_id": study_id, **fields}):
+            connection.execute(update(FINDING_ROWS).where(FINDING_ROWS.c.study_id == study_id).values(**fields))
         if is_news:
             mark_probed(connection, study_id)
 
@@ -229,20 +234,20 @@ class FindingStore(StorePart):
     def age_seconds(self, connection: Connection, study: str) -> float:
         """Age of a study's answer; infinity without an answer."""
         study_id = self._database.study_id(connection, study)
-        found_at = connection.scalar(select(FindingRow.found_at).where(FindingRow.study_id == study_id))
+        found_at = connection.scalar(select(FINDING_ROWS.c.found_at).where(FINDING_ROWS.c.study_id == study_id))
         return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
 
     @inside(Database.looking)
     def last(self, connection: Connection, study: str) -> Mapping[str, Any]:
         """A study's last answer, even if outdated; empty without an answer."""
         study_id = self._database.study_id(connection, study)
-        return connection.scalar(select(FindingRow.answer).where(FindingRow.study_id == study_id)) or {}
+        return connection.scalar(select(FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)) or {}
 
     @reads
     def current(self, connection: Connection, study_id: int) -> Mapping[str, Any] | None:
         """A study's answer; None if missing or outdated."""
         stored = connection.execute(
-            select(FindingRow.stamp, FindingRow.answer).where(FindingRow.study_id == study_id)
+            select(FINDING_ROWS.c.stamp, FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)
         ).first()
         if stored is None or stored.stamp != _stamp(connection, study_id):
             return None
@@ -252,18 +257,22 @@ class FindingStore(StorePart):
 
 def _stamp(connection: Connection, study_id: int) -> str:
     study = connection.execute(
-        select(StudyRow.name, StudyRow.spec, StudyRow.environment_id).where(StudyRow.id == study_id)
+        select(STUDY_ROWS.c.name, STUDY_ROWS.c.spec, STUDY_ROWS.c.environment_id).where(STUDY_ROWS.c.id == study_id)
     ).one()
     trials = connection.execute(
-        select(TrialRow.state, func.count(), func.max(TrialRow.id), func.max(TrialRow.ended_at))
-        .where(TrialRow.study_id == study_id)
-        .group_by(TrialRow.state)
-        .order_by(TrialRow.state)
+        select(TRIAL_ROWS.c.state, func.count(), func.max(TRIAL_ROWS.c.id), func.max(TRIAL_ROWS.c.ended_at))
+        .where(TRIAL_ROWS.c.study_id == study_id)
+        .group_by(TRIAL_ROWS.c.state)
+        .order_by(TRIAL_ROWS.c.state)
     ).all()
     probes = connection.execute(
-        select(func.count(), func.max(ProbeRow.id), func.max(ProbeRow.measured_at)).where(ProbeRow.study_id == study_id)
+        select(func.count(), func.max(PROBE_ROWS.c.id), func.max(PROBE_ROWS.c.measured_at)).where(
+            PROBE_ROWS.c.study_id == study_id
+        )
     ).all()
-    visits = connection.execute(select(func.count(), func.max(VisitRow.id)).where(VisitRow.study_id == study_id)).all()
+    visits = connection.execute(
+        select(func.count(), func.max(VISIT_ROWS.c.id)).where(VISIT_ROWS.c.study_id == study_id)
+    ).all()
     parts = [tuple(study), *([tuple(row) for row in rows] for rows in (trials, probes, visits))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -298,7 +307,7 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
     study = StudyRecord.created(finished.study, time)
     check_study_name(study.name)
     _create(connection, study)
-    study_id = connection.execute(select(StudyRow.id).where(StudyRow.name == study.name)).scalar_one()
+    study_id = connection.execute(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == study.name)).scalar_one()
     place = {"study_id": study_id, "environment_id": database.environment_id(connection, finished.environment)}
     bind_study(connection, study_id, finished.environment, place["environment_id"], again=False)
     place["revision"] = raise_revision(connection, study_id)
@@ -318,7 +327,9 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
         }
         fixed = {name: _literal(connection, name, one) for name, one in shared.items() if isinstance(one, _FIXED)}
         varying = [name for name in columns if name not in fixed and shared.get(name, "") is not None]
-        compiled: Any = insert(TrialRow).values(fixed).inline().compile(dialect=connection.dialect, column_keys=varying)
+        compiled: Any = (
+            insert(TRIAL_ROWS).values(fixed).inline().compile(dialect=connection.dialect, column_keys=varying)
+        )
         rows = zip(*(_stored(connection, name, columns[name]) for name in compiled.positiontup or varying), strict=True)
         connection.exec_driver_sql(
             str(compiled),
@@ -331,16 +342,16 @@ def _add_curves(connection: Connection, study_id: int, trials: Sequence[Finished
     numbered = [(number, one) for number, one in enumerate(trials, 1) if one.curve]
     if not numbered:
         return
-    stored = connection.execute(select(TrialRow.number, TrialRow.id).where(TrialRow.study_id == study_id))
+    stored = connection.execute(select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.id).where(TRIAL_ROWS.c.study_id == study_id))
     ids = {row.number: row.id for row in stored}
     rows = ({"trial_id": ids[number], **asdict(one)} for number, trial in numbered for one in trial.curve)
     while chunk := list(itertools.islice(rows, CHUNK)):
-        connection.execute(insert(ObservationRow), chunk)
+        connection.execute(insert(OBSERVATION_ROWS), chunk)
 
 
 def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:
     # SQLAlchemy's conversion row by row takes three times as long.
-    convert = TrialRow.__table__.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
+    convert = TRIAL_ROWS.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     return values if convert is None else map(convert, values)
 
 
@@ -352,14 +363,14 @@ def _attributes() -> dict[str, str]:
 
 
 def _literal(connection: Connection, name: str, value: object) -> ColumnElement[Any]:
-    bound = literal(value, TrialRow.__table__.c[name].type)
+    bound = literal(value, TRIAL_ROWS.c[name].type)
     return literal_column(str(bound.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})))
 
 
 def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -> bool:
     """True if `add_study` stored this study at ``time``."""
     study = StudyRecord.created(finished.study, time, finished.environment)
-    row = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
+    row = connection.execute(STUDY.where(STUDY_ROWS.c.name == study.name)).mappings().first()
     return row is not None and study_record(row) == study
 
 

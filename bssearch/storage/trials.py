@@ -14,13 +14,13 @@ from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import Environment, Lease, Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.storage.database import Database, StorePart, inside, patiently, reads, writes
 from bssearch.storage.models import (
-    ClaimRow,
-    EnvironmentRow,
-    LogRow,
-    ObservationRow,
-    SpecRow,
-    StudyRow,
-    TrialRow,
+    CLAIM_ROWS,
+    ENVIRONMENT_ROWS,
+    LOG_ROWS,
+    OBSERVATION_ROWS,
+    SPEC_ROWS,
+    STUDY_ROWS,
+    TRIAL_ROWS,
     database_now,
     database_started,
     from_columns,
@@ -53,13 +53,13 @@ from bssearch.storage.statements import (
 JUST_BEFORE = timedelta(microseconds=1)
 
 _STATE = select(
-    func.max(TrialRow.number),
+    func.max(TRIAL_ROWS.c.number),
     database_now(),
-    select(StudyRow.archived_at).where(StudyRow.id == bindparam("study_id")).scalar_subquery(),
-    select(TrialRow.number).where(TrialRow.plan_id == bindparam("plan_id")).scalar_subquery(),
-).where(TrialRow.study_id == bindparam("study_id"))
+    select(STUDY_ROWS.c.archived_at).where(STUDY_ROWS.c.id == bindparam("study_id")).scalar_subquery(),
+    select(TRIAL_ROWS.c.number).where(TRIAL_ROWS.c.plan_id == bindparam("plan_id")).scalar_subquery(),
+).where(TRIAL_ROWS.c.study_id == bindparam("study_id"))
 
-_ADDED = insert(TrialRow.__table__)
+_ADDED = insert(TRIAL_ROWS)
 
 
 def archived(name: str) -> UsageError:
@@ -102,8 +102,8 @@ def start_trial(
             assert number is not None and lease is not None, "a stored trial starts under a lease"
             state = TrialState.QUEUED if plan.resumed is None else TrialState.PAUSED
             started = connection.execute(
-                update(TrialRow)
-                .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == state)
+                update(TRIAL_ROWS)
+                .where(TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.number == number, TRIAL_ROWS.c.state == state)
                 .values(
                     **(_dequeued(plan, lease, environment_id) if plan.resumed is None else _resumed()),
                     plan_id=plan_id,
@@ -143,7 +143,7 @@ def _resumed() -> dict[str, Any]:
     return blank | {"ended_at": None, "steps_x_step_time_s": None}
 
 
-_OBSERVED = insert(ObservationRow.__table__)
+_OBSERVED = insert(OBSERVATION_ROWS)
 
 
 class TrialStore(StorePart):
@@ -212,10 +212,10 @@ class TrialStore(StorePart):
         state: TrialState = TrialState.PRUNED,
     ) -> list[int]:
         """End paused trials (default: all); return their numbers."""
-        settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
+        settled = update(TRIAL_ROWS).where(TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.state == TrialState.PAUSED)
         if numbers is not None:
-            settled = settled.where(TrialRow.number.in_(numbers))
-        ended = sorted(connection.scalars(settled.values(state=state).returning(TrialRow.number)))
+            settled = settled.where(TRIAL_ROWS.c.number.in_(numbers))
+        ended = sorted(connection.scalars(settled.values(state=state).returning(TRIAL_ROWS.c.number)))
         mark_changed(connection, study_id, ended)
         return ended
 
@@ -229,11 +229,11 @@ class TrialStore(StorePart):
         states: Collection[TrialState] | None = None,
     ) -> list[TrialRecord]:
         """Trials by number; given a phase or states, only these."""
-        query = TRIALS.where(TrialRow.study_id == study_id)
+        query = TRIALS.where(TRIAL_ROWS.c.study_id == study_id)
         if phase is not None:
-            query = query.where(TrialRow.phase == phase)
+            query = query.where(TRIAL_ROWS.c.phase == phase)
         if states is not None:
-            query = query.where(TrialRow.state.in_(states))
+            query = query.where(TRIAL_ROWS.c.state.in_(states))
         found = [trial_record(row) for row in connection.execute(query).mappings()]
         return self._probes.timed(connection, study_id, found)
 
@@ -252,37 +252,40 @@ class TrialStore(StorePart):
     @reads
     def seconds_at_rest(self, connection: Connection, study_id: int) -> float:
         """Seconds since a trial started or ended, else since the study began."""
-        trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
-        last = connection.execute(trials.where(TrialRow.study_id == study_id)).one()
-        made = connection.scalars(select(StudyRow.created_at).where(StudyRow.id == study_id)).one()
+        trials = select(func.max(TRIAL_ROWS.c.created_at), func.max(TRIAL_ROWS.c.ended_at))
+        last = connection.execute(trials.where(TRIAL_ROWS.c.study_id == study_id)).one()
+        made = connection.scalars(select(STUDY_ROWS.c.created_at).where(STUDY_ROWS.c.id == study_id)).one()
         return (now(connection) - max(one for one in (made, *last) if one is not None)).total_seconds()
 
     @reads
     def spec(self, connection: Connection, study_id: int, number: int) -> Mapping[str, object] | None:
         """Spec with which a trial started; None if unknown."""
         return connection.scalar(
-            select(SpecRow.spec)
-            .join(TrialRow, (TrialRow.study_id == SpecRow.study_id) & (TrialRow.spec_digest == SpecRow.digest))
-            .where(SpecRow.study_id == study_id, TrialRow.number == number)
+            select(SPEC_ROWS.c.spec)
+            .join(
+                TRIAL_ROWS,
+                (TRIAL_ROWS.c.study_id == SPEC_ROWS.c.study_id) & (TRIAL_ROWS.c.spec_digest == SPEC_ROWS.c.digest),
+            )
+            .where(SPEC_ROWS.c.study_id == study_id, TRIAL_ROWS.c.number == number)
         )
 
     @reads
     def environment(self, connection: Connection, study_id: int, number: int) -> Environment | None:
         """Environment of a trial; None if it never started."""
-        place = TrialRow.study_id == study_id, TrialRow.number == number
-        query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
+        place = TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.number == number
+        query = ENVIRONMENTS.join(TRIAL_ROWS, TRIAL_ROWS.c.environment_id == ENVIRONMENT_ROWS.c.id)
         row = connection.execute(query.where(*place)).mappings().first()
         return None if row is None else from_columns(Environment, row)
 
     @reads
     def environments(self, connection: Connection, study_id: int) -> dict[int, Environment]:
         """Environment of each started trial."""
-        query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
-        trials = select(TrialRow.number, TrialRow.environment_id).where(
-            TrialRow.study_id == study_id, TrialRow.environment_id.is_not(None)
+        query = ENVIRONMENTS.add_columns(ENVIRONMENT_ROWS.c.id)
+        trials = select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.environment_id).where(
+            TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.environment_id.is_not(None)
         )
-        places = {number: place for number, place in connection.execute(trials.order_by(TrialRow.number))}
-        rows = connection.execute(query.where(EnvironmentRow.id.in_({*places.values()}))).mappings()
+        places = {number: place for number, place in connection.execute(trials.order_by(TRIAL_ROWS.c.number))}
+        rows = connection.execute(query.where(ENVIRONMENT_ROWS.c.id.in_({*places.values()}))).mappings()
         found = {row["id"]: from_columns(Environment, row) for row in rows}
         return {number: found[place] for number, place in places.items()}
 
@@ -290,11 +293,11 @@ class TrialStore(StorePart):
     def torch_versions(self, connection: Connection, study_id: int) -> list[str]:
         """Torch versions of a study's trials, earliest trial first."""
         query = (
-            select(EnvironmentRow.torch_version)
-            .join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
-            .where(TrialRow.study_id == study_id)
-            .group_by(EnvironmentRow.torch_version)
-            .order_by(func.min(TrialRow.number))
+            select(ENVIRONMENT_ROWS.c.torch_version)
+            .join(TRIAL_ROWS, TRIAL_ROWS.c.environment_id == ENVIRONMENT_ROWS.c.id)
+            .where(TRIAL_ROWS.c.study_id == study_id)
+            .group_by(ENVIRONMENT_ROWS.c.torch_version)
+            .order_by(func.min(TRIAL_ROWS.c.number))
         )
         return list(connection.scalars(query))
 
@@ -345,7 +348,7 @@ class TrialStore(StorePart):
 
     def _curves(self, connection: Connection, study_id: int, numbers: Collection[int]) -> dict[int, list[Observation]]:
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
-        query = OBSERVATIONS.where(TrialRow.study_id == study_id, TrialRow.number.in_(found))
+        query = OBSERVATIONS.where(TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.number.in_(found))
         for row in connection.execute(query).mappings():
             found[row["number"]].append(from_columns(Observation, row))
         return found
@@ -366,8 +369,8 @@ class TrialStore(StorePart):
     @reads
     def observation_count(self, connection: Connection, study_id: int) -> int:
         """Number of a study's observations."""
-        query = select(func.count()).select_from(ObservationRow).join(TrialRow)
-        return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
+        query = select(func.count()).select_from(OBSERVATION_ROWS).join(TRIAL_ROWS)
+        return connection.execute(query.where(TRIAL_ROWS.c.study_id == study_id)).scalar_one()
 
     @writes
     def save_log(
@@ -375,14 +378,14 @@ class TrialStore(StorePart):
     ) -> None:
         """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         for trial_id in trial_ids_of(connection, study_id, [number], owner).values():
-            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
-                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
+            if not insert_if_absent(connection, LOG_ROWS, {"trial_id": trial_id, "text": text}):
+                connection.execute(update(LOG_ROWS).where(LOG_ROWS.c.trial_id == trial_id).values(text=text))
 
     @reads
     def log(self, connection: Connection, study_id: int, number: int) -> str | None:
         """A trial's log, or None."""
         trial_id = trial_id_of(connection, study_id, number)
-        return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
+        return connection.scalar(select(LOG_ROWS.c.text).where(LOG_ROWS.c.trial_id == trial_id))
 
 
 # No lease expires within these seconds after a server's start; drivers reconnect sooner.
@@ -403,13 +406,13 @@ def ended_by(connection: Connection) -> datetime:
 def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
     last = connection.execute(
         select(
-            ObservationRow.step.label("steps"),
-            ObservationRow.samples,
-            ObservationRow.train_seconds,
-            ObservationRow.metric.label("final_metric"),
+            OBSERVATION_ROWS.c.step.label("steps"),
+            OBSERVATION_ROWS.c.samples,
+            OBSERVATION_ROWS.c.train_seconds,
+            OBSERVATION_ROWS.c.metric.label("final_metric"),
         )
-        .where(ObservationRow.trial_id == trial_id)
-        .order_by(ObservationRow.step.desc())
+        .where(OBSERVATION_ROWS.c.trial_id == trial_id)
+        .order_by(OBSERVATION_ROWS.c.step.desc())
         .limit(1)
     )
     return dict(last.mappings().first() or {})
@@ -419,13 +422,13 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
     """Raise `UsageError` if a driver holds a live lease of a trial or claim of the study."""
     ended = ended_by(connection)
     running = connection.execute(
-        select(TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
-        .where(*is_running(study_id), TrialRow.lease_expires_at > ended)
-        .order_by(TrialRow.number)
+        select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.lease_owner, TRIAL_ROWS.c.lease_expires_at)
+        .where(*is_running(study_id), TRIAL_ROWS.c.lease_expires_at > ended)
+        .order_by(TRIAL_ROWS.c.number)
     ).first()
     claimed = connection.execute(
-        select(ClaimRow.name, ClaimRow.owner, ClaimRow.expires_at).where(
-            ClaimRow.study_id == study_id, ClaimRow.expires_at > ended
+        select(CLAIM_ROWS.c.name, CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(
+            CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.expires_at > ended
         )
     ).first()
     if running is not None:
@@ -447,17 +450,17 @@ class LeaseStore(StorePart):
     def heartbeat(self, connection: Connection, study_id: int, owner: str, lease_seconds: float) -> None:
         """Extend an owner's leases to ``lease_seconds`` from now."""
         expires_at = now(connection) + timedelta(seconds=lease_seconds)
-        own_trials = update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner)
+        own_trials = update(TRIAL_ROWS).where(*is_running(study_id), TRIAL_ROWS.c.lease_owner == owner)
         connection.execute(own_trials.values(lease_expires_at=expires_at))
-        own_claims = update(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.owner == owner)
+        own_claims = update(CLAIM_ROWS).where(CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.owner == owner)
         connection.execute(own_claims.values(expires_at=expires_at))
 
     @reads
     def ends(self, connection: Connection, study_id: int) -> dict[str, datetime]:
         """Each owner's latest lease end."""
         found: dict[str, datetime] = {}
-        trials = select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))
-        claims = select(ClaimRow.owner, ClaimRow.expires_at).where(ClaimRow.study_id == study_id)
+        trials = select(TRIAL_ROWS.c.lease_owner, TRIAL_ROWS.c.lease_expires_at).where(*is_running(study_id))
+        claims = select(CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(CLAIM_ROWS.c.study_id == study_id)
         for owner, expires_at in (*connection.execute(trials), *connection.execute(claims)):
             if owner is not None:
                 found[owner] = max(expires_at, found.get(owner, expires_at))
@@ -466,18 +469,18 @@ class LeaseStore(StorePart):
     @writes
     def mark_lost(self, connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
         """End trials of dead owners; return their numbers. If ``is_alive`` returns None, the lease decides."""
-        owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
+        owners = connection.scalars(select(TRIAL_ROWS.c.lease_owner).where(*is_running(study_id)).distinct()).all()
         known = {owner: is_alive(owner) for owner in owners if owner is not None}
         dead = {owner for owner, alive in known.items() if alive is False}
         alive = {owner for owner, alive in known.items() if alive}
         rows = connection.execute(
-            select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at).where(
+            select(TRIAL_ROWS.c.id, TRIAL_ROWS.c.number, TRIAL_ROWS.c.lease_owner, TRIAL_ROWS.c.lease_expires_at).where(
                 *is_running(study_id),
                 or_(
-                    TrialRow.lease_owner.in_(dead),
-                    TrialRow.lease_owner.is_(None),
-                    TrialRow.lease_expires_at.is_(None),
-                    and_(TrialRow.lease_expires_at <= ended_by(connection), TrialRow.lease_owner.not_in(alive)),
+                    TRIAL_ROWS.c.lease_owner.in_(dead),
+                    TRIAL_ROWS.c.lease_owner.is_(None),
+                    TRIAL_ROWS.c.lease_expires_at.is_(None),
+                    and_(TRIAL_ROWS.c.lease_expires_at <= ended_by(connection), TRIAL_ROWS.c.lease_owner.not_in(alive)),
                 ),
             )
         ).all()
@@ -500,17 +503,17 @@ class LeaseStore(StorePart):
         self, connection: Connection, study_id: int, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive
     ) -> bool:
         """Claim a task until the lease ends or the owner dies; return whether the claim succeeded."""
-        place = ClaimRow.study_id == study_id, ClaimRow.name == name
-        held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
+        place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name
+        held = connection.execute(select(CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(*place)).first()
         values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
         if held is None:
-            connection.execute(insert(ClaimRow).values(study_id=study_id, name=name, **values))
+            connection.execute(insert(CLAIM_ROWS).values(study_id=study_id, name=name, **values))
             return True
         if held.owner != owner:
             alive = is_alive(held.owner)
             if alive or (alive is None and held.expires_at > ended_by(connection)):
                 return False
-        connection.execute(update(ClaimRow).where(*place).values(values))
+        connection.execute(update(CLAIM_ROWS).where(*place).values(values))
         return True
 
     @reads
@@ -521,5 +524,5 @@ class LeaseStore(StorePart):
     @writes
     def release(self, connection: Connection, study_id: int, name: str, *, owner: str) -> None:
         """Release an owner's claim."""
-        place = ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner
-        connection.execute(delete(ClaimRow).where(*place))
+        place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name, CLAIM_ROWS.c.owner == owner
+        connection.execute(delete(CLAIM_ROWS).where(*place))

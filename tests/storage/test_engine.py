@@ -34,7 +34,7 @@ from bssearch.storage.connection.engine import (
     without_secrets,
     writing,
 )
-from bssearch.storage.models import Base, UtcDateTime
+from bssearch.storage.models import METADATA, UtcDateTime
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, start, store_in
@@ -357,7 +357,7 @@ class TestTypes:
 
     def test_the_tables_can_be_made_on_postgresql(self) -> None:
         dialect = postgresql.dialect()  # type: ignore[no-untyped-call,unused-ignore]
-        made = "".join(str(CreateTable(table).compile(dialect=dialect)) for table in Base.metadata.sorted_tables)
+        made = "".join(str(CreateTable(table).compile(dialect=dialect)) for table in METADATA.sorted_tables)
         assert "created_at TIMESTAMP WITH TIME ZONE NOT NULL" in made
         assert "TIMESTAMP WITHOUT" not in made
         assert "train_seconds FLOAT(53) NOT NULL" in made

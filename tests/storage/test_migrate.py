@@ -19,7 +19,7 @@ from bssearch.errors import DatabaseError, SchemaError
 from bssearch.settings import packaged_folder
 from bssearch.storage import migrate
 from bssearch.storage.connection.engine import create_engine_for, writing
-from bssearch.storage.models import Base
+from bssearch.storage.models import METADATA
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.schema import execute
@@ -99,10 +99,10 @@ class TestRevisions:
         migrate.upgrade(empty_url)
         described = _described(engine)
         with writing(engine) as connection:
-            Base.metadata.drop_all(connection)
+            METADATA.drop_all(connection)
         assert _described(engine) == {}
         with writing(engine) as connection:
-            Base.metadata.create_all(connection)
+            METADATA.create_all(connection)
         assert described == _described(engine)
         assert len(described) == 13
         if engine.dialect.name == "sqlite":

@@ -19,7 +19,7 @@ from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage import migrate
 from bssearch.storage.connection import engine as connection_engine
 from bssearch.storage.migrate import SEQUENCES, WRITER_RIGHTS, Roles, script
-from bssearch.storage.models import Base
+from bssearch.storage.models import METADATA
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch, printed, refused
 from tests.factories import make_environment, make_probe, make_spec
@@ -108,8 +108,8 @@ def team(server: Postgres) -> Team:
 
 
 def test_every_table_and_sequence_has_its_rights() -> None:
-    assert set(WRITER_RIGHTS) == set(Base.metadata.tables), "who adds a table says what a writer does with it"
-    assert set(SEQUENCES) == {f"{name}_id_seq" for name, one in Base.metadata.tables.items() if "id" in one.columns}
+    assert set(WRITER_RIGHTS) == set(METADATA.tables), "who adds a table says what a writer does with it"
+    assert set(SEQUENCES) == {f"{name}_id_seq" for name, one in METADATA.tables.items() if "id" in one.columns}
 
 
 def test_a_second_time_changes_nothing(server: Postgres) -> None:
@@ -262,7 +262,7 @@ def test_a_role_has_no_right_beyond_its_own(team: Team, login: str, statement: s
 
 
 def test_a_reader_reads_every_table(team: Team) -> None:
-    for table in (*Base.metadata.tables, migrate.VERSION_TABLE):
+    for table in (*METADATA.tables, migrate.VERSION_TABLE):
         team.ask("rita", f"SELECT * FROM {table}")
 
 
@@ -474,7 +474,7 @@ def reader(group: Team) -> Iterator[None]:
         connections = [stack.enter_context(group.connect("rita")) for _ in range(SESSIONS)]
         for connection in connections:
             connection.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
-            for table in (*Base.metadata.tables, migrate.VERSION_TABLE):
+            for table in (*METADATA.tables, migrate.VERSION_TABLE):
                 connection.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE".encode())
                 connection.execute(f"SELECT * FROM {table}".encode())
         for key in FORMER_KEYS:

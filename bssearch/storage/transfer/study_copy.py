@@ -45,18 +45,18 @@ from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
 from bssearch.storage.models import (
+    BRANCH_ROWS,
+    ENVIRONMENT_ROWS,
+    FINDING_ROWS,
+    LOG_ROWS,
     MOST_SENTENCES,
-    BranchRow,
-    EnvironmentRow,
-    FindingRow,
-    LogRow,
-    ObservationRow,
-    ProbeRow,
+    OBSERVATION_ROWS,
+    PROBE_ROWS,
+    SPEC_ROWS,
+    STUDY_ROWS,
+    TRIAL_ROWS,
+    VISIT_ROWS,
     Sentences,
-    SpecRow,
-    StudyRow,
-    TrialRow,
-    VisitRow,
     from_columns,
     json_fault,
     to_columns,
@@ -194,16 +194,16 @@ def _layout(kind: Kind, table: Table, *keys: str) -> Layout:
 _SPLIT = "environment", "batch_size", "micro_batch_size", "world_size"
 
 LAYOUTS: Mapping[Kind, Layout] = {
-    Kind.ENVIRONMENT: _layout(Kind.ENVIRONMENT, EnvironmentRow.__table__, "digest"),
-    Kind.STUDY: _layout(Kind.STUDY, StudyRow.__table__),
-    Kind.SPEC: _layout(Kind.SPEC, SpecRow.__table__, "digest"),
-    Kind.TRIAL: _layout(Kind.TRIAL, TrialRow.__table__, "number"),
-    Kind.OBSERVATION: _layout(Kind.OBSERVATION, ObservationRow.__table__, "trial", "step"),
-    Kind.LOG: _layout(Kind.LOG, LogRow.__table__, "trial"),
-    Kind.PROBE: _layout(Kind.PROBE, ProbeRow.__table__, "kind", *_SPLIT),
-    Kind.VISIT: _layout(Kind.VISIT, VisitRow.__table__, "visit", *_SPLIT),
-    Kind.BRANCH: _layout(Kind.BRANCH, BranchRow.__table__, "environment", "digest"),
-    Kind.FINDING: _layout(Kind.FINDING, FindingRow.__table__),
+    Kind.ENVIRONMENT: _layout(Kind.ENVIRONMENT, ENVIRONMENT_ROWS, "digest"),
+    Kind.STUDY: _layout(Kind.STUDY, STUDY_ROWS),
+    Kind.SPEC: _layout(Kind.SPEC, SPEC_ROWS, "digest"),
+    Kind.TRIAL: _layout(Kind.TRIAL, TRIAL_ROWS, "number"),
+    Kind.OBSERVATION: _layout(Kind.OBSERVATION, OBSERVATION_ROWS, "trial", "step"),
+    Kind.LOG: _layout(Kind.LOG, LOG_ROWS, "trial"),
+    Kind.PROBE: _layout(Kind.PROBE, PROBE_ROWS, "kind", *_SPLIT),
+    Kind.VISIT: _layout(Kind.VISIT, VISIT_ROWS, "visit", *_SPLIT),
+    Kind.BRANCH: _layout(Kind.BRANCH, BRANCH_ROWS, "environment", "digest"),
+    Kind.FINDING: _layout(Kind.FINDING, FINDING_ROWS),
 }
 
 
@@ -214,8 +214,8 @@ AT_ONCE = 1000
 
 _REFERENCES = {"environment": Kind.ENVIRONMENT, "trial": Kind.TRIAL, "retry_of": Kind.TRIAL}
 
-_TRIAL = TrialRow.__table__
-_ENVIRONMENT = EnvironmentRow.__table__
+_TRIAL = TRIAL_ROWS
+_ENVIRONMENT = ENVIRONMENT_ROWS
 _RUNS = _TRIAL.c.state == TrialState.RUNNING
 
 
@@ -278,12 +278,12 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
             for row in _rows(connection, kind, study_id, with_running):
                 copy.add(kind, row)
     except UsageError as error:
-        name = connection.scalar(select(StudyRow.name).where(StudyRow.id == study_id))
+        name = connection.scalar(select(STUDY_ROWS.c.name).where(STUDY_ROWS.c.id == study_id))
         raise DatabaseError(
             f"study {name!r} of {source} has an invalid row: {error.message}",
             hint="another program wrote this row; other studies are not affected",
         ) from None
-    running = select(TrialRow.number).where(TrialRow.study_id == study_id, _RUNS).order_by(TrialRow.number)
+    running = select(TRIAL_ROWS.c.number).where(TRIAL_ROWS.c.study_id == study_id, _RUNS).order_by(TRIAL_ROWS.c.number)
     copy.running = connection.scalars(running).all()
     return copy
 
@@ -346,7 +346,7 @@ def _scope(kind: Kind, study_id: int, with_running: bool) -> ColumnElement[bool]
     if kind is Kind.ENVIRONMENT:
         tables = [one.table for one in LAYOUTS.values() if {"environment_id", "study_id"} <= {*one.table.c.keys()}]
         used = [select(one.c.environment_id).where(one.c.study_id == study_id) for one in tables]
-        return table.c.id.in_(union(select(StudyRow.environment_id).where(StudyRow.id == study_id), *used))
+        return table.c.id.in_(union(select(STUDY_ROWS.c.environment_id).where(STUDY_ROWS.c.id == study_id), *used))
     if kind is Kind.STUDY:
         return table.c.id == study_id
     if kind is Kind.TRIAL or "trial_id" in table.c:
@@ -416,13 +416,15 @@ def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
 def _known(connection: Connection, copy: Copy) -> int | None:
     study = copy.study
     same: list[ColumnElement[bool]] = [
-        StudyRow.created_at == study["created_at"],
-        StudyRow.created_by == study["created_by"],
-        StudyRow.spec_hash == study["spec_hash"],
+        STUDY_ROWS.c.created_at == study["created_at"],
+        STUDY_ROWS.c.created_by == study["created_by"],
+        STUDY_ROWS.c.spec_hash == study["spec_hash"],
     ]
     if study["spec"]["workload"] == IMPORTED and copy.environment is not None:
-        same.append(StudyRow.environment_id.in_(select(EnvironmentRow.id).where(*of_its_kind(copy.environment))))
-    return connection.scalar(select(StudyRow.id).where(*same).order_by(StudyRow.id).with_for_update())
+        same.append(
+            STUDY_ROWS.c.environment_id.in_(select(ENVIRONMENT_ROWS.c.id).where(*of_its_kind(copy.environment)))
+        )
+    return connection.scalar(select(STUDY_ROWS.c.id).where(*same).order_by(STUDY_ROWS.c.id).with_for_update())
 
 
 def _create(connection: Connection, copy: Copy, name: str) -> int:
@@ -430,14 +432,16 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
     study = copy.study
     columns = {**study, "name": name, "spec": {**study["spec"], "name": name}}
     del columns["environment"]
-    if not insert_if_absent(connection, StudyRow, columns):
-        by, at = connection.execute(select(StudyRow.created_by, StudyRow.created_at).where(StudyRow.name == name)).one()
+    if not insert_if_absent(connection, STUDY_ROWS, columns):
+        by, at = connection.execute(
+            select(STUDY_ROWS.c.created_by, STUDY_ROWS.c.created_at).where(STUDY_ROWS.c.name == name)
+        ).one()
         raise UsageError(
             f"another study {name!r} exists, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; the study of {copy.source} "
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",
             hint="rename the study here with `bssearch study rename OLD NEW`, or import with --as NAME",
         )
-    return connection.execute(select(StudyRow.id).where(StudyRow.name == name)).scalar_one()
+    return connection.execute(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == name)).scalar_one()
 
 
 @dataclass(slots=True)
@@ -474,8 +478,8 @@ class _Join:
     # Choice of rows
 
     def _sort_trials(self) -> None:
-        live = select(TrialRow.number).where(
-            *is_running(self.study_id), TrialRow.lease_expires_at > ended_by(self.connection)
+        live = select(TRIAL_ROWS.c.number).where(
+            *is_running(self.study_id), TRIAL_ROWS.c.lease_expires_at > ended_by(self.connection)
         )
         held = set(self.connection.scalars(live))
         curves, curves_here = self.copy.curves(), self.here.curves()
@@ -546,10 +550,10 @@ class _Join:
             columns["rewritten_at_revision"] = self.revision
         if new[Kind.PROBE] or new[Kind.VISIT]:
             columns["probed_at_revision"] = self.revision
-        self.connection.execute(update(StudyRow).where(StudyRow.id == self.study_id).values(columns))
+        self.connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == self.study_id).values(columns))
         self._insert(Kind.SPEC, new[Kind.SPEC])
         self._insert(Kind.TRIAL, new[Kind.TRIAL])
-        query = select(TrialRow.number, TrialRow.id).where(TrialRow.study_id == self.study_id)
+        query = select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.id).where(TRIAL_ROWS.c.study_id == self.study_id)
         self.trial_ids = {number: trial_id for number, trial_id in self.connection.execute(query)}
         for number in self.replaced:
             self._replace(number)
@@ -558,15 +562,15 @@ class _Join:
         finding: dict[str, Any] = {"stamp": ""}  # marks the stored answer as outdated
         for row in new[Kind.FINDING]:
             finding = self._columns(Kind.FINDING, row)
-            insert_if_absent(self.connection, FindingRow, finding)
-        self.connection.execute(update(FindingRow).where(FindingRow.study_id == self.study_id).values(finding))
+            insert_if_absent(self.connection, FINDING_ROWS, finding)
+        self.connection.execute(update(FINDING_ROWS).where(FINDING_ROWS.c.study_id == self.study_id).values(finding))
 
     def _replace(self, number: int) -> None:
         row, trial_id = self.copy.rows[Kind.TRIAL][(number,)], self.trial_ids[number]
-        for table in (ObservationRow, LogRow):
+        for table in (OBSERVATION_ROWS, LOG_ROWS):
             self.connection.execute(delete(table).where(table.trial_id == trial_id))
         columns = {**self._columns(Kind.TRIAL, row), "lease_owner": None, "lease_expires_at": None}
-        self._execute(Kind.TRIAL, row, update(TrialRow).where(TrialRow.id == trial_id).values(columns))
+        self._execute(Kind.TRIAL, row, update(TRIAL_ROWS).where(TRIAL_ROWS.c.id == trial_id).values(columns))
 
     def _insert(self, kind: Kind, rows: Sequence[Row]) -> None:
         statement = insert(LAYOUTS[kind].table)
@@ -605,8 +609,8 @@ class _Join:
         if digest is None:
             return None
         if digest not in self.environment_ids:
-            insert_if_absent(self.connection, EnvironmentRow, self.copy.rows[Kind.ENVIRONMENT][(digest,)])
-            query = select(EnvironmentRow.id).where(EnvironmentRow.digest == digest)
+            insert_if_absent(self.connection, ENVIRONMENT_ROWS, self.copy.rows[Kind.ENVIRONMENT][(digest,)])
+            query = select(ENVIRONMENT_ROWS.c.id).where(ENVIRONMENT_ROWS.c.digest == digest)
             self.environment_ids[digest] = self.connection.execute(query).scalar_one()
         return self.environment_ids[digest]
 

@@ -132,12 +132,12 @@ def rows(store: Store, name: str = "toy") -> dict[Kind, dict[Any, Any]]:
 
 def everything(store: Store) -> dict[str, list[Any]]:
     """All rows of all tables, ids and revisions included."""
-    from bssearch.storage.models import Base
+    from bssearch.storage.models import METADATA
 
     with store.reading() as connection:
         return {
             table.name: [tuple(row) for row in connection.execute(table.select().order_by(*table.primary_key))]
-            for table in Base.metadata.sorted_tables
+            for table in METADATA.sorted_tables
         }
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import event
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SpecError, UsageError
 from bssearch.records import TrialState
-from bssearch.storage.models import Base
+from bssearch.storage.models import METADATA
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer import study_copy
 from bssearch.storage.transfer.study_copy import LAYOUTS, NAMES, OWN, read_study
@@ -66,7 +66,7 @@ def test_every_table_and_column_travels_or_is_a_databases_own() -> None:
     """A new table or column is exported automatically, or must be listed here as excluded."""
     travelling = {layout.table.name for layout in LAYOUTS.values()}
     staying = {"bss_claim", "bss_submission", "bss_worker"}
-    assert {table.name for table in Base.metadata.sorted_tables} - travelling == staying
+    assert {table.name for table in METADATA.sorted_tables} - travelling == staying
     for layout in LAYOUTS.values():
         names = {NAMES.get(column.name, column.name) for column in layout.table.columns}
         assert names - set(layout.model.model_fields) <= OWN
