@@ -319,9 +319,8 @@ class Database:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
         inserted = insert_if_absent(connection, ENVIRONMENT_ROWS, {"digest": digest, **to_columns(environment)})
-        found = connection.execute(
-            select(ENVIRONMENT_ROWS.c.id).where(ENVIRONMENT_ROWS.c.digest == digest)
-        ).scalar_one()
+        known = select(ENVIRONMENT_ROWS.c.id).where(ENVIRONMENT_ROWS.c.digest == digest)
+        found: int = connection.execute(known).scalar_one()
         if not inserted:
             # Cache only committed ids: this transaction may roll back.
             self._environment_ids[environment] = found

@@ -1,47 +1,66 @@
-"""Search for rows that bssearch cannot have stored, after an error."""
+"""The rows of a study by kind, and the values that bssearch can have stored.
 
-from collections.abc import Iterator
-from typing import Any
+Rows of a study file and of a copy are checked one by one; `first_fault` checks all stored rows after an error.
+"""
 
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    create_model,
+)
 from sqlalchemy import (
     JSON,
-    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
     ColumnElement,
     Connection,
     DateTime,
-    Enum,
-    Float,
-    Integer,
+    RowMapping,
+    Select,
     Table,
     Text,
     TextClause,
     TypeDecorator,
     and_,
-    case,
     cast,
-    func,
     literal_column,
-    or_,
     select,
-    true,
     type_coerce,
+    union,
 )
 from sqlalchemy.types import NullType, TypeEngine
 
+from bssearch.errors import UsageError
+from bssearch.records.text import LONGEST_TEXT
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
     BRANCH_ROWS,
     ENVIRONMENT_ROWS,
     FINDING_ROWS,
+    LOG_ROWS,
+    MOST_SENTENCES,
     OBSERVATION_ROWS,
     PROBE_ROWS,
     SPEC_ROWS,
     STUDY_ROWS,
     TRIAL_ROWS,
     VISIT_ROWS,
+    Sentences,
+    StorableText,
     json_fault,
 )
 
@@ -50,116 +69,91 @@ LARGEST = 1e300
 
 LARGEST_WHOLE = 2**62
 
-# Columns of JSON objects of booleans, numbers, texts and nulls.
-OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
-
 LONGEST = 60
+
+# Columns that are not exported.
+OWN = frozenset(
+    {
+        *("id", "study_id", "archived_at", "login", "stamp", "plan_id"),
+        *("revision", "rewritten_at_revision", "probed_at_revision", "lease_owner", "lease_expires_at"),
+    }
+)
+
+NAMES = {"environment_id": "environment", "trial_id": "trial"}
+
+# Parts of a finding that trials cannot reproduce.
+KEPT_OF_FINDINGS = ("quick", "search_end")
+
+# Trial numbers are below this bound, so that further trials fit.
+MOST_TRIALS = 2**40
+
+_FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+
+
+class Kind(StrEnum):
+    """Kinds of rows; each follows the kinds to which its rows refer."""
+
+    ENVIRONMENT = "environment"
+    STUDY = "study"
+    SPEC = "spec"
+    TRIAL = "trial"
+    OBSERVATION = "observation"
+    LOG = "log"
+    PROBE = "probe"
+    VISIT = "visit"
+    BRANCH = "branch"
+    FINDING = "finding"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A kind's table, key fields, columns by field, and models of exported and of stored rows."""
+
+    table: Table
+    keys: tuple[str, ...]
+    columns: Mapping[str, Column[Any]]
+    exported: type[BaseModel]
+    stored: type[BaseModel]
 
 
 def first_fault(connection: Connection, study_id: int) -> str | None:
     """Describe a study's first invalid row, or return None."""
-    for table, words, label, scope in _rows_of(study_id):
-        for column in table.columns:
-            kind = storage_type(column.type)
-            value: ColumnElement[Any] = type_coerce(column, NullType())
-            if isinstance(kind, JSON) and connection.dialect.name == "postgresql":
-                value = cast(column, Text)  # parsed by the database driver, JSON could fail unnamed
-            wrong = _is_wrong(column, connection.dialect.name)
-            query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
-            if (found := connection.execute(query.limit(1)).first()) is not None:
-                why = _fault(found[1], column.name in OF_SCALARS) if isinstance(kind, JSON) else None
-                return f"{words} {found[0]}: {column.name} = {shown(found[1])}{'' if why is None else f': {why}'}"
-            if isinstance(kind, JSON):
-                for known, found in connection.execute(select(label, value).select_from(table).where(scope)):
-                    if found is not None and (why := _fault(found, column.name in OF_SCALARS)) is not None:
-                        return f"{words} {known}: {column.name} = {shown(found)}: {why}"
-        for broken, rule in _rules(table):
-            query = select(label).select_from(table).where(scope, broken).limit(1)
-            if (found := connection.execute(query).first()) is not None:
-                return f"{words} {found[0]}: {rule}"
+    dialect = connection.dialect.name
+    for kind, layout in LAYOUTS.items():
+        raw = {name: _raw(one, dialect) for name, one in columns_of(kind).items()}
+        query = rows_of(kind, study_id, raw)
+        for row in connection.execute(query).mappings():
+            try:
+                layout.stored.model_validate({name: _loaded(layout.columns[name], one) for name, one in row.items()})
+            except ValidationError as error:
+                return _problem(kind, row, error)
+        for broken, rule in _rules(layout.table):
+            if (found := connection.execute(query.where(broken).limit(1)).mappings().first()) is not None:
+                return f"{words(kind, found)}: {rule}"
     return None
 
 
-def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
-    for constraint in table.constraints:
-        if isinstance(constraint, CheckConstraint) and isinstance(constraint.sqltext, TextClause):
-            yield literal_column(f"NOT ({constraint.sqltext.text})"), f"not {constraint.sqltext.text}"
-    for key in table.foreign_key_constraints:
-        there = key.referred_table.alias()
-        pairs = [(one.parent, there.c[one.column.name]) for one in key.elements]
-        is_there = select(1).select_from(there).where(*(own == other for own, other in pairs)).exists()
-        names = ", ".join(own.name for own, _ in pairs)
-        yield and_(*(own.is_not(None) for own, _ in pairs), ~is_there), f"the row that {names} refers to is missing"
-
-
-def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], ColumnElement[bool]]]:
-    trial = TRIAL_ROWS
-    yield STUDY_ROWS, "study", STUDY_ROWS.c.name, STUDY_ROWS.c.id == study_id
-    environments = select(TRIAL_ROWS.c.environment_id).where(TRIAL_ROWS.c.study_id == study_id)
-    environment = ENVIRONMENT_ROWS
-    yield environment, "environment", environment.c.id, ENVIRONMENT_ROWS.c.id.in_(environments)
-    yield trial, "trial", trial.c.number, TRIAL_ROWS.c.study_id == study_id
-    observation = OBSERVATION_ROWS
-    number = select(trial.c.number).where(trial.c.id == observation.c.trial_id).scalar_subquery()
-    trials = select(TRIAL_ROWS.c.id).where(TRIAL_ROWS.c.study_id == study_id)
-    yield observation, "an evaluation of trial", number, OBSERVATION_ROWS.c.trial_id.in_(trials)
-    spec = SPEC_ROWS
-    yield spec, "the spec", spec.c.digest, SPEC_ROWS.c.study_id == study_id
-    for row, words in ((PROBE_ROWS, "a probe"), (VISIT_ROWS, "a visit"), (BRANCH_ROWS, "a branch")):
-        yield row.__table__, f"{words} of batch size", row.__table__.c.batch_size, row.study_id == study_id
-    finding = FINDING_ROWS
-    found_at = type_coerce(finding.c.found_at, NullType())  # the stored value may not be a time
-    yield finding, "the answer of", found_at, FINDING_ROWS.c.study_id == study_id
-
-
-def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
-    raw = type_coerce(column, NullType())
-    kind = storage_type(column.type)
-    wrong: list[ColumnElement[bool]] = [] if column.nullable else [raw.is_(None)]
-    wrong += [and_(raw.is_not(None), one) for one in _of_another_kind(raw, kind, dialect)]
-    return or_(*wrong) if wrong else ~true()
-
-
-def storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """SQL type under any `TypeDecorator`."""
-    while isinstance(kind, TypeDecorator):
-        kind = kind.impl_instance
-    return kind
-
-
-def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: str) -> Iterator[ColumnElement[bool]]:
-    is_sqlite = dialect == "sqlite"  # SQLite accepts any type in any column; PostgreSQL does not
-    stored = func.typeof(raw)
-    if isinstance(kind, Float):
-        if is_sqlite:
-            yield stored.not_in(("real", "integer"))
-        yield ~raw.between(-LARGEST, LARGEST)
-        yield and_(raw != 0, raw.between(-1 / LARGEST, 1 / LARGEST))
-    elif isinstance(kind, JSON):
-        if is_sqlite:
-            yield case((func.json_valid(raw) == 1, func.json_type(raw) != "object"), else_=true())
-        else:
-            yield func.json_typeof(raw) != "object"
-    elif isinstance(kind, Enum):
-        yield raw.not_in(kind.enums)
-    elif not is_sqlite:
-        return
-    elif isinstance(kind, Boolean):
-        yield raw.not_in((0, 1))
-    elif isinstance(kind, Integer | BigInteger):
-        yield or_(stored != "integer", ~raw.between(-LARGEST_WHOLE, LARGEST_WHOLE))
-    elif isinstance(kind, DateTime):
-        yield or_(stored != "text", func.julianday(raw).is_(None), raw < "1980-", raw > "9000-")
-    else:
-        yield stored != "text"
-
-
-def _fault(found: Any, is_of_scalars: bool) -> str | None:
+def checked(kind: Kind, row: object) -> dict[str, Any]:
+    """Validate an exported row."""
     try:
-        value = from_json(found) if isinstance(found, str | bytes) else found
-    except ValueError as error:
-        return str(error)
-    return json_fault(value, of_scalars=is_of_scalars)
+        return vars(LAYOUTS[kind].exported.model_validate(row))
+    except ValidationError as error:
+        raise UsageError(_problem(kind, row if isinstance(row, Mapping) else {}, error)) from None
+
+
+def _problem(kind: Kind, row: Mapping[str, Any] | RowMapping, error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "row"
+    value = row.get(place, first["input"])
+    return f"{words(kind, row)}: {place} = {shown(value)}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
+    """A row's name for messages."""
+    if kind in (Kind.STUDY, Kind.TRIAL):
+        return f"{kind} {shown(row.get('name' if kind is Kind.STUDY else 'number'))}"
+    keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)
+    return f"{kind} ({keys})" if keys else str(kind)
 
 
 def shown(value: object) -> str:
@@ -168,3 +162,158 @@ def shown(value: object) -> str:
         value = value[: LONGEST + 1]  # else `repr` would escape 10 MB
     text = "null" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def columns_of(kind: Kind) -> dict[str, ColumnElement[Any]]:
+    """Columns of a kind by field; digests and trial numbers replace the ids of other rows."""
+    replaced = {"environment": ENVIRONMENT_ROWS.c.digest, "trial": TRIAL_ROWS.c.number}
+    return {name: replaced.get(name, column) for name, column in LAYOUTS[kind].columns.items()}
+
+
+def rows_of(kind: Kind, study_id: int, columns: Mapping[str, ColumnElement[Any]]) -> Select[Any]:
+    """Query of a study's rows of a kind, ordered by their keys."""
+    table, keys = LAYOUTS[kind].table, columns_of(kind)
+    query = select(*(column.label(name) for name, column in columns.items()))
+    if "environment_id" in table.c:
+        query = query.join(ENVIRONMENT_ROWS, table.c.environment_id == ENVIRONMENT_ROWS.c.id, isouter=True)
+    if "trial_id" in table.c:
+        query = query.join(TRIAL_ROWS, table.c.trial_id == TRIAL_ROWS.c.id)
+    return query.where(_scope(kind, study_id)).order_by(*(keys[name] for name in LAYOUTS[kind].keys))
+
+
+def _scope(kind: Kind, study_id: int) -> ColumnElement[bool]:
+    table = LAYOUTS[kind].table
+    if kind is Kind.ENVIRONMENT:
+        tables = [one.table for one in LAYOUTS.values() if {"environment_id", "study_id"} <= {*one.table.c.keys()}]
+        used = [select(one.c.environment_id).where(one.c.study_id == study_id) for one in tables]
+        return table.c.id.in_(union(select(STUDY_ROWS.c.environment_id).where(STUDY_ROWS.c.id == study_id), *used))
+    if kind is Kind.STUDY:
+        return table.c.id == study_id
+    return (TRIAL_ROWS if "trial_id" in table.c else table).c.study_id == study_id
+
+
+def _raw(column: ColumnElement[Any], dialect: str) -> ColumnElement[Any]:
+    # The database driver would parse JSON, and fail without naming the row.
+    is_parsed = dialect == "postgresql" and isinstance(_storage_type(column.type), JSON)
+    return cast(column, Text) if is_parsed else type_coerce(column, NullType())
+
+
+def _loaded(column: Column[Any], raw: Any) -> Any:
+    # The Python value; an unreadable value stays as it is, for the model to refuse. SQLite columns hold any type.
+    kind = _storage_type(column.type)
+    with suppress(ValueError, TypeError, AttributeError, LookupError):
+        if isinstance(column.type, StorableText | Sentences):
+            return column.type.process_result_value(raw, None)  # type: ignore[arg-type]
+        if isinstance(kind, JSON):
+            return from_json(raw)
+        if isinstance(kind, DateTime):
+            return datetime.fromisoformat(raw).replace(tzinfo=UTC)
+        if isinstance(kind, Boolean):
+            return {0: False, 1: True}[raw]
+    return raw
+
+
+def _storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    while isinstance(kind, TypeDecorator):
+        kind = kind.impl_instance
+    return kind
+
+
+def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
+    same = table.alias()  # inside a query of this table alone, a rule's column names are not ambiguous
+    row = select(1).select_from(same).where(*(same.c[one.name] == one for one in table.primary_key))
+    for constraint in table.constraints:
+        if isinstance(constraint, CheckConstraint) and isinstance(constraint.sqltext, TextClause):
+            rule = constraint.sqltext.text
+            yield row.where(literal_column(f"NOT ({rule})")).exists(), f"not {rule}"
+    for key in table.foreign_key_constraints:
+        there = key.referred_table.alias()
+        pairs = [(one.parent, there.c[one.column.name]) for one in key.elements]
+        is_there = select(1).select_from(there).where(*(own == other for own, other in pairs)).exists()
+        names = ", ".join(own.name for own, _ in pairs)
+        yield and_(*(own.is_not(None) for own, _ in pairs), ~is_there), f"the row that {names} refers to is missing"
+
+
+def _bounded(value: float) -> float:
+    if not (value == 0 or 1 / LARGEST <= abs(value) <= LARGEST):
+        raise ValueError(f"must be 0, or between {1 / LARGEST:g} and {LARGEST:g} in size")
+    return value + 0.0  # SQLite does not keep the sign of −0.0
+
+
+def _storable(value: str) -> str:
+    if len(value) > LONGEST_TEXT:
+        raise ValueError(f"{len(value):,} characters; at most {LONGEST_TEXT:,}")
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _object(value: Any, *, of_scalars: bool = False) -> dict[str, Any]:
+    if (fault := json_fault(value, of_scalars=of_scalars)) is not None:
+        raise ValueError(fault)
+    return value  # type: ignore[no-any-return]
+
+
+def _kept(value: Any) -> dict[str, Any]:
+    found = _object(value)
+    if set(found) != set(KEPT_OF_FINDINGS) or not all(one is None or isinstance(one, dict) for one in found.values()):
+        raise ValueError(f"must hold the objects {' and '.join(KEPT_OF_FINDINGS)}")
+    return found
+
+
+_Text = Annotated[str, Field(strict=True), AfterValidator(_storable)]
+_Line = Annotated[_Text, AfterValidator(lambda value: " ".join(value.split()))]
+_Scalars = Annotated[dict[str, Any], PlainValidator(partial(_object, of_scalars=True))]
+
+_TYPES: Mapping[type, Any] = {
+    int: Annotated[int, Field(strict=True, ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)],
+    str: _Text,
+    bool: Annotated[bool, Field(strict=True)],
+    float: Annotated[float, Field(strict=True), AfterValidator(_bounded)],
+    datetime: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_END)],
+    dict: Annotated[dict[str, Any], PlainValidator(_object)],
+}
+
+_SPECIAL: Mapping[str, Any] = {
+    "environment_id": _Text,
+    "number": Annotated[int, Field(strict=True, ge=1, lt=MOST_TRIALS)],
+    **dict.fromkeys(("parameters", "sampled", "further_test_metrics"), _Scalars),
+}
+
+_ABSENT: Mapping[type, Any] = {bool: False, int: 1}  # files of earlier versions lack `contended` and `world_size`
+
+
+def _field(column: Column[Any]) -> tuple[Any, Any]:
+    if isinstance(column.type, Sentences):
+        return Annotated[tuple[_Line, ...], Field(max_length=MOST_SENTENCES)], ()
+    kind = _storage_type(column.type)
+    python_type = dict if isinstance(kind, JSON) else kind.python_type  # SQLAlchemy 2.1 says `object` for JSON
+    found = _SPECIAL.get(column.name, _TYPES.get(python_type, python_type))
+    if column.nullable:
+        return found | None, None
+    return found, ... if column.server_default is None else _ABSENT.get(python_type, ...)
+
+
+def _layout(kind: Kind, table: Table, *keys: str) -> Layout:
+    columns = {NAMES.get(column.name, column.name): column for column in table.columns}
+    stored: dict[str, Any] = {name: _field(column) for name, column in columns.items()}
+    exported = {name: one for name, one in sorted(stored.items()) if name not in OWN}
+    if kind is Kind.FINDING:
+        exported["answer"] = Annotated[dict[str, Any], PlainValidator(_kept)], ...
+    strict = ConfigDict(extra="forbid")
+    models = (create_model(kind.value, __config__=strict, **one) for one in (exported, stored))
+    return Layout(table, keys, columns, *models)
+
+
+_SPLIT = "environment", "batch_size", "micro_batch_size", "world_size"
+
+LAYOUTS: Mapping[Kind, Layout] = {
+    Kind.ENVIRONMENT: _layout(Kind.ENVIRONMENT, ENVIRONMENT_ROWS, "digest"),
+    Kind.STUDY: _layout(Kind.STUDY, STUDY_ROWS),
+    Kind.SPEC: _layout(Kind.SPEC, SPEC_ROWS, "digest"),
+    Kind.TRIAL: _layout(Kind.TRIAL, TRIAL_ROWS, "number"),
+    Kind.OBSERVATION: _layout(Kind.OBSERVATION, OBSERVATION_ROWS, "trial", "step"),
+    Kind.LOG: _layout(Kind.LOG, LOG_ROWS, "trial"),
+    Kind.PROBE: _layout(Kind.PROBE, PROBE_ROWS, "kind", *_SPLIT),
+    Kind.VISIT: _layout(Kind.VISIT, VISIT_ROWS, "visit", *_SPLIT),
+    Kind.BRANCH: _layout(Kind.BRANCH, BRANCH_ROWS, "environment", "digest"),
+    Kind.FINDING: _layout(Kind.FINDING, FINDING_ROWS),
+}

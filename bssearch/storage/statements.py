@@ -341,7 +341,7 @@ class Changes:
 
 def raise_revision(connection: Connection, study_id: int) -> int:
     """Raise a study's revision and return it."""
-    return connection.execute(_RAISED, {"of_study": study_id}).scalar_one()
+    return int(connection.execute(_RAISED, {"of_study": study_id}).scalar_one())
 
 
 def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:

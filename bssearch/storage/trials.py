@@ -255,7 +255,8 @@ class TrialStore(StorePart):
         trials = select(func.max(TRIAL_ROWS.c.created_at), func.max(TRIAL_ROWS.c.ended_at))
         last = connection.execute(trials.where(TRIAL_ROWS.c.study_id == study_id)).one()
         made = connection.scalars(select(STUDY_ROWS.c.created_at).where(STUDY_ROWS.c.id == study_id)).one()
-        return (now(connection) - max(one for one in (made, *last) if one is not None)).total_seconds()
+        last_change: datetime = max(one for one in (made, *last) if one is not None)
+        return (now(connection) - last_change).total_seconds()
 
     @reads
     def spec(self, connection: Connection, study_id: int, number: int) -> Mapping[str, object] | None:

@@ -575,12 +575,12 @@ TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
         (f"UPDATE bss_trial SET uncapped = 7 WHERE {TOY} AND number = 1", "trial 1: uncapped = 7"),
         (f"UPDATE bss_trial SET optimizer = x'00' WHERE {TOY} AND number = 1", "trial 1: optimizer = b'\\x00'"),
         (f"UPDATE bss_trial SET batch_size = -1 WHERE {TOY} AND number = 1", "trial 1: not batch_size > 0"),
-        ("UPDATE bss_study SET target_goal = 'up' WHERE name = 'toy'", "study toy: target_goal = 'up'"),
+        ("UPDATE bss_study SET target_goal = 'up' WHERE name = 'toy'", "study 'toy': target_goal = 'up'"),
         (
             "UPDATE bss_observation SET metric = 'good' WHERE trial_id = (SELECT min(id) FROM bss_trial)",
-            "an evaluation of trial 1: metric = 'good'",
+            "observation (trial 1, step 0): metric = 'good'",
         ),
-        ("UPDATE bss_environment SET host = x'07'", "environment 1: host = b'\\x07'"),
+        ("UPDATE bss_environment SET host = x'07'", "environment (digest '"),
     ],
 )
 def test_the_first_faulty_row_is_named(file: Path, statement: str, said: str) -> None:
@@ -595,7 +595,7 @@ def test_the_first_faulty_row_is_named(file: Path, statement: str, said: str) ->
 
 def test_a_command_on_several_databases_names_the_row_too(file: Path) -> None:
     execute(file, "UPDATE bss_study SET spec = '1' WHERE name = 'toy'")
-    with pytest.raises(DatabaseError, match="study toy: spec = "), open_databases([f"sqlite:///{file}"]) as stores:
+    with pytest.raises(DatabaseError, match="study 'toy': spec = "), open_databases([f"sqlite:///{file}"]) as stores:
         stores[0].studies.all()
 
 
@@ -627,7 +627,7 @@ def test_a_spec_that_is_too_deep_or_too_wide_is_named(file: Path, deep: int, wid
     inside = f"[{','.join('1' * wide)}]"
     execute(file, "UPDATE bss_study SET spec = ? WHERE name = 'toy'", ['{"a":' * deep + inside + "}" * deep])
     with (
-        pytest.raises(DatabaseError, match=f"study toy: spec = .*: more than {said}"),
+        pytest.raises(DatabaseError, match=f"study 'toy': spec = .*: more than {said}"),
         open_store(f"sqlite:///{file}", write=False) as store,
     ):
         store.studies.get("toy")

@@ -12,24 +12,17 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, create_model
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
     Executable,
-    Select,
-    Table,
     delete,
     insert,
     select,
-    union,
     update,
 )
 from sqlalchemy.exc import DataError, IntegrityError
@@ -37,175 +30,24 @@ from sqlalchemy.exc import DataError, IntegrityError
 from bssearch.errors import DatabaseError, NotFoundError, OtherDeviceError, SpecError, UsageError, require
 from bssearch.files import check_file, replacing
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
-from bssearch.records.text import LONGEST_TEXT
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name, spec_of
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import environment_digest
-from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
+from bssearch.storage.integrity import KEPT_OF_FINDINGS, LAYOUTS, Kind, checked, columns_of, rows_of, shown, words
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
 from bssearch.storage.models import (
-    BRANCH_ROWS,
     ENVIRONMENT_ROWS,
     FINDING_ROWS,
     LOG_ROWS,
-    MOST_SENTENCES,
     OBSERVATION_ROWS,
-    PROBE_ROWS,
-    SPEC_ROWS,
     STUDY_ROWS,
     TRIAL_ROWS,
-    VISIT_ROWS,
-    Sentences,
     from_columns,
-    json_fault,
     to_columns,
 )
 from bssearch.storage.statements import insert_if_absent, is_running, of_its_kind, raise_revision
 from bssearch.storage.trials import ended_by
-
-# Columns that are not exported.
-OWN = frozenset(
-    {
-        *("id", "study_id", "archived_at", "login", "stamp", "plan_id"),
-        *("revision", "rewritten_at_revision", "probed_at_revision", "lease_owner", "lease_expires_at"),
-    }
-)
-
-NAMES = {"environment_id": "environment", "trial_id": "trial"}
-
-# Parts of a finding that trials cannot reproduce.
-KEPT_OF_FINDINGS = ("quick", "search_end")
-
-# Trial numbers are below this bound, so that further trials fit.
-MOST_TRIALS = 2**40
-
-_FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-
-
-class Kind(StrEnum):
-    """Kinds of rows; each follows the kinds to which its rows refer."""
-
-    ENVIRONMENT = "environment"
-    STUDY = "study"
-    SPEC = "spec"
-    TRIAL = "trial"
-    OBSERVATION = "observation"
-    LOG = "log"
-    PROBE = "probe"
-    VISIT = "visit"
-    BRANCH = "branch"
-    FINDING = "finding"
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A kind's table, key fields and row model."""
-
-    table: Table
-    keys: tuple[str, ...]
-    model: type[BaseModel]
-
-
-def checked(kind: Kind, row: object) -> dict[str, Any]:
-    """Validate a row."""
-    try:
-        return vars(LAYOUTS[kind].model.model_validate(row))
-    except ValidationError as error:
-        first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "row"
-    problem = first["msg"].removeprefix("Value error, ")
-    what = words(kind, row if isinstance(row, dict) else {})
-    raise UsageError(f"{what}: {place} = {shown(first['input'])}: {problem}")
-
-
-def words(kind: Kind, row: Mapping[str, Any]) -> str:
-    """A row's name for messages."""
-    if kind is Kind.TRIAL:
-        return f"trial {shown(row.get('number'))}"
-    keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)
-    return f"{kind} ({keys})" if keys else str(kind)
-
-
-def _bounded(value: float) -> float:
-    if not (value == 0 or 1 / LARGEST <= abs(value) <= LARGEST):
-        raise ValueError(f"must be 0, or between {1 / LARGEST:g} and {LARGEST:g} in size")
-    return value + 0.0  # SQLite does not keep the sign of −0.0
-
-
-def _storable(value: str) -> str:
-    if len(value) > LONGEST_TEXT:
-        raise ValueError(f"{len(value):,} characters; at most {LONGEST_TEXT:,}")
-    return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def _bounded_object(value: dict[str, Any], *, of_scalars: bool = False) -> dict[str, Any]:
-    if (fault := json_fault(value, of_scalars=of_scalars)) is not None:
-        raise ValueError(fault)
-    return value
-
-
-def _kept(value: dict[str, Any]) -> dict[str, Any]:
-    if set(value) != set(KEPT_OF_FINDINGS) or not all(one is None or isinstance(one, dict) for one in value.values()):
-        raise ValueError(f"must hold the objects {' and '.join(KEPT_OF_FINDINGS)}")
-    return _bounded_object(value)
-
-
-_Text = Annotated[str, Field(strict=True), AfterValidator(_storable)]
-_Line = Annotated[_Text, AfterValidator(lambda value: " ".join(value.split()))]
-_Whole = Annotated[int, Field(strict=True, ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)]
-
-_TYPES: Mapping[type, Any] = {
-    int: _Whole,
-    str: _Text,
-    bool: Annotated[bool, Field(strict=True)],
-    float: Annotated[float, Field(strict=True), AfterValidator(_bounded)],
-    datetime: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_END)],
-    dict: Annotated[dict[str, Any], AfterValidator(_bounded_object)],
-}
-
-_SPECIAL: Mapping[str, Any] = {
-    "environment_id": _Text,
-    "number": Annotated[int, Field(strict=True, ge=1, lt=MOST_TRIALS)],
-    "answer": Annotated[dict[str, Any], AfterValidator(_kept)],
-    **dict.fromkeys(OF_SCALARS, Annotated[dict[str, Any], AfterValidator(partial(_bounded_object, of_scalars=True))]),
-}
-
-
-_ABSENT: Mapping[type, Any] = {bool: False, int: 1}  # files of earlier versions lack `contended` and `world_size`
-
-
-def _field(column: Column[Any]) -> tuple[Any, Any]:
-    if isinstance(column.type, Sentences):
-        return Annotated[tuple[_Line, ...], Field(max_length=MOST_SENTENCES)], ()
-    python_type = storage_type(column.type).python_type
-    found = _SPECIAL.get(column.name, _TYPES.get(python_type, python_type))
-    if column.nullable:
-        return found | None, None
-    return found, ... if column.server_default is None else _ABSENT.get(python_type, ...)
-
-
-def _layout(kind: Kind, table: Table, *keys: str) -> Layout:
-    fields = {NAMES.get(column.name, column.name): _field(column) for column in table.columns if column.name not in OWN}
-    ordered: dict[str, Any] = dict(sorted(fields.items()))
-    return Layout(table, keys, create_model(kind.value, __config__=ConfigDict(extra="forbid"), **ordered))
-
-
-_SPLIT = "environment", "batch_size", "micro_batch_size", "world_size"
-
-LAYOUTS: Mapping[Kind, Layout] = {
-    Kind.ENVIRONMENT: _layout(Kind.ENVIRONMENT, ENVIRONMENT_ROWS, "digest"),
-    Kind.STUDY: _layout(Kind.STUDY, STUDY_ROWS),
-    Kind.SPEC: _layout(Kind.SPEC, SPEC_ROWS, "digest"),
-    Kind.TRIAL: _layout(Kind.TRIAL, TRIAL_ROWS, "number"),
-    Kind.OBSERVATION: _layout(Kind.OBSERVATION, OBSERVATION_ROWS, "trial", "step"),
-    Kind.LOG: _layout(Kind.LOG, LOG_ROWS, "trial"),
-    Kind.PROBE: _layout(Kind.PROBE, PROBE_ROWS, "kind", *_SPLIT),
-    Kind.VISIT: _layout(Kind.VISIT, VISIT_ROWS, "visit", *_SPLIT),
-    Kind.BRANCH: _layout(Kind.BRANCH, BRANCH_ROWS, "environment", "digest"),
-    Kind.FINDING: _layout(Kind.FINDING, FINDING_ROWS),
-}
-
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -214,9 +56,7 @@ AT_ONCE = 1000
 
 _REFERENCES = {"environment": Kind.ENVIRONMENT, "trial": Kind.TRIAL, "retry_of": Kind.TRIAL}
 
-_TRIAL = TRIAL_ROWS
-_ENVIRONMENT = ENVIRONMENT_ROWS
-_RUNS = _TRIAL.c.state == TrialState.RUNNING
+_RUNS = TRIAL_ROWS.c.state == TrialState.RUNNING
 
 
 @dataclass(slots=True)
@@ -318,41 +158,16 @@ def _check_digest(kind: Kind, values: Mapping[str, Any]) -> None:
 
 
 def _rows(connection: Connection, kind: Kind, study_id: int, with_running: bool) -> Iterator[Row]:
-    query = _query(kind, study_id, with_running)
+    columns = columns_of(kind)
+    query = rows_of(kind, study_id, {name: columns[name] for name in LAYOUTS[kind].exported.model_fields})
+    if not with_running and (kind is Kind.TRIAL or "trial" in columns):
+        query = query.where(~_RUNS)
     for found in connection.execute(query, execution_options={"yield_per": AT_ONCE}).mappings():
         row = dict(found)
         if kind is Kind.FINDING:
             row["answer"] = {name: row["answer"].get(name) for name in KEPT_OF_FINDINGS}
         if kind is not Kind.FINDING or any(row["answer"].values()):
             yield row
-
-
-def _query(kind: Kind, study_id: int, with_running: bool) -> Select[Any]:
-    table = LAYOUTS[kind].table
-    replaced = {"environment": _ENVIRONMENT.c.digest, "trial": _TRIAL.c.number}
-    columns: dict[str, ColumnElement[Any]] = {NAMES.get(one.name, one.name): one for one in table.columns}
-    columns |= {name: replaced[name] for name in columns.keys() & replaced.keys()}
-    query = select(*(columns[name].label(name) for name in LAYOUTS[kind].model.model_fields))
-    if "environment_id" in table.c:
-        query = query.join(_ENVIRONMENT, table.c.environment_id == _ENVIRONMENT.c.id, isouter=True)
-    if "trial_id" in table.c:
-        query = query.join(_TRIAL, table.c.trial_id == _TRIAL.c.id)
-    query = query.where(_scope(kind, study_id, with_running))
-    return query.order_by(*(columns[name] for name in LAYOUTS[kind].keys))
-
-
-def _scope(kind: Kind, study_id: int, with_running: bool) -> ColumnElement[bool]:
-    table = LAYOUTS[kind].table
-    if kind is Kind.ENVIRONMENT:
-        tables = [one.table for one in LAYOUTS.values() if {"environment_id", "study_id"} <= {*one.table.c.keys()}]
-        used = [select(one.c.environment_id).where(one.c.study_id == study_id) for one in tables]
-        return table.c.id.in_(union(select(STUDY_ROWS.c.environment_id).where(STUDY_ROWS.c.id == study_id), *used))
-    if kind is Kind.STUDY:
-        return table.c.id == study_id
-    if kind is Kind.TRIAL or "trial_id" in table.c:
-        ours = _TRIAL.c.study_id == study_id
-        return ours if with_running else ours & ~_RUNS
-    return table.c.study_id == study_id
 
 
 # Trial fields that never change after planning.
@@ -441,7 +256,7 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",
             hint="rename the study here with `bssearch study rename OLD NEW`, or import with --as NAME",
         )
-    return connection.execute(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == name)).scalar_one()
+    return int(connection.execute(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == name)).scalar_one())
 
 
 @dataclass(slots=True)
@@ -568,7 +383,7 @@ class _Join:
     def _replace(self, number: int) -> None:
         row, trial_id = self.copy.rows[Kind.TRIAL][(number,)], self.trial_ids[number]
         for table in (OBSERVATION_ROWS, LOG_ROWS):
-            self.connection.execute(delete(table).where(table.trial_id == trial_id))
+            self.connection.execute(delete(table).where(table.c.trial_id == trial_id))
         columns = {**self._columns(Kind.TRIAL, row), "lease_owner": None, "lease_expires_at": None}
         self._execute(Kind.TRIAL, row, update(TRIAL_ROWS).where(TRIAL_ROWS.c.id == trial_id).values(columns))
 

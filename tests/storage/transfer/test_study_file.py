@@ -16,10 +16,11 @@ from sqlalchemy import event
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SpecError, UsageError
 from bssearch.records import TrialState
+from bssearch.storage.integrity import LAYOUTS, NAMES, OWN
 from bssearch.storage.models import METADATA
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer import study_copy
-from bssearch.storage.transfer.study_copy import LAYOUTS, NAMES, OWN, read_study
+from bssearch.storage.transfer.study_copy import read_study
 from tests.schema import execute
 from tests.storage.conftest import start
 from tests.storage.transfer.copies import append, copies, everything, finish, make_states, make_study, rows
@@ -69,7 +70,7 @@ def test_every_table_and_column_travels_or_is_a_databases_own() -> None:
     assert {table.name for table in METADATA.sorted_tables} - travelling == staying
     for layout in LAYOUTS.values():
         names = {NAMES.get(column.name, column.name) for column in layout.table.columns}
-        assert names - set(layout.model.model_fields) <= OWN
+        assert names - set(layout.exported.model_fields) <= OWN
 
 
 def test_the_same_study_makes_the_same_bytes_from_any_database(file: Path, tmp_path: Path) -> None:
