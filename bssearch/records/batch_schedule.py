@@ -26,7 +26,7 @@ PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 
 MOST_STAGES = 64  # each stage has shapes to warm up and time
 
-# A float holds 15 digits exactly
+# a float holds 15 digits exactly
 _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N", "[0-9]{1,15}"))
 
 
@@ -46,7 +46,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSchedule:
-    """Stages by batch size; with `noise_scale`, all start at 0 samples, and the trial's noise scale decides."""
+    """Stages by batch size.
+
+    With `noise_scale`, all stages start at 0 samples, and the trial's noise scale decides when the batch grows.
+    """
 
     name: BatchScheduleName
     stages: tuple[Stage, ...]
@@ -63,7 +66,7 @@ class BatchSchedule:
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
-        """Split the first ``steps`` by stage; a stage ends with the step during which the next starts."""
+        """Split the first ``steps`` by stage; a stage ends with the step in which the next stage starts."""
         found, samples, left = [], 0, steps
         for stage, following in zip(self.stages, [*self.stages[1:], None], strict=True):
             taken = left
@@ -232,8 +235,8 @@ def _check(schedule: BatchSchedule) -> None:
         least = before.start_samples + before.batch_size
         if not schedule.is_measured and stage.start_samples < least:
             raise UsageError(
-                f"{BATCH_STAGES}: batch {stage.batch_size} begins after {stage.start_samples} samples; it must be >= "
-                f"{least}, one step of batch {before.batch_size} after its start"
+                f"{BATCH_STAGES}: batch {stage.batch_size} begins after {stage.start_samples} samples; the least is "
+                f"{least}, one step of batch {before.batch_size} later"
             )
     for stage in schedule.stages:
         if stage.micro_batch_size < 1 or stage.batch_size % stage.micro_batch_size:

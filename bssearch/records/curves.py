@@ -26,7 +26,7 @@ class Progress:
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
-        """Add an evaluation; a NaN gain is ignored."""
+        """Add an evaluation; ignore a NaN gain."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
 
@@ -61,7 +61,7 @@ class Progress:
 class Crossing:
     """The interval from the last miss of the target to the first hit.
 
-    ``steps`` (rounded up) and ``train_seconds`` are interpolated by the same fraction.
+    The same fraction interpolates ``steps`` (rounded up) and ``train_seconds``.
     """
 
     last_miss_step: int

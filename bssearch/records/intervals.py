@@ -16,7 +16,7 @@ FEWEST_SIZES = 3  # points for a fit of two parameters; two points fit exactly
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    """Median of the known values; None without any."""
+    """Median of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

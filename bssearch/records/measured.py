@@ -176,7 +176,7 @@ class TrialStop:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """A trial ended; a ``broken`` worker cannot run another."""
+    """A trial ended; a ``broken`` worker cannot run another trial."""
 
     number: int
     outcome: TrialOutcome
@@ -248,7 +248,7 @@ class Visit(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeError:
-    """Standard errors of a log step time: ``own``, and ``common`` to all batch sizes, which cancels in ratios."""
+    """Standard errors of a log step time: ``own``, and ``common`` to all batch sizes. Ratios cancel ``common``."""
 
     own: float
     common: float

@@ -94,7 +94,7 @@ class Target:
 
     @property
     def in_words(self) -> str:
-        """ "accuracy ≥ 0.9"."""
+        """Metric, sign and value, such as "accuracy ≥ 0.9"."""
         return f"{self.metric} {self.goal.sign} {self.value:g}"
 
     def gain(self, metric: float) -> float:

@@ -106,8 +106,8 @@ class TrialRequest:
 class StepTimeRequest:
     """Request to time steps and one evaluation.
 
-    Ends when half the 95 % interval of the median is within ``precision`` (relative), or after ``seconds_limit``. With
-    ``trial_train_seconds`` steps are timed between evaluations; otherwise back to back.
+    The timing ends when half the 95 % interval of the median is within ``precision`` (relative), or after
+    ``seconds_limit``. With ``trial_train_seconds`` steps are timed between evaluations; otherwise back to back.
     """
 
     configuration: Configuration

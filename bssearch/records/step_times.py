@@ -1,6 +1,6 @@
 """Step time of each batch size from repeated visits.
 
-Step times vary more between visits than within one, so errors come from differences between visits only.
+Step times vary more between visits than within a visit, so errors come from differences between visits only.
 """
 
 import math
@@ -99,7 +99,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Steps at the first batch size that take as long, if known."""
+    """Steps at the first batch size that take the same time, or None if unknown."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)

@@ -31,7 +31,7 @@ def in_words(value: object) -> str:
 
 
 def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float = 0.6, what: str = "") -> str:
-    """Question whether the most similar name was meant; ``otherwise`` if no name is similar."""
+    """Question about the most similar name, or ``otherwise`` if no name is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {what}{near[0]!r}?" if near else otherwise
 

@@ -71,7 +71,7 @@ def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list
         require(
             name in values,
             f"command: {match[0]} is no name of this study; choose from {', '.join(sorted(values))}",
-            hint="a name in braces is replaced by its value; add names to the space",
+            hint="bssearch replaces a name in braces by its value; add names to the space",
         )
         value = values[name]
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -88,7 +88,7 @@ def check_command(
 ) -> None:
     """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
 
-    A command whose log is read needs placeholders for all searched parameters.
+    A command with ``report`` needs placeholders for all searched parameters.
     """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}
@@ -117,7 +117,7 @@ _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
 
 
 def launched_ranks(command: Sequence[str]) -> str | None:
-    """Value of torchrun's option for the number of processes, as given; None without the option."""
+    """Value of torchrun's option for the number of processes; None if the option is missing."""
     for token, following in zip(command, [*command[1:], ""], strict=False):
         if found := _RANKS.fullmatch(token):
             return following if found[1] is None else found[1]
@@ -125,7 +125,7 @@ def launched_ranks(command: Sequence[str]) -> str | None:
 
 
 def check_launcher(command: Sequence[str], devices: Sequence[int]) -> None:
-    """Raise `ValueError` if the trials' devices vary, but not torchrun's number of processes."""
+    """Raise `ValueError` if the number of devices varies, but torchrun's number of processes is fixed."""
     ranks = launched_ranks(command)
     if devices[-1] > 1 and ranks not in {None, "{devices}"}:
         raise ValueError(
@@ -179,9 +179,9 @@ def values_of(
 
 OF_PROGRAMS = ("arguments", "command", "report")
 QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")
-OBJECTIVE = "objective"  # workload of a `bssearch.Study`, trained by the caller's function
+OBJECTIVE = "objective"  # workload of a `bssearch.Study`, whose function trains
 
-COMMAND = "command"  # workload of a study trained by a command
+COMMAND = "command"  # workload of a study whose command trains
 
 MOST_ARGUMENTS = 1000
 
@@ -292,7 +292,7 @@ class StudySpec(StrictModel):
             return self
         growth = self.space.batch_schedule
         if growth is not None and (self.command or self.workload == OBJECTIVE):
-            raise ValueError(f"batch_schedule: {'a command' if self.command else 'a function'} is given one batch size")
+            raise ValueError(f"batch_schedule: {'a command' if self.command else 'a function'} takes one batch size")
         if growth is not None and NOISE_SCALE in growth.names:
             raise ValueError(
                 "batch_schedule.name = noise_scale: bssearch cannot read the gradients of your own program"
@@ -327,7 +327,7 @@ class StudySpec(StrictModel):
 
     @property
     def is_program(self) -> bool:
-        """Whether the user's script, `make_trainer`, command or function trains."""
+        """True if the user's script, `make_trainer`, command or function trains."""
         return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith((".py", f".py{MAKE_TRAINER}"))
 
     @property
@@ -387,7 +387,7 @@ class StudySpec(StrictModel):
 
     @property
     def timed_model(self) -> ModelParameters:
-        """Model parameters with which step times and memory are measured."""
+        """Model parameters of step times and memory probes."""
         return model_parameters(self.default_configuration)
 
     @property
@@ -400,7 +400,7 @@ class StudySpec(StrictModel):
 
     @property
     def is_imported(self) -> bool:
-        """True if runs were imported."""
+        """True if the study holds imported runs."""
         return self.workload == IMPORTED
 
     @property
@@ -422,7 +422,7 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Hash of the question; fields added by later versions count only if set."""
+        """Hash of the question; fields that later versions added count only if set."""
         question = self.question
         added = {"ema_decay", "decay_share", *OWN_GROUPS}
         for part in (question["space"], question["default"], question["space"]["schedule"]):

@@ -41,10 +41,10 @@ from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 class TrainingSpec(StrictModel):
     """Computation of the steps.
 
-    ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data`` is kept
-    on the ``device`` (``auto``: if the data fit) or streamed from the ``host`` by ``loader_workers``. Batch
-    normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the micro-batches
-    of all devices.
+    ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data: device``
+    keeps the data on the device; with ``host``, ``loader_workers`` stream the data; ``auto`` prefers ``device`` if the
+    data fit. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the
+    micro-batches of all devices.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -228,8 +228,8 @@ class PrunerSpec(StrictModel):
 class ConfirmSpec(StrictModel):
     """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
 
-    Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more runs until the answer is settled, each
-    has ``max_runs``, or the runs took ``train_seconds``.
+    Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more runs. The runs end when the answer is
+    settled, after ``max_runs`` each, or after ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -255,7 +255,7 @@ class BudgetSpec(StrictModel):
     """Limits of the search; confirmation is extra.
 
     ``wall_seconds`` is time with running search trials, evaluations included, over all runs and drivers of the study.
-    Overlaps count once; step times are excluded. Later no search trial starts.
+    Overlaps count once; step times do not count. After these seconds, no search trial starts.
 
     After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by
     ``least_improvement``. Of the built-in samplers, only ``auto`` expects improvements.
@@ -277,9 +277,9 @@ class ExecutorSpec(StrictModel):
     ``slots: auto`` is one per idle CUDA device. On a CPU ``auto`` is one for each ``threads`` physical cores, four at
     most, and one for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this
     process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without
-    progress for ``hang_seconds`` is hung. A trial trains on ``devices`` devices. Of several numbers the search takes
-    the least; later the best batch sizes train on the other numbers. ``memory_limit_gib`` simulates a smaller device;
-    on the CPU it limits each worker's data segment.
+    progress for ``hang_seconds`` is hung. A trial trains on ``devices`` devices. The search uses the least of several
+    numbers; later the best batch sizes train on the other numbers. ``memory_limit_gib`` simulates a smaller device; on
+    the CPU it limits each worker's data segment.
     """
 
     name: ExecutorName = "local"

@@ -74,7 +74,7 @@ class Loader(yaml.SafeLoader):
         if self._deepest > MOST_LEVELS:
             raise ComposerError(None, None, f"more than {MOST_LEVELS} nested levels", event.start_mark)
         if self._nodes > MOST_NODES:
-            raise ComposerError(None, None, f"it holds more than {MOST_NODES:,} values", event.start_mark)
+            raise ComposerError(None, None, f"the document holds more than {MOST_NODES:,} values", event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Allow only distinct scalar keys."""
@@ -118,7 +118,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Value and root node of a document, None if it is empty."""
+    """Value and root node of a document; None if the document is empty."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -138,7 +138,7 @@ def shortened(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
-# How each kind of `bssearch.spec.space.domains.domain_kind` is written.
+# How users write each kind of `bssearch.spec.space.domains.domain_kind`.
 WRITTEN = {"fixed": "a value", "range": "a mapping", "choices": "a list"}
 
 Location = tuple[str | int, ...]
@@ -149,7 +149,7 @@ MOST_NAMED = 10
 
 IN_PYTHON = "given in Python"
 
-# Groups whose fields are merged with the preset's; any other field replaces the preset's.
+# Fields of these groups replace single fields of the preset's group; any other field replaces the preset's field.
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
 
 
@@ -186,7 +186,7 @@ def check_study_name(name: str) -> None:
 
 
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
-    """Read a spec from a file, a shipped study's name or a dict; ``overrides`` are like ``a.b=c``.
+    """Read a spec from a file, a shipped study's name or a dict; each override has the form ``a.b=c``.
 
     ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
     line and field.
@@ -405,7 +405,7 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
             value = value[part]
         elif index == len(wanted) - 1 and problem["type"] == "missing":
             value = None
-        else:  # a tag of a pydantic union, which the file lacks
+        else:  # a tag of a pydantic union, not a field of the file
             continue
         location = (*location, part)
     field = ".".join(str(part) for part in location) or "spec"
@@ -451,7 +451,7 @@ def spec_of(study: StudyRecord) -> StudySpec:
             f"the spec stored with study {study.name!r} cannot be read: {place}: {problem_in_words(first)}{others}",
             hint=NEWER
             if first["type"] == "extra_forbidden" or place == "schema_version"
-            else "other studies of this database are not concerned",
+            else "other studies of this database are not affected",
         ) from None
     require(
         spec.name == study.name,

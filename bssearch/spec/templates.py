@@ -1,4 +1,4 @@
-"""Submissions to the queue, and a worker's template file: the studies and values that users may submit.
+"""Submissions to the queue, and a worker's template file, which lists the studies and values that users may submit.
 
 A queue row gives only a template's name and typed values, never a path, folder, command or code.
 """
@@ -33,7 +33,7 @@ LONGEST_OWNER = 100
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
-LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # moments from EARLIEST to here can be written with any UTC offset
+LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # Python can write moments from EARLIEST to here with any UTC offset
 
 TEMPLATE_NAME = (
     "a template's name has at most 100 letters, digits, '_', '.' and '-', and does not end in "
@@ -73,7 +73,7 @@ class NewSubmission:
     not_before: datetime | None = None
 
     def check(self) -> None:
-        """Raise `UsageError` for a field out of bounds."""
+        """Raise `UsageError` if a field is out of bounds."""
         require(
             LOWEST_PRIORITY <= self.priority <= HIGHEST_PRIORITY,
             f"priority = {self.priority:g} must be from {LOWEST_PRIORITY:g} to {HIGHEST_PRIORITY:g}",
@@ -110,7 +110,7 @@ class Submission(NewSubmission):
 class WorkerRecord:
     """A worker as other users see it.
 
-    A worker that exited normally has ``left_at``; ``is_here``: the worker was seen lately and has not left.
+    A worker that exited normally has ``left_at``; ``is_here``: the worker sent a heartbeat lately and has not left.
     """
 
     name: str

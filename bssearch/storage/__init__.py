@@ -1,1 +1,1 @@
-"""The only SQL: tables, their migrations and the store over them."""
+"""All SQL of bssearch: tables, migrations and the store."""

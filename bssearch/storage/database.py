@@ -120,7 +120,7 @@ Result = TypeVar("Result")
 Notify = Callable[[str], None]
 
 # The server ends a transaction that holds a lock if no statement comes for these seconds. Otherwise a suspended driver
-# would block the other drivers, which could not even mark the suspended driver's trials as lost.
+# would block the other drivers, even from marking the suspended driver's trials as lost.
 LONGEST_TURN_SECONDS = 10.0
 
 # Longest pause before a turn on SQLite. Writers poll for the lock every 100 ms: without the pause, one of 8 drivers
@@ -314,7 +314,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Id of an environment, which is stored if new."""
+        """Id of an environment; store a new environment."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -328,7 +328,7 @@ class Database:
 
 
 class StorePart:
-    """A part of the store."""
+    """Methods of the store about one subject."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -371,7 +371,7 @@ def inside(
 def reads(
     method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
 ) -> Callable[Concatenate[Any, str, Parameters], Result]:
-    """Call a method with a reading transaction and the caller's study id; see `patiently`."""
+    """Call a method with a reading transaction and the study's id; see `patiently`."""
 
     @inside(Database.reading)
     @wraps(method)
@@ -386,7 +386,7 @@ def reads(
 def writes(
     method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
 ) -> Callable[Concatenate[Any, str, Parameters], Result]:
-    """Call a method with a transaction that locks the caller's study, and the study's id."""
+    """Call a method with the study's id, in a transaction that locks the study."""
 
     @wraps(method)
     def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -398,9 +398,9 @@ def writes(
 
 
 def environment_digest(environment: Environment) -> str:
-    """Digest that equal environments share."""
+    """Digest of an environment; equal environments have equal digests."""
     told = json.loads(to_json(environment))
-    for name in ("git_dirty", "libraries"):  # fields of later versions count only if known
+    for name in ("git_dirty", "libraries"):  # fields that later versions added count only if known
         if told[name] in (None, []):
             del told[name]
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

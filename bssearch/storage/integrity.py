@@ -1,6 +1,6 @@
 """The rows of a study by kind, and the values that bssearch can have stored.
 
-Rows of a study file and of a copy are checked one by one; `first_fault` checks all stored rows after an error.
+`checked` validates a row of a study file; `first_fault` validates all stored rows after an error.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,7 +71,7 @@ LARGEST_WHOLE = 2**62
 
 LONGEST = 60
 
-# Columns that are not exported.
+# Columns that a study file leaves out.
 OWN = frozenset(
     {
         *("id", "study_id", "archived_at", "login", "stamp", "plan_id"),
@@ -91,7 +91,7 @@ _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC
 
 
 class Kind(StrEnum):
-    """Kinds of rows; each follows the kinds to which its rows refer."""
+    """Kinds of rows, each after the kinds that its rows refer to."""
 
     ENVIRONMENT = "environment"
     STUDY = "study"
@@ -199,7 +199,7 @@ def _raw(column: ColumnElement[Any], dialect: str) -> ColumnElement[Any]:
 
 
 def _loaded(column: Column[Any], raw: Any) -> Any:
-    # The Python value; an unreadable value stays as it is, for the model to refuse. SQLite columns hold any type.
+    # Convert a value to Python, because SQLite columns hold any type. The model refuses values that stay unconverted.
     kind = _storage_type(column.type)
     with suppress(ValueError, TypeError, AttributeError, LookupError):
         if isinstance(column.type, StorableText | Sentences):

@@ -1,4 +1,4 @@
-"""The schema's revisions and a team's roles. Alembic is imported only for a migration."""
+"""The schema's revisions and a team's roles. Only a migration imports Alembic."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_environment": ("INSERT",),
     # A trigger checks who may rename, archive or delete a study.
     "bss_study": ("INSERT", _update(STUDY_ROWS, but=frozenset({"id"} | _QUESTION | _MAKER)), "DELETE"),
-    # Trials are deleted only with their study.
+    # Only the deletion of a study deletes trials.
     "bss_trial": ("INSERT", _update(TRIAL_ROWS, but=frozenset({"id", "study_id", "number"}))),
     "bss_observation": ("INSERT",),
     "bss_probe": ("INSERT", "DELETE"),  # a new measurement replaces an earlier measurement
@@ -535,7 +535,7 @@ SCHEMA = "public"
 def script(roles: Roles | None) -> str:
     """SQL for psql that creates tables and roles in one transaction.
 
-    Of existing tables, only rights change. The SQL fails on another schema revision.
+    On existing tables, the SQL changes only rights. The SQL fails on another schema revision.
     """
     statements = [
         "BEGIN",
@@ -554,7 +554,7 @@ def script(roles: Roles | None) -> str:
 
 
 def _tables() -> list[str]:
-    import bssearch.storage.repository  # noqa: F401 - so that every table is known
+    import bssearch.storage.repository  # noqa: F401 - defines the remaining tables
 
     tables = METADATA.sorted_tables
     indexes = [index for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]

@@ -1,6 +1,6 @@
 """The tables and their column types. Columns have the names of records' fields; see `to_columns`.
 
-Times are UTC. JSON is only for user-defined keys.
+Times are UTC. Only objects with user-defined keys are JSON.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class FiniteFloat(TypeDecorator[float]):
 
 
 class StorableText(TypeDecorator[str]):
-    """Text; NUL and lone surrogates become replacement characters, long texts are cut."""
+    """Text; replaces NUL and lone surrogates, and cuts long texts."""
 
     impl = Text
     cache_ok = True
@@ -221,7 +221,7 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
         self.of_scalars = of_scalars
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Raise `ValueError` for a value that could not be read again."""
+        """Raise `ValueError` for a value that no command could read again."""
         fault = None if value is None else json_fault(value, of_scalars=self.of_scalars)
         if fault is not None:
             raise ValueError(f"a stored object is {fault}")
@@ -253,7 +253,7 @@ def not_negative(*columns: str) -> list[CheckConstraint]:
 
 
 def are_finite(*columns: ColumnElement[float]) -> ColumnElement[bool]:
-    """Condition that columns are finite, as other programs may store infinities or NaN."""
+    """Condition that columns are finite, because other programs may store infinities or NaN."""
     return and_(*(column <= LARGEST for column in columns))
 
 
@@ -420,7 +420,7 @@ def column(name: str, kind: Any, *further: SchemaItem, **options: Any) -> Column
 
 
 def table(name: str, *parts: SchemaItem, holds: Sequence[type] = (), without: str | None = None) -> Table:
-    """Table of ``parts``, and of a column for each other field of the records that it ``holds``."""
+    """Make a table of ``parts``, with a column for each other field of the records ``holds``."""
     own = {part.name: part for part in parts if isinstance(part, Column)}
     kinds = {field: kind for record in holds for field, kind in column_types(record, without=without).items()}
     further = (column(field, kind) for field, kind in kinds.items() if field not in own)
@@ -432,7 +432,7 @@ def _id() -> Column[int]:
 
 
 def _reference(to: str, *, deletes: bool = True, **options: Any) -> Column[int]:
-    # A row of the table ``to``; unless ``deletes``, that row cannot be deleted.
+    # Id of a row of the table ``to``. The deletion of that row ``deletes`` the referring row, or else fails.
     key = ForeignKey(f"bss_{to}.id", ondelete="CASCADE" if deletes else "RESTRICT")
     return Column(f"{to}_id", Integer, key, **{"nullable": False, **options})
 

@@ -139,7 +139,7 @@ class ProbeStore(StorePart):
     ) -> list[TrialRecord]:
         """Trials with ``steps_x_step_time_s`` from the step times of all visits.
 
-        Trials of another model keep their stored value, because only the default configuration's model was timed.
+        Trials of another model keep their stored value, because probes time only the default configuration's model.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)
@@ -154,7 +154,7 @@ class ProbeStore(StorePart):
     ) -> MemoryBoundary:
         """Bounds of the micro-batch sizes that fit (default device: the largest that a trial ran on).
 
-        A single out-of-memory trial is ignored if a later probe in a separate process fitted this or a larger size.
+        A later probe in a separate process that fits the same or a larger size overrides a single out-of-memory trial.
         Failures count from devices with at least as much memory, fits from devices with at most as much memory.
         """
         here = environment or self._bound_environment(connection, study_id)

@@ -153,7 +153,7 @@ class QueueStore(StorePart):
                 _lock(connection)
                 earlier = _found(connection, new.name)
                 if earlier is not None and earlier.submitted_at == tried_at and earlier.owner == new.owner:
-                    return earlier  # an earlier try was committed although the connection broke
+                    return earlier  # an earlier try committed, and the connection broke afterwards
                 if earlier is not None and (
                     earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
                 ):
@@ -247,8 +247,8 @@ class QueueStore(StorePart):
         _lock(connection)
         serving = connection.scalar(select(WORKER_ROWS.c.serving).where(WORKER_ROWS.c.name == worker))
         waiting = {one.name: one for one in _waiting(connection)}
-        # A submission that the worker already serves comes first: an earlier try was committed, or the end of the
-        # worker's shift was lost.
+        # A submission that the worker already serves comes first, because a lost connection may have hidden the start
+        # or the end of the shift.
         chosen = waiting.get(serving or "") or _first(waiting.values(), eligible)
         if chosen is None and serving is None:
             return None

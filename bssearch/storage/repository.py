@@ -53,7 +53,10 @@ class Transfer(StorePart):
     """Copies of whole studies."""
 
     def import_finished(self, studies: Sequence[FinishedStudy], replaced: Collection[str] = ()) -> None:
-        """Store all studies or none, instead of those ``replaced``; raise `UsageError` if a name is taken."""
+        """Delete the studies ``replaced`` and store all new studies, or change no study.
+
+        Raises `UsageError` if a name is taken.
+        """
         tried_at: datetime | None = None
 
         def add() -> None:
@@ -70,7 +73,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study to a file; return its running trials, which are left out."""
+        """Write a study without its running trials to a file; return the numbers of the running trials."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
@@ -95,7 +98,7 @@ class Transfer(StorePart):
     ) -> list[Joined]:
         """Insert the rows that this database lacks in one transaction; return their counts.
 
-        A new first study is called ``name``.
+        ``name`` renames a new first study.
         """
         from bssearch.storage.transfer.study_copy import join
 
@@ -109,7 +112,7 @@ class Transfer(StorePart):
 class Store(Database):
     """An open database; threads may share it. If opened for writing, calls wait for an unreachable server (`Patience`).
 
-    Any method of its parts may raise `DatabaseError`; with a study's name, `NotFoundError`.
+    Methods may raise `DatabaseError`, and `NotFoundError` for an unknown study.
 
     Example: ``store: bssearch.Store = bssearch.open_store("sqlite:///runs.db")``
     """

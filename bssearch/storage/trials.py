@@ -306,7 +306,7 @@ class TrialStore(StorePart):
     def append_observations(
         self, study: str, rows: Sequence[tuple[int, Observation]], *, owner: str | None = None
     ) -> frozenset[int]:
-        """Store all observations or none.
+        """Store all observations, or no observation.
 
         With ``owner``, skip trials whose lease this driver has lost, and return their numbers.
 
@@ -332,7 +332,7 @@ class TrialStore(StorePart):
                 raise
             stored = {(number, one.step): one for number, curve in self.curves(study, numbers).items() for one in curve}
             if all(stored.get((number, one.step)) == one for number, one in rows):
-                return refused  # an earlier try was committed although the connection broke
+                return refused  # an earlier try committed, and the connection broke afterwards
             keys = [(number, one.step) for number, one in rows]
             twice = [key for key in keys if key in stored or keys.count(key) > 1]
             if not twice:
@@ -397,7 +397,7 @@ IsAlive = Callable[[str], bool | None]
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Leases that ended by this time have expired; shortly after a server's start, no lease has expired."""
+    """Time by which expired leases ended; shortly after a server's start, no lease counts as expired."""
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
         return datetime.min.replace(tzinfo=UTC)

@@ -216,7 +216,10 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
     [
         ({"batch_size": 8, "batch_stages": "400:33"}, "33 is not a batch size of the study: 4, 8, 16"),
         ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 after 8: a batch may only grow"),
-        ({"batch_size": 8, "batch_stages": "4:32"}, "begins after 4 samples; it must be >= 8, one step of batch 8"),
+        (
+            {"batch_size": 8, "batch_stages": "4:32"},
+            "begins after 4 samples; the least is 8, one step of batch 8",
+        ),
         ({"batch_size": 8, "batch_stages": "99999999:32"}, "begins after 99999999 samples, but a trial of 100 s"),
         ({"batch_size": 8, "batch_stages": "400:32 99999999:64"}, "batch 64 begins after 99999999 samples, but"),
         ({"batch_size": 8, "batch_stages": "400:32", "batch_schedule": None}, "batch_schedule = None must be one of"),

@@ -296,7 +296,7 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
             {"command": ["./train.sh", "{batch_size}", "{learning_rate}"]},
             "batch_schedule: a command is given one batch",
         ),
-        ({"workload": "objective"}, "batch_schedule: a function is given one batch size"),
+        ({"workload": "objective"}, "batch_schedule: a function takes one batch size"),
     ],
 )
 def test_what_is_given_one_batch_size_cannot_let_it_grow(changes: dict[str, Any], expected: str) -> None:

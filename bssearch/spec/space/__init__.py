@@ -1,6 +1,7 @@
 """The search space: parameters that vary between trials.
 
-Learning rates are sampled at the reference batch and carried to the trial's by a rule, so that results transfer.
+Samplers choose a learning rate at the reference batch. A rule carries the rate to the trial's batch, so that results
+transfer between batch sizes.
 """
 
 from bssearch.spec.space.domains import (

@@ -51,7 +51,7 @@ class Range(StrictModel):
 
     @property
     def is_log(self) -> bool:
-        """Whether the scale is logarithmic."""
+        """True if the scale is logarithmic."""
         return self.low > 0 if self.log is None else self.log
 
 
@@ -257,7 +257,7 @@ DECAY_SHARE = 0.2
 class Schedule(StrictModel):
     """The learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
 
-    Except under ``constant`` it decays to about zero at ``horizon_samples``, where the trial ends.
+    Except under ``constant``, the rate decays to about zero at ``horizon_samples``, the end of the trial.
     ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).
     """
 

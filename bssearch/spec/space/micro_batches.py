@@ -1,6 +1,6 @@
 """Split batches into micro-batches that fit into memory.
 
-If a micro-batch runs out of memory, so does every larger one.
+If a micro-batch runs out of memory, so does every larger micro-batch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """Micro-batch size for a batch size, None if no size fits.
 
-    The largest divisor below the boundary and the maximum, or the largest proven divisor if at least half of this size.
+    The largest divisor below the boundary and the maximum, or the largest proven divisor if at least half as large.
     """
     if memory.nothing_fits:
         return None
@@ -168,7 +168,7 @@ REMEDY = "GroupNorm, or a fixed training.ghost_batch_size, compares batch sizes 
 def batch_norm_caveats(
     layers: int, micro_batch_size: int, *, accumulates: bool, ghost_batch_size: int | None, remedy: str = REMEDY
 ) -> Iterator[tuple[str, str]]:
-    """Yield how batch normalisation distorts a comparison, as (code, sentence)."""
+    """Yield distortions of a comparison by batch normalisation, as (code, sentence)."""
     if not layers:
         return
     samples = micro_batch_size if ghost_batch_size is None else min(micro_batch_size, ghost_batch_size)
@@ -188,7 +188,7 @@ def batch_norm_caveats(
         yield (
             "ghost_batch_not_filled",
             f"a micro-batch of {micro_batch_size} does not fill a ghost batch of {ghost_batch_size}: its statistics "
-            "are over fewer samples than at larger batch sizes",
+            "cover fewer samples than at larger batch sizes",
         )
 
 
@@ -206,10 +206,10 @@ BatchSizes = BatchSize | Annotated[tuple[BatchSize, ...], Field(min_length=1)]
 class BatchGrowth(StrictModel):
     """How batches may grow along ``space.batch_size``, in trials after the search.
 
-    ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, shares of the samples
-    that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the largest
-    size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows ``rate_rule`` (default: the
-    space's); trials retune the rate of the first size.
+    ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, as shares of the
+    samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the
+    largest size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows ``rate_rule``
+    (default: the space's); trials retune the rate of the first size.
     """
 
     name: (

@@ -210,8 +210,8 @@ class Lamb(_Moments):
 class Lars(_Momentum):
     """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
 
-    The rate is multiplied by ``trust_coefficient`` × ‖w‖ / ‖gradient‖; ``trust_clip`` caps it at the learning rate
-    (LARC). Momentum is the paper's; timm's default is 0.
+    The factor ``trust_coefficient`` × ‖w‖ / ‖gradient‖ scales the rate; ``trust_clip`` caps the result at the learning
+    rate (LARC). Momentum is the paper's; timm's default is 0.
     """
 
     name: Literal["lars"]
@@ -293,7 +293,7 @@ def _checked_number(value: Any) -> int | float:
 
 
 def _checked_value(value: Any) -> OwnValue:
-    """Texts must not start as a spreadsheet's formula."""
+    """A text must not start like a formula of a spreadsheet."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -333,7 +333,7 @@ class OwnRange(Range):
 
     @property
     def is_integer(self) -> bool:
-        """Whether values are whole numbers."""
+        """True if values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int) if self.integer is None else self.integer
 
 

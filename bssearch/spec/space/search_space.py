@@ -125,7 +125,7 @@ class SearchSpace(StrictModel):
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
 
     def candidates(self, batch_sizes: Sequence[int]) -> Any:
-        """Points at some batch sizes if a model may choose no others, else None."""
+        """Points at some batch sizes if a model must choose among these points, else None."""
         return None
 
     def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:
@@ -160,9 +160,9 @@ class SearchSpace(StrictModel):
         return sampled if is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
 
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
-        """Switch on dropout and label smoothing if the space can.
+        """Switch on dropout and label smoothing if the space allows them.
 
-        Step time and memory are measured once for all trials.
+        Probes measure step time and memory once for all trials.
         """
         switched_on: dict[str, Any] = {
             name: high

@@ -71,7 +71,7 @@ def parse_url(text: str | URL) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        # Raise without the cause, whose text holds the URL or the part mistaken for a port.
+        # Drop the cause, because its text holds the URL, or a password in the port's place.
         raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from None
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
@@ -142,7 +142,7 @@ def sqlite_file(url: URL) -> Path | None:
 
 
 def shown(url: URL) -> str:
-    """Path, or the masked URL."""
+    """Path of a SQLite file, or the masked URL of a server."""
     return str(sqlite_file(url) or masked(url))
 
 
@@ -189,7 +189,7 @@ _REFUSED = {
 
 
 class ConnectionLostError(DatabaseError):
-    """Server unreachable, or transaction refused for another transaction; retry."""
+    """The server is unreachable, or another transaction conflicted; a retry may succeed."""
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
@@ -296,7 +296,7 @@ SERVER_OPTIONS: dict[str, int] = {
 
 _MOST_DIGITS = 309
 
-# A connection used within these seconds counts as alive, because no server restarts so fast.
+# A connection used within these seconds counts as alive, because a server takes longer to restart.
 UNASKED_S = 0.1
 
 _WRITES = "bss_writes"
@@ -308,9 +308,9 @@ _SMALLEST_PAGE = 512
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
-    """Engine without connecting.
+    """Make an engine without a connection.
 
-    For reading, a SQLite file must exist.
+    Unless ``write``, a SQLite file must exist.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -341,7 +341,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 
 def reading(engine: Engine) -> AbstractContextManager[Connection]:
     """Open a transaction that sees one state of the database."""
-    # SQLite transactions see one state anyway and lack this level; files are opened read-only.
+    # SQLite transactions always see one state and lack this level; `_open_for_reading` opens files read-only.
     return _connected(engine, isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
@@ -383,7 +383,7 @@ def _note_use(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -
 def _ping_after_a_while(
     engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection
 ) -> None:
-    # SQLAlchemy's `pool_pre_ping` checks before every use, which causes a large part of a driver's messages.
+    # SQLAlchemy's `pool_pre_ping` checks before every use; these checks would be a large part of a driver's messages.
     used = record.info.get(_LAST_USE)
     if used is not None and time.monotonic() - used > UNASKED_S and not _answers(engine, connection):
         raise DisconnectionError
@@ -548,11 +548,11 @@ def _to_json(value: Any) -> str:
     try:
         return _encode(value)
     except ValueError as error:
-        raise DatabaseError(f"{value!r} cannot be stored: it contains a number that is not finite") from error
+        raise DatabaseError(f"{value!r} cannot be stored: a number is not finite") from error
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON; `ValueError` for unbounded numbers or invalid Unicode."""
+    """Parse stored JSON; raise `ValueError` for unbounded numbers or invalid Unicode."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = _DECODER.decode(text)
@@ -644,8 +644,8 @@ def refuse_network_file(path: Path) -> None:
     require(
         not is_shared_by_machines(kind),
         f"{path} is on a network file system ({kind}); SQLite's log needs memory that all writers share",
-        hint="name a local file with --db, or for several machines a PostgreSQL database; if one process of one "
-        f"machine writes, set {NETWORK_FILE_VARIABLE}=1",
+        hint="name a local file with --db, or a PostgreSQL database for several machines; set "
+        f"{NETWORK_FILE_VARIABLE}=1 if only one process of one machine writes",
         error=DatabaseError,
     )
 
@@ -708,7 +708,10 @@ def limited_waits(connection: Connection, *states: str) -> Iterator[None]:
 
 
 class _Watch:
-    """Finds the sessions that block a connection, on a separate connection that opens after `LOOK_EVERY_S`."""
+    """Finds the sessions that block a connection.
+
+    A separate connection for these queries opens after `LOOK_EVERY_S`.
+    """
 
     def __init__(self, connection: Connection) -> None:
         driver = connection.connection.driver_connection

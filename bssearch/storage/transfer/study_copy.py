@@ -63,7 +63,8 @@ _RUNS = TRIAL_ROWS.c.state == TrialState.RUNNING
 class Copy:
     """A study's rows by kind and key, in the order of writing.
 
-    ``source`` names the file or database in messages; ``running``: numbers of running trials, which are left out.
+    ``source`` names the file or database in messages; ``running``: numbers of the running trials, which the rows
+    exclude.
     """
 
     source: str
@@ -110,7 +111,7 @@ class Copy:
 def read_copy(connection: Connection, study_id: int, source: str, *, with_running: bool = False) -> Copy:
     """Read a study; raise `DatabaseError` for an invalid row.
 
-    Running trials need ``with_running``, because leases are not copied.
+    Only ``with_running`` includes running trials, because a copy has no leases.
     """
     copy = Copy(source)
     try:
@@ -331,7 +332,7 @@ class _Join:
             taken = self.added | self.replaced
             return [row for row in rows.values() if row["trial"] in taken]
         if kind is Kind.ENVIRONMENT:
-            return []  # an environment is inserted with the first row that names the environment
+            return []  # `_environment_id` inserts an environment with the first row that refers to the environment
         return [row for key, row in rows.items() if key not in self.here.rows[kind]]
 
     def _binds(self) -> bool:
