@@ -206,20 +206,27 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] =
 
 
 def _read(path: Path) -> tuple[Any, dict[Location, int]]:
+    text = text_of(path, "spec")
+    if path.suffix in {".yaml", ".yml"}:
+        return lined_yaml(path, text)
+    if path.suffix == ".toml":
+        return _read_toml(path, text)
+    raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
+
+
+def text_of(path: Path, what: str, hint: str | None = None) -> str:
+    """Text of a file of at most `MOST_BYTES`; raises `NotFoundError` with the hint, else `SpecError`."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         require(
-            len(content) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes: it is no spec", error=SpecError
+            len(content) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes: it is no {what}", error=SpecError
         )
-        text = content.decode("utf-8")
+        return content.decode("utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"no {what} {str(path)!r}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
-    if path.suffix in {".yaml", ".yml"}:
-        return _read_yaml(path, text)
-    if path.suffix == ".toml":
-        return _read_toml(path, text)
-    raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
 
 
 def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, overrides: Sequence[str]) -> StudySpec:
@@ -288,7 +295,7 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
     if name not in known:
         advice = nearest(name, known, f"there are {', '.join(known)}")
         raise SpecError(f"{source}: preset = {name!r} is not known; {advice}")
-    fragment, lines = _read_yaml(known[name], known[name].read_text(encoding="utf-8"))
+    fragment, lines = lined_yaml(known[name], known[name].read_text(encoding="utf-8"))
     whole = _over(fragment, {field: value for field, value in data.items() if field != "preset"})
     return whole, {location: f"preset {name}" for location in lines if not _is_given(data, location)}
 
@@ -320,7 +327,8 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**below, **both}
 
 
-def _read_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
+def lined_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
+    """Value of a YAML file, and the line of each field."""
     try:
         value, node = read_yaml(text)
         return value, dict(_yaml_lines(node, ()))

@@ -13,13 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words, require
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
-from bssearch.spec.reader import SUFFIXES, read_yaml, shortened
+from bssearch.spec.reader import SUFFIXES, lined_yaml, shortened, text_of
 
 Value = float | int | bool | str | list[int] | list[float]
 
@@ -293,7 +292,6 @@ OFFERS_NONE = frozenset(
 )
 
 MOST_TEMPLATES = 200
-MOST_BYTES = 2**20
 
 _EXAMPLE = "templates: {digits: {spec: digits.yaml, values: {budget.trials: {type: integer, low: 1, high: 400}}}}"
 
@@ -377,18 +375,7 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
 
 def read_file(path: Path, what: str, hint: str) -> Any:
     """Read a YAML file; raise `NotFoundError` with the hint, else `SpecError`."""
-    try:
-        content = path.read_bytes()
-        require(
-            len(content) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes: it is no {what}", error=SpecError
-        )
-        return read_yaml(content.decode("utf-8"))[0]
-    except FileNotFoundError:
-        raise NotFoundError(f"no {what} {str(path)!r}", hint=hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return lined_yaml(path, text_of(path, what, hint))[0]
 
 
 def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]) -> Template:

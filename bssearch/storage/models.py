@@ -322,25 +322,21 @@ def _nested(hint: object) -> type | None:
     return next((option for option in options if option in PREFIXES), None)
 
 
-def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """Columns of a record type, in order, with their Python types."""
+def leaves(record_type: type, path: str = "", *, without: str | None = None) -> dict[str, tuple[str, Any]]:
+    """Columns of a record type and its nested records, in order: path of the attribute, and Python type."""
     hints = typing.get_type_hints(record_type)
-    found: dict[str, Any] = {}
+    found: dict[str, tuple[str, Any]] = {}
     for name, nested in layout(record_type).items():
         if name != without:
-            inner = {"": hints[name]} if nested is None else column_types(nested)
+            inner = {"": (path + name, hints[name])} if nested is None else leaves(nested, f"{path}{name}.")
             prefix = name if nested is None else PREFIXES[nested]
-            found |= {prefix + key: kind for key, kind in inner.items()}
+            found |= {prefix + key: leaf for key, leaf in inner.items()}
     return found
 
 
-def paths(record_type: type, path: str = "") -> dict[str, str]:
-    """Columns of a record type and its nested records, with the paths of their attributes."""
-    prefix = PREFIXES[record_type]
-    found: dict[str, str] = {}
-    for name, nested in layout(record_type).items():
-        found |= {prefix + name: path + name} if nested is None else paths(nested, f"{path}{name}.")
-    return found
+def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
+    """Columns of a record type, in order, with their Python types."""
+    return {name: kind for name, (_, kind) in leaves(record_type, without=without).items()}
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:

@@ -37,8 +37,8 @@ from bssearch.storage.models import (
     STUDY_ROWS,
     TRIAL_ROWS,
     VISIT_ROWS,
+    leaves,
     now,
-    paths,
     to_columns,
 )
 from bssearch.storage.queue import SUBMISSION_ROWS, refuse_queued, rename_submission
@@ -359,7 +359,8 @@ def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterabl
 def _attributes() -> dict[str, str]:
     # Columns that a `FinishedTrial` fills, with the paths of its attributes
     own = {"phase": "phase", "seed": "seed", "train_seconds_limit": "train_seconds_limit", "state": "outcome.state"}
-    return own | paths(Configuration, "configuration.") | paths(TrialOutcome, "outcome.")
+    inner = leaves(Configuration, "configuration.") | leaves(TrialOutcome, "outcome.")
+    return own | {name: path for name, (path, _) in inner.items()}
 
 
 def _literal(connection: Connection, name: str, value: object) -> ColumnElement[Any]:

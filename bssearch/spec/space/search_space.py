@@ -146,7 +146,8 @@ class SearchSpace(StrictModel):
             batch_size=batch_size,
             micro_batch_size=micro_batch_size,
             accumulation_steps=accumulation_steps,
-            learning_rate=float(values[REFERENCE_LEARNING_RATE]) * self._learning_rate_factor(batch_size, optimizer),
+            learning_rate=float(values[REFERENCE_LEARNING_RATE])
+            * self.learning_rate_factor(batch_size, optimizer.name),
             optimizer=optimizer.name,
             parameters=self.carried(parameters, batch_size),
             **self.carried({name: float(values[name]) for name in TRAINING_PARAMETERS}, batch_size),
@@ -198,15 +199,18 @@ class SearchSpace(StrictModel):
         """True if the learning rate is within 5 % (log) of an end of the range, or beyond."""
         if not isinstance(self.learning_rate, RelativeLearningRate):
             return False
-        rate = configuration.learning_rate / self._learning_rate_factor(
-            configuration.batch_size, self._optimizer(configuration.optimizer)
+        rate = configuration.learning_rate / self.learning_rate_factor(
+            configuration.batch_size, configuration.optimizer
         )
         low, high = math.log(self.learning_rate.low), math.log(self.learning_rate.high)
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
 
     def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
         """Factor on the reference learning rate at a batch size."""
-        return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
+        rate, scale = self.learning_rate, self._optimizer(optimizer).learning_rate_scale
+        if not isinstance(rate, RelativeLearningRate):
+            return scale
+        return scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
 
     def rate_rule(self, optimizer: str) -> LearningRateRule:
         """Learning-rate rule: the space's, else the optimizer's."""
@@ -225,7 +229,7 @@ class SearchSpace(StrictModel):
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
         """Batch size and coordinates nearest to a configuration."""
         batch_size = min(self.rungs, key=lambda size: abs(math.log(size / configuration.batch_size)))
-        factor = self._learning_rate_factor(batch_size, self._optimizer(configuration.optimizer))
+        factor = self.learning_rate_factor(batch_size, configuration.optimizer)
         return batch_size, self._nearest(
             {**self._coordinates(configuration), REFERENCE_LEARNING_RATE: configuration.learning_rate / factor}
         )
@@ -240,7 +244,8 @@ class SearchSpace(StrictModel):
         optimizer, batch_size = self._optimizer(configuration.optimizer), configuration.batch_size
         own = self.carried(configuration.parameters, batch_size, back=True)
         return {
-            REFERENCE_LEARNING_RATE: configuration.learning_rate / self._learning_rate_factor(batch_size, optimizer),
+            REFERENCE_LEARNING_RATE: configuration.learning_rate
+            / self.learning_rate_factor(batch_size, optimizer.name),
             "optimizer": configuration.optimizer,
             **self.carried({name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, batch_size, back=True),
             **{self._coordinate(optimizer, name): value for name, value in own.items()},
@@ -265,12 +270,6 @@ class SearchSpace(StrictModel):
     def _coordinate(self, optimizer: OptimizerOptions, parameter: str) -> str:
         shared = len(self.optimizers) == 1 or parameter not in optimizer.options
         return parameter if shared else f"{optimizer.name}.{parameter}"
-
-    def _learning_rate_factor(self, batch_size: int, optimizer: OptimizerOptions) -> float:
-        rate = self.learning_rate
-        if not isinstance(rate, RelativeLearningRate):
-            return optimizer.learning_rate_scale
-        return optimizer.learning_rate_scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
 
     def _domains(self) -> Iterator[tuple[str, Any]]:
         rate: Any = self.learning_rate
