@@ -294,7 +294,7 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
     [
         (
             {"command": ["./train.sh", "{batch_size}", "{learning_rate}"]},
-            "batch_schedule: a command is given one batch",
+            "batch_schedule: a command takes one batch",
         ),
         ({"workload": "objective"}, "batch_schedule: a function takes one batch size"),
     ],
