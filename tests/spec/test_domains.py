@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bssearch.spec.space.domains import (
     Range,
     RelativeLearningRate,
     Schedule,
+    StrictModel,
     bounds,
     describe,
     domain_kind,
@@ -86,26 +88,25 @@ def test_each_limited_parameter_is_a_field_of_the_space() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "log", "is_log"),
-    [(0.1, None, True), (0.0, None, False), (-1.0, None, False), (0.1, False, False), (0.1, True, True)],
+    ("made", "fields", "expected"),
+    [
+        *((Range, {"low": 0.1, "log": log}, {"is_log": log is not False}) for log in (None, False, True)),
+        *((Range, {"low": low, "log": log}, {"is_log": False}) for low in (0.0, -1.0) for log in (None, False)),
+        *((Range, {"low": low, "log": True}, None) for low in (0.0, -1.0)),
+        *((made, {"low": 0.5, "high": 0.5}, None) for made in (Range, RelativeLearningRate)),
+        (BatchLadder, {"low": 8, "high": 8}, {"rungs": (8,)}),
+        (BatchLadder, {"low": 1, "high": 2}, {"rungs": (1, 2)}),
+        (BatchLadder, {"low": 9, "high": 16}, {"rungs": (16,)}),
+        (BatchLadder, {"low": 8, "high": 15}, {"rungs": (8,)}),
+        *((BatchLadder, {"low": low, "high": high}, None) for low, high in ((16, 8), (9, 15), (0, 8))),
+    ],
 )
-def test_a_range_above_zero_is_searched_on_a_log_scale_unless_it_says_otherwise(
-    low: float, log: bool | None, is_log: bool
+def test_a_range_has_two_ends_and_a_log_scale_is_above_zero_and_a_ladder_holds_both_its_ends(
+    made: type[StrictModel], fields: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    assert Range(low=low, high=1.0, log=log).is_log is is_log
-
-
-@pytest.mark.parametrize("low", [0.0, -1.0])
-def test_a_log_scale_begins_above_zero(low: float) -> None:
-    with pytest.raises(ValidationError):
-        Range(low=low, high=1.0, log=True)
-    assert not Range(low=low, high=1.0, log=False).is_log
-
-
-@pytest.mark.parametrize("made", [Range, RelativeLearningRate])
-def test_a_range_of_one_value_is_none(made: type[Range | RelativeLearningRate]) -> None:
-    with pytest.raises(ValidationError):
-        made(low=0.5, high=0.5)
+    with nullcontext() if expected else pytest.raises(ValidationError):
+        found = made.model_validate({"high": 1.0, **fields})
+        assert {name: getattr(found, name) for name in expected or ()} == expected
 
 
 def test_the_form_of_a_value_says_what_kind_of_domain_it_is() -> None:
@@ -164,18 +165,13 @@ def test_a_domain_in_words_has_every_number_times_the_factor() -> None:
 
 
 RATES = Dimension("learning_rate", low=0.1, high=0.4, log=True)
-
-
-@pytest.mark.parametrize(
-    ("value", "nearest"), [(0.2, 0.2), (0.01, 0.1), (1.0, 0.4), (0.1, 0.1), (0.4, 0.4), (None, 0.1), (0.0, 0.1)]
-)
-def test_the_nearest_of_a_range_is_the_value_itself_or_an_end(value: float | None, nearest: float) -> None:
-    assert RATES.nearest(value) == nearest
+IN_RATES = [(0.2, 0.2), (0.01, 0.1), (1.0, 0.4), (0.1, 0.1), (0.4, 0.4), (None, 0.1), (0.0, 0.1)]
 
 
 @pytest.mark.parametrize(
     ("choices", "value", "nearest"),
     [
+        *(((), value, nearest) for value, nearest in IN_RATES),
         ((0.1, 0.2, 0.4), 0.2, 0.2),
         ((1, 10, 100), 40, 100),  # by ratio: 40 is 4 times 10, and 100 is 2.5 times 40
         ((1, 10, 100), 30, 10),
@@ -191,26 +187,15 @@ def test_the_nearest_of_a_range_is_the_value_itself_or_an_end(value: float | Non
         ((16, 8), None, 16),
     ],
 )
-def test_the_nearest_choice_is_by_ratio_where_all_are_above_zero(choices: Any, value: Any, nearest: Any) -> None:
-    assert Dimension("one", choices=choices).nearest(value) == nearest
+def test_the_nearest_is_the_value_or_an_end_of_a_range_and_a_choice_by_ratio_if_all_are_above_zero(
+    choices: Any, value: Any, nearest: Any
+) -> None:
+    assert replace(RATES, choices=choices).nearest(value) == nearest
 
 
 def test_a_coordinate_that_is_not_used_has_some_value_of_its_dimension() -> None:
     assert Dimension("one", low=0.25, high=0.5).any_value == 0.25
     assert Dimension("one", choices=("b", "a")).any_value == "b"
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "rungs"), [(8, 8, (8,)), (1, 2, (1, 2)), (9, 16, (16,)), (8, 15, (8,)), (64, 64, (64,))]
-)
-def test_a_ladder_holds_both_its_ends(low: int, high: int, rungs: tuple[int, ...]) -> None:
-    assert BatchLadder(low=low, high=high).rungs == rungs
-
-
-@pytest.mark.parametrize(("low", "high"), [(16, 8), (9, 15), (0, 8)])
-def test_a_ladder_without_a_rung_is_refused(low: int, high: int) -> None:
-    with pytest.raises(ValidationError):
-        BatchLadder(low=low, high=high)
 
 
 @pytest.mark.parametrize(

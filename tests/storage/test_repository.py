@@ -3,50 +3,36 @@
 import dataclasses
 import json
 import sqlite3
-import types
-import typing
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Table, Update, event, text, update
+from sqlalchemy import Connection, Update, event, text, update
 
 from bssearch.commands.across.answers import open_databases
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
-    BranchMeasurement,
     Configuration,
     Environment,
     Goal,
-    GradientNoise,
     Lease,
-    Observation,
     Phase,
-    ProbeRecord,
-    StepTimeError,
     StudyRecord,
     Target,
     TrialOutcome,
     TrialRecord,
     TrialState,
-    Visit,
 )
 from bssearch.records.text import LONGEST_TEXT
 from bssearch.storage.models import (
-    BRANCH_ROWS,
-    ENVIRONMENT_ROWS,
     MOST_SENTENCES,
-    OBSERVATION_ROWS,
     PREFIXES,
-    PROBE_ROWS,
     STUDY_ROWS,
     TRIAL_ROWS,
-    VISIT_ROWS,
     column_types,
     from_columns,
-    layout,
     to_columns,
 )
 from bssearch.storage.repository import Store, open_store
@@ -459,47 +445,6 @@ class TestKeeping:
                 call()
         store.studies.archive("toy", archived=False)
         assert start(store) == 1
-
-
-NOT_IN_THE_ROW = (Environment, StepTimeError)
-ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_types(GradientNoise))}
-TABLES: list[tuple[Table, type, set[str]]] = [
-    (ENVIRONMENT_ROWS, Environment, {"id", "digest"}),
-    (
-        STUDY_ROWS,
-        StudyRecord,
-        {"id", "environment_id", "revision", "rewritten_at_revision", "probed_at_revision", "login"},
-    ),
-    (TRIAL_ROWS, TrialRecord, {"id", "study_id", "environment_id", "revision", "plan_id"}),
-    (OBSERVATION_ROWS, Observation, {"trial_id"}),
-    (BRANCH_ROWS, BranchMeasurement, {"id", "study_id", "environment_id", "measured_at"}),
-    (VISIT_ROWS, Visit, {"id", "study_id", "environment_id", "measured_at"}),
-    (PROBE_ROWS, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at", *ONLY_OF_NOISE}),
-]
-
-
-def _fields(record_type: type, prefix: str = "") -> dict[str, object]:
-    """A record's columns with the types of its fields."""
-    hints = typing.get_type_hints(record_type)
-    found: dict[str, object] = {}
-    for name, nested in layout(record_type).items():
-        if nested is None:
-            found[prefix + name] = hints[name]
-        elif nested not in NOT_IN_THE_ROW:
-            found.update(_fields(nested, PREFIXES[nested]))
-    return found
-
-
-@pytest.mark.parametrize(("table", "record_type", "own"), TABLES, ids=lambda value: str(getattr(value, "name", "")))
-def test_the_columns_are_the_fields_and_optional_fields_are_nullable(
-    table: Table, record_type: type, own: set[str]
-) -> None:
-    expected = _fields(record_type)
-    columns = {column.name: column for column in table.columns}
-    assert set(columns) - own == set(expected)
-    for name, hint in expected.items():
-        may_be_none = isinstance(hint, types.UnionType) and types.NoneType in hint.__args__
-        assert columns[name].nullable == may_be_none, name
 
 
 def test_a_finished_trial_comes_back_from_its_columns() -> None:
