@@ -32,21 +32,21 @@ from bssearch.records import (
 from bssearch.spec.parts import TrainingSpec
 from bssearch.spec.space import TRAINING_PARAMETERS
 
-# returns (state, reason) once a running trial should end, else None
+# returns (state, reason) if a running trial should end, else None
 AskStop = Callable[[], tuple[TrialState, str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A Python ``script`` with ``arguments``, or any ``command``.
+    """A user's Python ``script`` with its ``arguments``, or any ``command``.
 
-    A script calls `bssearch.current_trial`, or is ``file.py:make_trainer``, a function that returns a trainer.
+    A script calls `bssearch.current_trial`. ``file.py:make_trainer`` names a function that returns a trainer.
 
     Attributes:
-        default: configuration of the program's description.
-        names: parameters set by the study.
-        report: progress expressions, see `bssearch.executors.programs.reports`.
-        searched: placeholders required of a command that only reports.
+        default: configuration that describes the program.
+        names: parameters that the study sets.
+        report: expressions of `bssearch.executors.programs.reports`.
+        searched: placeholders that a reporting command needs.
         needs_samples: whether the study's objective counts samples.
     """
 
@@ -69,15 +69,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
-    """The workload and devices of an executor; see `ExecutorSpec`.
+    """The workload and devices of an executor, see `ExecutorSpec`.
 
     Attributes:
-        workload: name, resolved in ``folder``, or the program's name.
+        workload: name of a workload in ``folder``, or of the program.
         given: workload class or object, for the executor ``inline``.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
         devices: numbers of devices that trials train on, ascending.
         own_parameters: defaults of the workload's own parameters, as ``GROUP.NAME``.
-        optimizers: optimizers whose libraries must be installed.
+        optimizers: optimizers that need libraries.
     """
 
     workload: str
@@ -113,7 +113,7 @@ Event = TrialObserved | TrialEnded
 
 
 class Executor(Protocol):
-    """Runs trials in slots; a trial's last event is its only `TrialEnded`.
+    """Runs trials in slots. Each trial's last event is a `TrialEnded`.
 
     Measurements need idle slots. Constructors of registered executors take only `ExecutorSettings`.
     """
@@ -122,13 +122,13 @@ class Executor(Protocol):
 
     @property
     def slots_apart(self) -> bool:
-        """True if trials in different slots do not slow each other: each slot has a device or CPU cores."""
+        """True if each slot has its own device or CPU cores."""
 
     def describe(self) -> WorkloadDescription:
         """Describe the workload."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time a configuration's steps; raise `LaunchError` if the worker dies."""
+        """Time a configuration's steps. Raises `LaunchError` if the worker dies."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Test in a new process whether a micro-batch fits."""
@@ -145,16 +145,16 @@ class Executor(Protocol):
         """
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end within a step; ignore unknown numbers.
+        """Ask a running trial to end within a step. Unknown numbers have no effect.
 
         `TrialState.PAUSED` without a writable ``checkpoint`` prunes the trial.
         """
 
     def events(self, timeout: float) -> list[Event]:
-        """Events since the last call; wait up to ``timeout`` seconds."""
+        """Events since the last call, after at most ``timeout`` seconds."""
 
     def kill(self) -> None:
-        """Cancel all trials, even in a signal handler; the executor stays usable."""
+        """Cancel all trials, even in a signal handler. The executor stays usable."""
 
     def close(self) -> None:
         """Cancel trials and release resources. Idempotent."""
@@ -169,7 +169,7 @@ class TimesSideBySide(Protocol):
         """Number of slots."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time each request's steps, one request per slot at a time."""
+        """Time the steps of each request, one request per slot at a time."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         """Time a configuration's steps in all slots."""
@@ -180,8 +180,8 @@ def check_threads(settings: ExecutorSettings) -> None:
     cpus = os.cpu_count() or 1
     require(
         settings.threads <= cpus,
-        f"executor.threads = {settings.threads} must be <= {cpus}, the CPUs of this machine",
-        hint="set executor.threads lower; more threads than CPUs wait for each other",
+        f"executor.threads = {settings.threads} must be <= {cpus}, the number of CPUs of this machine",
+        hint="set executor.threads lower, because more threads than CPUs slow each other",
     )
 
 
@@ -192,7 +192,7 @@ def check_ranks(settings: ExecutorSettings) -> None:
         settings.threads * most <= cpus,
         f"executor.devices = {most} must be <= {cpus // settings.threads}: this machine has {cpus} CPUs and no GPU, "
         f"and each process has executor.threads = {settings.threads}",
-        hint="set executor.devices or executor.threads lower; more threads than CPUs wait for each other",
+        hint="set executor.devices or executor.threads lower, because more threads than CPUs slow each other",
     )
 
 
@@ -211,7 +211,7 @@ Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Command to load a slot's workload, at file ``revision`` if set; slots share ``devices`` devices."""
+    """Command to load a slot's workload. All slots share ``devices`` devices."""
 
     settings: ExecutorSettings
     slot: int
@@ -221,7 +221,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Command to do ``work`` with ``program``; ``given`` are the script's own parameter values."""
+    """Command to do ``work`` with ``program``, given the script's own parameter values."""
 
     work: Work
     program: Program
@@ -232,7 +232,7 @@ class Assign:
 
     @property
     def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
-        """The work's configuration and threads; None for a description."""
+        """Configuration and threads of the work, None for a description."""
         work = None if self.work == "describe" else self.work
         return work.plan if isinstance(work, TrialRequest) else work
 
@@ -274,12 +274,12 @@ class Refused:
 
 Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | TrialStop | Assign
 
-# heartbeat: the trial has made progress since the last heartbeat
+# "heartbeat" means that the trial has made progress
 Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | TrialEnded
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Encode a message as one line; raise `ValueError` for NaN or infinity."""
+    """Encode a message as one line. Raises `ValueError` for NaN or infinity."""
     if isinstance(message, str):
         return f"{message}\n".encode()
     fields = json.dumps(
@@ -317,22 +317,22 @@ def _kinds(union: Any) -> dict[str, Any]:
 _adapter = functools.cache(TypeAdapter[Any])
 
 
-HEARTBEAT_SECONDS = 1.0  # least interval between heartbeats; small compared with any hang timeout
+HEARTBEAT_SECONDS = 1.0  # least interval between heartbeats, far below any hang timeout
 
 CHUNK_BYTES = 1 << 16  # a pipe's capacity on Linux (pipe(7))
 
 TRIAL_VARIABLE = "BSSEARCH_TRIAL"  # a program's connection to its search: a socket's descriptor or path
 
-LONGEST_LINE_BYTES = 2**25  # a deep recursion's traceback takes 1 MB
+LONGEST_LINE_BYTES = 2**25  # far above a deep recursion's traceback of 1 MB
 
 
 class LineSplitter:
-    """Splits bytes into lines; raises `ValueError` above `LONGEST_LINE_BYTES`."""
+    """Splits bytes into lines of at most `LONGEST_LINE_BYTES`."""
 
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Lines that a chunk completes."""
+        """Lines that a chunk completes. Raises `ValueError` for a long line."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             raise ValueError(f"a line of more than {LONGEST_LINE_BYTES:,} bytes")

@@ -8,14 +8,14 @@ from bssearch.errors import LaunchError, require
 from bssearch.training.environment import device_name
 from bssearch.training.nvml import device_uuid, other_processes
 
-# CUDA memory outside the allocator: 0.5 GiB for context and kernels, the rest for workspaces
+# CUDA memory outside the allocator: context and kernels take 0.5 GiB, workspaces the rest
 CONTEXT_BYTES = 768 * 2**20
 
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Make a slot's device current; return the device and the number of usable devices.
+    """Make a slot's device current. Returns the device and the number of usable devices.
 
-    ``auto`` uses the idle CUDA devices, else the CPU; ``cuda`` has no fallback.
+    ``auto`` falls back to the CPU, ``cuda`` does not.
     """
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
     choice = (cuda or ["cpu" if wanted == "auto" else "cuda"]) if wanted in {"auto", "cuda"} else [wanted]
@@ -46,9 +46,9 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
 def memory_limit_of_slot(
     device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
 ) -> int | None:
-    """A slot's memory limit in bytes, if any.
+    """Memory limit of a slot in bytes, or None.
 
-    Slots on a CUDA device share its memory, minus `CONTEXT_BYTES` each, within ``limit_bytes``.
+    Slots on one CUDA device share the device's memory, minus `CONTEXT_BYTES` each.
     """
     sharers = len(range(slot % devices, slots, devices))
     if device.type != "cuda" or sharers <= 1:

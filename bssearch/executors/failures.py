@@ -28,7 +28,7 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
         allowed = "" if memory_limit_bytes is None else f" under the limit of {memory_limit_bytes / 2**30:.3g} GiB"
         message = f"out of memory{allowed}: {message}"
         if memory_limit_bytes is not None and hint is None:
-            hint = "raise or remove the limit: the data and a model must fit"
+            hint = "raise or remove the limit, because the data and a model must fit"
     return Refused(
         error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
         message=message,
@@ -38,7 +38,7 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
 
 
 def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a user program that failed; prints the traceback."""
+    """Print a failed program's traceback and return the answer."""
     traceback.print_exception(error)
     found = refused(error, memory_limit_bytes)
     return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
@@ -56,7 +56,7 @@ def not_measured(error: BaseException, request: Measurement) -> Refused:
 
 
 def failed(error: BaseException) -> TrialOutcome:
-    """Outcome of a trial that raised ``error``; prints the traceback."""
+    """Print a failed trial's traceback and return the outcome."""
     from bssearch.training.memory import is_out_of_memory
 
     traceback.print_exception(error)
@@ -68,7 +68,7 @@ def failed(error: BaseException) -> TrialOutcome:
 
 
 def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Free device memory; return the trial's end, failed if JSON cannot hold its outcome."""
+    """Free device memory and return the trial's end. The trial fails if JSON cannot hold the outcome."""
     broken = not _device_works()
     try:
         to_json(outcome)
@@ -94,7 +94,7 @@ def _device_works() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:
-        torch.cuda.synchronize()  # this call fails again after an error such as an illegal address
+        torch.cuda.synchronize()  # repeats an earlier error such as an illegal address
         torch.cuda.empty_cache()
     except RuntimeError:
         traceback.print_exc()

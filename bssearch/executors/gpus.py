@@ -1,7 +1,7 @@
-"""GPUs of this machine; one driver at a time holds a GPU.
+"""GPUs of this machine, each for one driver at a time.
 
-A driver holds a GPU by binding an abstract socket with its UUID (Linux); the kernel frees the name when the process
-ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
+To hold a GPU, a driver binds an abstract socket with the GPU's UUID (Linux). The kernel frees the socket's name when
+the driver ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SMI = "nvidia-smi"
 
-SMI_SECONDS = 30.0  # without persistence mode nvidia-smi loads the driver first, for seconds
+SMI_SECONDS = 30.0  # without persistence mode, nvidia-smi loads the driver for seconds
 
 
 class Gpus:
@@ -44,7 +44,7 @@ class Gpus:
 
     @classmethod
     def found(cls, device: str, environment: Mapping[str, str], *, allow_busy: bool = False) -> Self | None:
-        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``); None without GPUs or ``nvidia-smi``."""
+        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None without ``nvidia-smi``."""
         uuids = [] if device == "cpu" or shutil.which(SMI) is None else visible(_smi("-L"), environment.get(VISIBLE))
         if device.startswith("cuda:"):
             uuids = uuids[int(device.removeprefix("cuda:")) :][:1]
@@ -54,7 +54,7 @@ class Gpus:
         return len(self._uuids)
 
     def of_slot(self, slot: int, count: int) -> list[str]:
-        """A slot's ``count`` GPUs, the same as before unless the count changes.
+        """A slot's ``count`` GPUs, which change only with the count.
 
         If no GPU is free, the slot shares a GPU of this driver.
         """
@@ -84,7 +84,7 @@ class Gpus:
         return taken
 
     def give_back(self, slot: int) -> None:
-        """Free a slot's unshared GPUs."""
+        """Free the slot's GPUs, except GPUs that other slots share."""
         for uuid in {*self._of_slots.pop(slot, [])}.difference(*self._of_slots.values()):
             self._held.pop(uuid).close()
 
@@ -108,9 +108,9 @@ class Gpus:
 
 
 def visible(listed: str, chosen: str | None) -> list[str]:
-    """UUIDs in ``nvidia-smi -L`` that ``CUDA_VISIBLE_DEVICES`` chooses, if set; MIG slices replace their GPU.
+    """UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses. MIG slices replace a GPU.
 
-    Numbers follow ``nvidia-smi``; CUDA's numbers agree if all GPUs are of one model.
+    ``nvidia-smi`` numbers the GPUs. CUDA's numbers agree if all GPUs are of one model.
     """
     found: list[str] = []
     whole: list[str] = []
@@ -128,7 +128,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """Id and name of another program's process on each of these GPUs, if any."""
+    """For each busy GPU, the id and name of another program's process."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     own = psutil.Process()

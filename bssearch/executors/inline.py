@@ -1,7 +1,7 @@
 """Runs trials in this process, so that `breakpoint()` works.
 
-Trials are not isolated: crashes end the run, user code sees secrets, CPU memory is unlimited. Output goes to stderr;
-output of child processes is not logged.
+Without isolation, a crash ends the run, user code sees secrets, and CPU memory has no limit. Trials print to stderr.
+The log omits the output of child processes.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Python's defaults: with the command line's higher thresholds, reference cycles of training would keep much memory
+# Python's defaults, because reference cycles of training keep much memory with the command line's thresholds
 PYTHON_THRESHOLDS = (700, 10, 10)
 
 STDOUT, STDERR = 1, 2
 
-_KILLED = "killed: the run was stopped"
+_KILLED = "killed: the run ended"
 
 
 class InlineExecutor:
     """`Executor` in this process, for debugging.
 
-    ``hang_seconds`` is ignored. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
+    ``hang_seconds`` has no effect. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -82,7 +82,7 @@ class InlineExecutor:
 
     @property
     def slots_apart(self) -> bool:
-        """True once the workload is loaded on a GPU."""
+        """True if a workload uses a GPU."""
         return self._loaded is not None and self._loaded.device != "cpu"
 
     def describe(self) -> WorkloadDescription:
@@ -94,7 +94,7 @@ class InlineExecutor:
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a worker whether a micro-batch fits; raise `UsageError` for a workload without a file."""
+        """Test in a worker whether a micro-batch fits. Raises `UsageError` for a workload without a file."""
         self._refuse_while_a_trial_runs()
         require(
             self._settings.given is None,
@@ -136,11 +136,11 @@ class InlineExecutor:
         return events
 
     def kill(self) -> None:
-        """Cancel the trial; a running step ends first."""
+        """Cancel the trial. A running step ends first."""
         self._cancel(_KILLED)
 
     def close(self) -> None:
-        """Cancel the trial; restore the process's settings."""
+        """Cancel the trial and restore the process's settings."""
         self._cancel("the run was closed")
         self._loaded = None
         self._restore.close()
@@ -172,7 +172,7 @@ class InlineExecutor:
             gc.set_threshold(*PYTHON_THRESHOLDS)
             self._loaded = self._answer(lambda: LoadedWorkload(load), self._refused)
             if not gc.get_freeze_count():
-                gc.freeze()  # as in a worker: after a trial the collector need not search the libraries
+                gc.freeze()  # afterwards the collector skips the libraries
                 self._restore.callback(gc.unfreeze)
         return self._loaded
 
@@ -267,7 +267,7 @@ def _flush() -> None:
 
 @dataclass(frozen=True)
 class _Copying:
-    """Copies a stream to a log; debuggers use the terminal's attributes."""
+    """Copies a stream to a log, with the stream's attributes for debuggers."""
 
     _stream: IO[str]
     _log: IO[str]

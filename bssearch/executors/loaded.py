@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
-import torch._dynamo  # otherwise the first optimizer imports torch._dynamo, which takes seconds
+import torch._dynamo  # or else the first optimizer imports torch._dynamo for seconds
 
 from bssearch.errors import WorkloadError
 from bssearch.executors.base import AskStop, Load, Measured, Measurement
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class LoadedWorkload:
     """A workload and its data on a device.
 
-    Without ``on_lost``, see `RankProcesses`, trials train on one device.
+    Without ``on_lost`` (see `RankProcesses`), trials train on one device.
     """
 
     def __init__(self, load: Load, on_lost: Callable[[Exception], NoReturn] | None = None) -> None:
@@ -122,7 +122,7 @@ class LoadedWorkload:
         return description
 
     def measure(self, request: Measurement) -> Measured:
-        """Make the requested measurement; the workload's own exceptions pass through."""
+        """Make the requested measurement. Exceptions of the workload pass through."""
 
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
@@ -178,7 +178,7 @@ class LoadedWorkload:
         return self._processes.together(size, on_progress)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
-        """Make a trial; set the process's thread count."""
+        """Make a trial and set the process's thread count."""
 
         torch.set_num_threads(request.plan.threads)
         return Trial(

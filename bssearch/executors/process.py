@@ -1,6 +1,6 @@
 """Local worker processes, which end with their driver, even after SIGKILL.
 
-* ``PR_SET_PDEATHSIG`` (Linux) works while the interpreter's lock is held.
+* ``PR_SET_PDEATHSIG`` (Linux) works even if a thread holds the interpreter's lock.
 * A thread kills the process group when the driver's commands end.
 * A shell in the group kills the group, with data loaders, when the driver's pipe closes.
 
@@ -41,7 +41,7 @@ from bssearch.training.process_times import found_in
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40  # log lines shown for a dead worker
 
-_LOG_BYTES = 48 * 1024  # stored output per trial; the limit of stored texts is higher
+_LOG_BYTES = 48 * 1024  # stored output per trial, below the limit of stored texts
 
 _WORDS_OF_NO_MEMORY = (
     "std::bad_alloc",  # C++, before the program aborts
@@ -63,7 +63,7 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 
 
 def describe_exception(error: BaseException) -> str:
-    """``ExceptionType: message (file:line: code)`` of the user's innermost frame, else of a library's."""
+    """``ExceptionType: message (file:line: code)`` of the user's innermost frame, or else of a library."""
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -90,7 +90,7 @@ def _innermost_layer(error: BaseException) -> str:
 
 
 def describe_exit(return_code: int) -> str:
-    """Describe an exit code; negative for a signal."""
+    """Describe an exit code. Negative codes are signals."""
     if return_code >= 0:
         return f"worker exited with code {return_code}"
     name = signal.Signals(-return_code).name if -return_code in {*signal.Signals} else "a signal"
@@ -99,10 +99,9 @@ def describe_exit(return_code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker's ``return_code`` (negative for a signal) and its cause.
+    """A worker's ``return_code`` (negative for a signal) and the cause.
 
-    ``killed_by_kernel``: whether the OOM killer acted, None if unknown. A ``verdict`` takes precedence: bssearch killed
-    the process, or its machine failed.
+    ``killed_by_kernel``: whether the OOM killer acted, None if unknown. A ``verdict`` of bssearch takes precedence.
     """
 
     return_code: int
@@ -116,7 +115,7 @@ class Death:
         return cls(return_code, None if kernel_kills_before is None or kills is None else kills > kernel_kills_before)
 
     def judged(self, last_words: str | None = None) -> tuple[TrialState, str]:
-        """State and reason of the trial; ``last_words`` come from `words_of_no_memory`."""
+        """State and reason of the trial, given `words_of_no_memory`."""
         if self.verdict is not None:
             return self.verdict
         reason = describe_exit(self.return_code)
@@ -134,31 +133,31 @@ class Death:
 def judge_exit(
     return_code: int, kernel_kills_before: int | None, last_words: str | None = None, *, who: str = "worker"
 ) -> tuple[TrialState, str]:
-    """State and reason of a trial whose local process exited; see `Death.since`."""
+    """State and reason of a trial whose local process exited, see `Death.since`."""
     state, reason = Death.since(kernel_kills_before, return_code).judged(last_words)
     return state, reason.replace("worker", who, 1)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
-    """State and reason of a command; shells report signals as 128 + number."""
+    """State and reason of a command. Shells report signals as 128 + number."""
     code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code
     return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 
 
 def check_unchanged(what: str, before: str | None, now: str | None) -> None:
-    """Raise `WorkloadError` if a revision has changed; ``before`` is None at first, ``now`` without a file."""
+    """Raise `WorkloadError` if a revision has changed since ``before`` (None at first)."""
     require(
         before in {None, now},
-        f"{what} has changed since the run began ({before} → {now or 'no file'}): earlier and later trials cannot be "
-        "compared",
-        hint="undo the change and run again, or rename the study; "
-        "`run --allow-changed-workload` if the change does not matter",
+        f"{what} has changed since the run began ({before} → {now or 'no file'}), so that earlier and later trials "
+        "differ",
+        hint="undo the change and run again, or rename the study, or use "
+        "`run --allow-changed-workload` if the change has no effect",
         error=WorkloadError,
     )
 
 
 def no_noise_scale(what: str) -> WorkloadError:
-    """Error: only workloads have noise scales."""
+    """The error, because only workloads have noise scales."""
     return WorkloadError(f"the gradient noise scale needs a workload: {what} does not expose its loss")
 
 
@@ -189,7 +188,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Log after byte ``start``; only its beginning and end above `_LOG_BYTES`."""
+    """Log after byte ``start``. Omits the middle of more than `_LOG_BYTES`."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)
@@ -230,7 +229,7 @@ THREAD_VARIABLES = (
 # cuBLAS reads this variable once, and repeats sums exactly only with workspaces of a fixed size.
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-# PyTorch reads this variable once; expandable segments prevent fragmentation when batch sizes change.
+# PyTorch reads this variable once. Expandable segments prevent fragmentation when batch sizes change.
 EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -248,7 +247,7 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 def hide_secrets() -> None:
     """Protect this process's memory and environment in ``/proc`` (Linux)."""
-    # Workers of the same user could read secrets in ``/proc``; root still can.
+    # Workers of the same user could read secrets in ``/proc``. Root still can.
     known = [*os.environ.items()]
     with suppress(psutil.Error, OSError):
         known += psutil.Process().environ().items()  # the initial environment, which ``/proc`` keeps exposing
@@ -262,7 +261,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """A worker's environment: no secrets, ``threads`` set."""
+    """A worker's environment, without secrets."""
     return (
         REPEATABLE_CUBLAS
         | {name: value for name, value in environment.items() if not is_secret(name, value)}
@@ -276,7 +275,7 @@ def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if a process has exited; its pid stays reserved."""
+    """True if a process has exited, whose pid stays reserved."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -308,7 +307,7 @@ def kill_descendants(parent: int) -> None:
 
 
 def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
-    """Kill a group, then all descendants of this process but the group's leader and ``spared``; wait until they end."""
+    """Kill a group, then this process's other descendants except ``spared``. Wait until the descendants end."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + seconds
@@ -340,7 +339,7 @@ class WorkerHandle(ABC):
         self._inbox = inbox
 
     def reply(self, reply: Reply | None) -> None:
-        """Put a reply into the inbox; None announces the worker's end."""
+        """Put a reply into the inbox. None announces the worker's end."""
         self.last_heard = time.monotonic()
         self._inbox.put((self, reply))
 
@@ -358,11 +357,11 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill worker and descendants; safe in signal handlers."""
+        """Kill worker and descendants. Safe in signal handlers."""
 
     @abstractmethod
     def bury(self) -> Death:
-        """Release a dead worker; return its death."""
+        """Release a dead worker and return its death."""
 
 
 Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
@@ -371,7 +370,7 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 class WorkerProcess(WorkerHandle):
     """A worker as a child process in its own session.
 
-    Create the worker in a thread that outlives it: Linux kills the worker with that thread. ``pid`` is also the
+    Create the worker in a long-lived thread, because Linux kills the worker with the thread. ``pid`` is also the
     group and session id.
     """
 
@@ -423,7 +422,7 @@ class WorkerProcess(WorkerHandle):
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """See `WorkerHandle.has_exited`; only `bury` reaps."""
+        """See `WorkerHandle.has_exited`. Only `bury` reaps."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
@@ -433,7 +432,7 @@ class WorkerProcess(WorkerHandle):
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`; reaches descendants in other sessions."""
+        """See `WorkerHandle.kill`. Reaches descendants in other sessions."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
@@ -483,7 +482,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its starting thread ends (Linux); also after a fork.
+    """Let the kernel kill this process when its starting thread ends (Linux), also after a fork.
 
     Exits if the ``parent`` has already died.
     """
@@ -498,7 +497,7 @@ def outlive_parent() -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt orphaned descendants, to kill them (Linux)."""
+    """Adopt orphaned descendants (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -521,7 +520,7 @@ def end_group() -> NoReturn:
 class Watcher:
     """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is the caller's group. For another group, the shell has its own session.
+    Group 0 is the caller's group. Otherwise the shell has its own session.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
 
-The ranks end with the worker, in its process group. Rank 0's orders arrive pickled over a socket.
+The worker's process group contains the ranks. Rank 0 sends pickled orders over a socket.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from bssearch.training.computation import Computation
     from bssearch.training.ranks import Order, Ranks
 
-LOAD_SECONDS = 3600.0  # seconds to load a workload; slow network disks need minutes
+LOAD_SECONDS = 3600.0  # seconds to load a workload, because slow network disks need minutes
 
-# Seconds for a failed rank to report its error, and for rank 0's own call to fail; together below 1 s.
+# Seconds for a failed rank to report an error, and for rank 0's call to fail. The sum is below 1 s.
 CAUSE_SECONDS = 0.4
 GRACE_SECONDS = 0.5
 
@@ -54,12 +54,12 @@ _TICK_SECONDS = 0.2
 
 
 class _EndedError(LaunchError):
-    """A rank ended; `RankProcesses.cause` finds out why."""
+    """A rank ended, see `RankProcesses.cause`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank ended; ``is_own``: another rank's end is not the cause."""
+    """Cause of a rank's end. ``is_own``: whether the cause is in the rank itself."""
 
     message: str
     kind: str = "launch"
@@ -75,7 +75,7 @@ class Failure:
 
 
 class RankProcess:
-    """Process of a rank; a thread calls ``on_end`` when it ends."""
+    """Process of a rank, at whose end a thread calls ``on_end``."""
 
     def __init__(self, rank: int, load: Load, on_end: Callable[[], None]) -> None:
         self.rank = rank
@@ -98,7 +98,7 @@ class RankProcess:
         threading.Thread(target=self._listen, name=f"bssearch rank {rank}", daemon=True).start()
 
     def tell(self, order: Order) -> None:
-        """Send an order; a dead process loses it."""
+        """Send an order. A dead process loses the order."""
         with suppress(OSError):
             _send(self._line, order)
 
@@ -129,7 +129,7 @@ class RankProcess:
 
 
 class RankProcesses:
-    """A worker's other ranks, started when a request needs them.
+    """Other ranks of a worker, which start with the first request that needs the ranks.
 
     If a rank ends unnoticed, a thread calls ``on_lost``, which must end this process.
     """
@@ -145,7 +145,7 @@ class RankProcesses:
 
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
-        """Context with ``size`` idle ranks; restarts failed ranks."""
+        """Context with ``size`` idle ranks. Restarts failed ranks."""
         if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:
@@ -262,7 +262,7 @@ def _received(line: Connection[Any, Any]) -> Any:
 
 
 def serve(line: Connection[Any, Any], rank: int) -> None:
-    """Load the workload, then obey rank 0 until it ends."""
+    """Load the workload, then obey rank 0 until rank 0 ends."""
     load: Load = _received(line)
     try:
         from bssearch.executors.loaded import LoadedWorkload
@@ -302,8 +302,8 @@ def _is_of_peer(error: BaseException) -> bool:
 
 
 def main() -> None:
-    """Tie this process to its worker, then serve it."""
-    parser = argparse.ArgumentParser(description="Rank of a bssearch worker; started by the worker itself.")
+    """Tie this process to its worker, then serve the worker."""
+    parser = argparse.ArgumentParser(description="Rank of a bssearch worker. Only the worker starts this program.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
     parser.add_argument("--line", type=int, required=True, help="descriptor of the connection to the worker")
     parser.add_argument("--rank", type=int, required=True, help="number of this rank, from 1")

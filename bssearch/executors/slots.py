@@ -59,7 +59,7 @@ from bssearch.records import (
 
 
 class LogFolder:
-    """Folder with a log per slot; temporary by default."""
+    """Folder with a log per slot, temporary by default."""
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
@@ -82,7 +82,7 @@ class LogFolder:
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A running trial; its output begins at byte ``log_start`` of the log."""
+    """A running trial, whose output begins at byte ``log_start`` of the log."""
 
     request: TrialRequest
     log_start: int = 0
@@ -137,12 +137,12 @@ class SlotState(Enum):
     ANSWERING = auto()  # the worker describes or measures
     TRAINING = auto()
     REFUSED = auto()  # the last request failed, see `Slot.failure`
-    CONDEMNED = auto()  # bssearch killed the worker, but has not reported the exit yet
+    CONDEMNED = auto()  # bssearch killed the worker, which has not yet ended
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed; ``is_lost``: the worker's machine is gone."""
+    """Failed request. ``is_lost``: whether the worker's machine is gone."""
 
     error: BSSearchError
     out_of_memory: bool = False
@@ -150,7 +150,7 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker; without ``keeps_log`` each trial's end empties the log."""
+    """A slot and its worker. Without ``keeps_log``, each trial's end empties the log."""
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index
@@ -193,7 +193,7 @@ class Slot:
         return self.trial
 
     def take(self, reply: Reply) -> Event | None:
-        """Process a reply; return its event."""
+        """Process a reply and return its event."""
         match reply:
             case Loaded():
                 self.device, self.device_uuid = reply.device, reply.device_uuid
@@ -226,11 +226,11 @@ class Slot:
                 )
 
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
-        """→ CONDEMNED: kill the worker and end its trial in ``state``; the first reason counts.
+        """→ CONDEMNED: kill the worker and end its trial in ``state``.
 
-        ``stack`` logs the worker's stack. A slot without a worker stays EMPTY.
+        The first reason counts. ``stack`` logs the worker's stack. A slot without a worker stays EMPTY.
         """
-        worker = self.worker  # another thread may bury the worker meanwhile
+        worker = self.worker  # because another thread may bury the worker
         if worker is None:
             return
         if self.state is not SlotState.CONDEMNED:
@@ -240,7 +240,7 @@ class Slot:
         worker.kill()
 
     def bury(self) -> TrialEnded | None:
-        """→ EMPTY: reap a dead worker, end its trial."""
+        """→ EMPTY: reap a dead worker and end its trial."""
         worker = self._living
         death = worker.bury()
         self.worker = self.device = self.answer = None
@@ -292,15 +292,15 @@ class Slot:
 
 Job = tuple[Slot, Literal["describe"] | Measurement]
 
-JOB_SECONDS = 3600.0  # time limit for loading or measuring; slow network disks need minutes
+JOB_SECONDS = 3600.0  # time limit for loading or measuring, because slow network disks need minutes
 
-COMPILE_SECONDS = 1800.0  # least hang timeout while compiling; large models take over ten minutes
+COMPILE_SECONDS = 1800.0  # least hang timeout while compiling, because large models take over ten minutes
 
-KILLED = TrialState.CANCELLED, "killed: the run was stopped"
+KILLED = TrialState.CANCELLED, "killed: the run ended"
 
-_CLOSE_SECONDS = 3.0  # seconds for workers to exit: one step plus interpreter shutdown
+_CLOSE_SECONDS = 3.0  # seconds for workers to end a step and exit
 
-_KILL_SECONDS = 5.0  # seconds to reap killed workers; disk waits take seconds
+_KILL_SECONDS = 5.0  # seconds to reap killed workers, because disk waits take seconds
 
 _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.hang_seconds`
 
@@ -342,7 +342,7 @@ class SlotExecutor(ABC):
 
     @property
     def slots_apart(self) -> bool:
-        """See `Executor.slots_apart`; on a CPU, bssearch corrects seconds for neighbours."""
+        """See `Executor.slots_apart`. On a CPU, bssearch corrects seconds for neighbours."""
         if not self._has_gpus:
             # a user's loop may use more threads
             return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
@@ -360,7 +360,7 @@ class SlotExecutor(ABC):
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """See `Executor.measure_step_time`; a lack of memory is an answer."""
+        """See `Executor.measure_step_time`. A lack of memory is an answer."""
         return self.measure_step_times([request])[0]
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
@@ -377,7 +377,7 @@ class SlotExecutor(ABC):
         return dict(zip(names, found, strict=True))
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """See `Executor.measure_memory`; a lack of memory is an answer."""
+        """See `Executor.measure_memory`. A lack of memory is an answer."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:
@@ -433,7 +433,7 @@ class SlotExecutor(ABC):
             if isinstance(command, StepTimeRequest) and slot.lacks_memory:
                 return StepTime.where_memory_ran_out(command.configuration)
             raise
-        assert slot.answer is not None, "a worker is ready once it has answered"
+        assert slot.answer is not None, "an answer makes a worker ready"
         if isinstance(command, StepTimeRequest):
             slot.timed.append(command.configuration)
         return slot.answer
@@ -522,7 +522,7 @@ class SlotExecutor(ABC):
                 self._wait_until_ready(slot)
 
     def _give_devices(self, slot: Slot, world_size: int) -> None:
-        # A worker sees only the GPUs that it had at its start.
+        # A worker sees only the GPUs of its start.
         if slot.world_size == world_size:
             return
         if self._has_gpus:
@@ -593,7 +593,7 @@ class SlotExecutor(ABC):
             self._events.append(event)
 
 
-# Automatic slots on a CPU; more slots would share the CPU's caches and memory bandwidth.
+# Automatic slots on a CPU, because more slots would share caches and memory bandwidth.
 MOST_CPU_SLOTS = 4
 
 # Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
@@ -611,7 +611,7 @@ def may_have_gpus() -> bool:
 
 
 def cpu_slots(threads: int) -> int:
-    """Automatic slots: a core per thread, and memory for each worker."""
+    """Number of automatic slots, given cores and memory."""
     available = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no control group, or no limit: "max"
         limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -649,7 +649,7 @@ class LocalExecutor(SlotExecutor):
         )
 
     def describe(self) -> WorkloadDescription:
-        """See `Executor.describe`; on a CPU all workers load at once."""
+        """See `Executor.describe`. On a CPU, all workers load at once."""
         if self._is_on_cpu:
             self._start_all()
         return super().describe()

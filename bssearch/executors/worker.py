@@ -1,7 +1,8 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
-Commands arrive on stdin, replies go to stdout. Both descriptors move before user code runs, whose output goes to
-stderr. Threads read commands, so that trials can stop, and send heartbeats, so that silence means a hang.
+Commands arrive on stdin, and replies leave on stdout. Before user code runs, the worker copies both descriptors and
+sends stdout to stderr. One thread reads commands, so that trials can stop. Another thread sends heartbeats, so that
+silence means a hang.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """Line to the driver, on copies of descriptors 0 and 1."""
+    """Connection to the driver, on copies of descriptors 0 and 1."""
 
     def __init__(self) -> None:
         self._commands = os.dup(0)
@@ -67,7 +68,7 @@ class Channel:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def send(self, reply: Reply) -> None:
-        """Send a reply; raise `ValueError` for NaN; exit if the driver is gone. Thread-safe."""
+        """Send a reply, or exit if the driver is gone. Thread-safe. Raises `ValueError` for NaN."""
         line = memoryview(encode(reply))
         try:
             with self._lock:
@@ -77,7 +78,7 @@ class Channel:
             end_group()
 
     def read(self) -> bytes:
-        """Next bytes of commands; empty at their end."""
+        """Next bytes of commands, empty at the end."""
         return os.read(self._commands, CHUNK_BYTES)
 
 
@@ -115,7 +116,7 @@ class Worker:
 
     @property
     def _trainable(self) -> Trainable:
-        assert self._loaded is not None, "the driver loads before it asks for more"
+        assert self._loaded is not None, "the driver's first command is Load"
         return self._loaded
 
     def _listen(self) -> NoReturn:
@@ -204,7 +205,7 @@ class Worker:
         self._channel.send(ended)
 
     def _lost(self, error: Exception) -> NoReturn:
-        # The main thread may wait forever for a rank that has ended.
+        # The main thread may wait forever for an ended rank.
         match self._job:
             case TrialRequest() as request:
                 self._channel.send(TrialEnded(request.number, failed(error), broken=True))
@@ -225,8 +226,8 @@ def _workload_class() -> type[LoadedWorkload]:
 
 
 def main() -> None:
-    """Tie this process to its driver, then serve it."""
-    parser = argparse.ArgumentParser(description="Worker of one bssearch slot; started by bssearch itself.")
+    """Tie this process to its driver, then serve the driver."""
+    parser = argparse.ArgumentParser(description="Worker of one bssearch slot. Only bssearch starts this program.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     parser.add_argument("--lifeline", type=int, required=True, help="descriptor that closes with the driver")
     parser.add_argument("--slot", type=int, required=True, help="number of the slot, for readers of a process list")

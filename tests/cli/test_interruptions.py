@@ -380,5 +380,5 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
 
     found = check_complete(tmp_path, 14)
     (lost,) = [one for one in found if one["state"] == "lost"]
-    assert "lost with its Ray actor" in json.dumps(read(tmp_path, "trial", "show", "task", str(lost["number"])))
+    assert "Ray lost the actor" in json.dumps(read(tmp_path, "trial", "show", "task", str(lost["number"])))
     assert [one["retry_of"] for one in found].count(lost["number"]) == 1

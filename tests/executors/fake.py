@@ -191,7 +191,7 @@ class FakeExecutor:
 
     def kill(self) -> None:
         for number, playing in list(self._playing.items()):
-            self._end(number, playing.outcome(TrialState.CANCELLED, "killed: the run was stopped"))
+            self._end(number, playing.outcome(TrialState.CANCELLED, "killed: the run ended"))
 
     close = kill
 

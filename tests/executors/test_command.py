@@ -176,7 +176,7 @@ def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Pat
         (
             BEGINS + """echo '{"step": -3}'; SLEEP""",
             TrialState.FAILED,
-            "reports step -3: a step is a",
+            "reports step -3: a step must be a",
         ),
         (BEGINS + BEGINS + "SLEEP", TrialState.FAILED, "step 0 after step 0: steps must rise"),
         (BEGINS + """echo '{"step": 1, "accuracy": NaN}'; SLEEP""", TrialState.DIVERGED, "accuracy is not finite"),
@@ -259,9 +259,9 @@ def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path
     [
         ("echo oh no; exit 1", "the command exited with code 1; it printed:\noh no"),
         ("exit 1", "the command exited with code 1; it printed nothing"),
-        ("echo done", 'the command ended without a report: it must print lines such as {"step": 100, "accuracy"'),
+        ("echo done", 'the command ended without a report: the command must print lines such as {"step": 100, "accuracy"'),
         ("""echo '{"step": 1, "error": 2}'""", "the command reports error; the study's target metric is 'accuracy'"),
-        ("echo wait; SLEEP", "the command made no report for 0.5 s: it must print"),
+        ("echo wait; SLEEP", "the command made no report for 0.5 s: the command must print"),
         (
             """i=0; while true; do echo '{"step": '$((i++))', "e'$i'": 2}'; sleep 0.01; done""",
             "the command reports e1, e",

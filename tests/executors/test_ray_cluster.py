@@ -83,7 +83,7 @@ def test_an_actor_and_a_node_that_are_killed_are_each_a_lost_trial_and_no_other(
     os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
     ended = outcomes(wait_for(executor, lambda events: 1 in outcomes(events), 90))
     assert {number: one.state for number, one in ended.items()} == {1: TrialState.LOST}
-    assert ended[1].steps > 0 and "lost with its Ray actor" in ended[1].reason
+    assert ended[1].steps > 0 and "Ray lost the actor" in ended[1].reason
     wait_until_gone(worker)
 
     executor.submit(request_endless_trial(3))

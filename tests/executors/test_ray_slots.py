@@ -52,7 +52,7 @@ def opened(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> It
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match="needs Ray, which is not installed") as refused:
+    with pytest.raises(UsageError, match="Ray is missing") as refused:
         make_executor("ray", ExecutorSettings(workload="digits"))
     assert refused.value.hint == "pip install 'bssearch[ray]'"
 
@@ -176,7 +176,7 @@ def test_a_node_that_is_lost_is_a_lost_trial_and_the_next_one_has_another_node(
         here[0].is_gone = True
         ended = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))
         assert {number: one.state for number, one in ended.items()} == {1: TrialState.LOST}
-        assert "lost with its Ray actor on host of a: The actor died unexpectedly" in ended[1].reason
+        assert "Ray lost the actor on host of a: The actor died unexpectedly" in ended[1].reason
         executor.submit(request_trial(3))
         assert here[2].runs() == [3]
 
@@ -258,7 +258,7 @@ def test_what_is_no_reply_and_what_an_actor_raises_fail_the_trial_and_end_the_ac
             lambda self, seconds: replace(hear(self, seconds), replies=(b"{}\n",)),
             "the reply of host of a is unreadable",
         ),
-        (raises, "the worker cannot be served on host of a: OSError: [Errno 28] No space left on device"),
+        (raises, "host of a cannot serve the worker: OSError: [Errno 28] No space left on device"),
     ):
         here = actors("a")
         with opened(FakeRay(here[:], GPU_NODES), monkeypatch) as executor:

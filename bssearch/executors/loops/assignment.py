@@ -20,9 +20,9 @@ Evaluate = Callable[[], Metrics]
 
 
 class LoopStages:
-    """Configuration of each step; without a batch size schedule, one stage.
+    """Stages of a batch size schedule. Without a schedule, the configuration is the only stage.
 
-    ``keeps_micro_batches``: only accumulation grows.
+    ``keeps_micro_batches``: whether only accumulation grows.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -49,8 +49,8 @@ class LoopStages:
         """Raise `UsageError` for a schedule by gradient noise."""
         require(
             self._schedule is None or not self._schedule.is_measured,
-            f"{self._name} needs the gradient noise scale, which your own loop cannot measure",
-            hint="use geometric, linear or milestones, which count samples, or train a workload",
+            f"{self._name} needs the gradient noise scale, but your own loop cannot measure the noise scale",
+            hint="use geometric, linear or milestones, or train a workload",
         )
 
     def refuse(self, who: str, why: str) -> None:
@@ -66,7 +66,7 @@ class LoopStages:
         return self._each[self._place(steps)]
 
     def last(self, steps: int) -> Configuration:
-        """Configuration of the last of ``steps`` steps, or the first."""
+        """Configuration of step number ``steps``, at least of the first."""
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
@@ -87,7 +87,7 @@ class LoopStages:
         return self.samples(steps) % samples < self.last(steps).batch_size
 
     def keep_micro_batches(self) -> None:
-        """Grow only accumulation; raise `UsageError` if the micro-batch size does not divide a batch size."""
+        """Grow only accumulation. Raises `UsageError` if the micro-batch size does not divide a batch size."""
         self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
@@ -117,20 +117,20 @@ class Line(Protocol):
     """A loop's connection to its search."""
 
     def send(self, reply: Reply) -> None:
-        """Send a reply; raise `ValueError` for NaN."""
+        """Send a reply. Raises `ValueError` for NaN."""
 
     def progressed(self) -> None:
-        """Record progress; a trial without progress counts as hung."""
+        """Record progress. A trial without progress counts as hung."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
         """State and reason of a requested stop, if any."""
 
 
 class Assignment:
-    """A loop's work: a trial, a measurement, a description, or a run without a search.
+    """Work of a loop: a trial, a measurement, a description, or a run without a search.
 
-    Methods of this class do nothing. ``cycles``: the data repeat. ``evaluates_passes``: evaluate after each pass.
-    ``is_look``: a measurement or description.
+    Methods of this class do nothing. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to evaluate
+    after each pass. ``is_look``: whether the work is a measurement or description.
     """
 
     parameters: Mapping[str, ParameterValue]
@@ -168,7 +168,7 @@ class Assignment:
         """Record ``step`` steps and the new ``samples``, if known."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial of non-finite gradients; False if no trial."""
+        """End a trial whose gradients are not finite. False without a trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
@@ -184,12 +184,13 @@ class Assignment:
         """Record a due evaluation."""
 
     def settle(self) -> None:
-        """End the trial if asked to or due."""
+        """End the trial if requested or at its limit."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """Begin a pass; return the micro-batches that a resumed trial must skip, None at a pass's start.
+        """Begin a pass.
 
-        With ``in_order`` bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
+        Returns the micro-batches that a resumed trial must skip, or None at a pass's start. With ``in_order``,
+        bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
         """
         return None
 
@@ -200,33 +201,33 @@ class Assignment:
         """End the pass early, because the micro-batch size changes."""
 
     def looped(self, step: int, because: str = "") -> None:
-        """Note that the loop ended by itself."""
+        """Note the loop's end before the trial's end."""
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register objects to checkpoint; return steps and samples done."""
+        """Register objects to checkpoint. Returns the numbers of completed steps and samples."""
         return 0, 0
 
     def test(self, evaluate: Evaluate) -> None:
         """Evaluate the test set, if requested."""
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """Report that memory ran out; False if not reported."""
+        """Report that memory ran out. False without a report."""
         return False
 
     def finish(self) -> None:
-        """Report an ended trial, once."""
+        """Report the trial's end, once."""
 
     def close(self) -> None:
         """Stop measuring memory."""
 
 
 def ended_by(because: str) -> str:
-    """Suffix that explains a loop's end."""
+    """Suffix with the reason of a loop's end."""
     return f": {because}" if because else ""
 
 
 def number_of(metrics: Metrics, metric: str) -> float:
-    """Parse a metric, possibly NaN; raise `UsageError` if missing or no number."""
+    """A metric's value, possibly NaN. Raises `UsageError` for a missing or invalid metric."""
     require(
         isinstance(metrics, Mapping),
         f"evaluate() returned a {type(metrics).__name__}; expected a mapping such as {{{metric!r}: 0.9}}",
@@ -246,7 +247,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
 class Alone(Assignment):
     """A script's run without a search.
 
-    Evaluates every ``evaluate_every`` steps (None: after each pass); ends after ``steps`` (None: with the loop).
+    ``evaluate_every`` None means an evaluation after each pass. ``steps`` None means a run until the loop ends.
     """
 
     cycles = False
@@ -285,7 +286,7 @@ class Alone(Assignment):
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation; end after the last step."""
+        """Print an evaluation. The last step ends the run."""
         self.is_over = step >= self._most_steps
         require(
             isinstance(metrics, Mapping),

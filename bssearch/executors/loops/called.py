@@ -1,4 +1,4 @@
-"""Trials in a user's thread; the search runs in another thread."""
+"""Trials in a user's thread, beside the search's thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Piece:
         self._post = post
 
     def begin(self) -> Trial:
-        """Set threads and seed; return the trial."""
+        """Set threads and seed, and return the trial."""
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         program = self.assign.program
@@ -49,19 +49,19 @@ class Piece:
         return self.trial
 
     def end(self, error: BaseException | None = None) -> None:
-        """Report that the user's code completed, or its error."""
+        """Report the end or the ``error`` of the user's code."""
         assert self._work is not None and self.trial is not None, "a piece begins before the piece ends"
         self.let_go()
         end_work(self._work, self.assign, self, error, self.trial.close)
 
     def let_go(self) -> None:
-        """Restore the thread count; stop measuring."""
+        """Restore the thread count and stop measuring."""
         torch.set_num_threads(self._threads_before)
         if self._work is not None:
             self._work.close()
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, unless this piece is dropped."""
+        """Send a reply, unless the executor has dropped this piece."""
         if not self.is_dropped:
             self._post(reply)
 
@@ -106,7 +106,7 @@ class CalledWorker(WorkerHandle):
         """Do nothing, because no hang timeout applies."""
 
     def kill(self) -> None:
-        """Cancel the piece; ignore its later replies."""
+        """Cancel the piece and ignore its later replies."""
         if self._piece is not None:
             self._piece.stop, self._piece.is_dropped = KILLED, True
         if not self._has_ended:
@@ -135,7 +135,7 @@ class CalledExecutor(SlotExecutor):
         self._interrupted, self._has_left = threading.Event(), threading.Event()
 
     def next_piece(self) -> Piece | None:
-        """Wait for work; None once the search has ended."""
+        """Wait for work. None after the search's end."""
         while not self._has_left.is_set():
             with suppress(queue.Empty):
                 return self._pieces.get(timeout=TICK_SECONDS)  # the limit lets Ctrl-C end the wait

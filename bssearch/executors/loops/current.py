@@ -1,4 +1,4 @@
-"""`current_trial`: a search's trial, or a standalone trial."""
+"""`current_trial` for loops within and without a search."""
 
 import atexit
 import importlib
@@ -35,7 +35,7 @@ from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything
 from bssearch.workloads.base import import_file
 
-LOOK_SECONDS = 0.02  # least interval between checks for a stop; a check takes a microsecond
+LOOK_SECONDS = 0.02  # least interval between checks for a stop, because each check takes a microsecond
 
 
 class SocketLine:
@@ -51,7 +51,7 @@ class SocketLine:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Connect to a search; raise `LaunchError` if no search listens."""
+        """Connect to a search. Raises `LaunchError` if no search listens."""
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(path)
@@ -59,13 +59,13 @@ class SocketLine:
             line.close()
             raise LaunchError(
                 f"no search listens at {path}: {error}",
-                hint="only one program of a command may call current_trial(), once, before the first report; "
+                hint="let only one program call current_trial(), once, before the first report; "
                 "if the path is too long, set TMPDIR to a shorter path",
             ) from error
         return cls(line.detach())
 
     def assignment(self) -> Assign:
-        """Wait for the assignment; raise `ValueError` for anything else."""
+        """Wait for the assignment. Raises `ValueError` for another message."""
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:
@@ -77,7 +77,7 @@ class SocketLine:
         return found
 
     def send(self, reply: Reply) -> None:
-        """Send a reply; raise `ValueError` for NaN; exit if the search is gone."""
+        """Send a reply, or exit if the search is gone. Raises `ValueError` for NaN."""
         try:
             self._socket.sendall(encode(reply))
         except (BrokenPipeError, ConnectionResetError):
@@ -113,7 +113,7 @@ class SocketLine:
 
 
 class Session:
-    """A process's work for its search: at most one trial."""
+    """A process's work for its search, at most one trial."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -158,7 +158,7 @@ _session: Session | None = None
 
 
 def session() -> Session | None:
-    """This process's session; None outside a search."""
+    """This process's session, or None outside a search."""
     global _session
     if _session is None and (line := os.environ.pop(TRIAL_VARIABLE, None)) is not None:
         if line.isdecimal():
@@ -205,20 +205,20 @@ def current_trial(
     steps: int | None = None,
     **parameters: ParameterValue,
 ) -> Trial:
-    """Return the trial to train; seed all random generators.
+    """Return the trial to train and seed all random generators.
 
     Outside a search the trial has the given values.
 
     Args:
-        evaluate_every: steps between evaluations outside a search; None evaluates after each pass.
-        steps: steps outside a search; None runs until the loop ends.
+        evaluate_every: steps between evaluations outside a search. None evaluates after each pass.
+        steps: steps outside a search. None runs until the loop ends.
         parameters: defaults of ``trial.parameters``.
 
     With a launcher such as torchrun, every rank must call this function after initializing torch.distributed.
 
     Raises:
-        UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share, or
-            an invalid value.
+        UsageError: a second call, uninitialized torch.distributed, a batch that ranks cannot share, or an invalid
+            value.
         LaunchError: the search no longer listens.
 
     ::
@@ -291,7 +291,7 @@ FITTERS = {
 def train_made(name: str, default: Configuration) -> None:
     """Train with the result of a file's ``make_trainer(trial)``.
 
-    ``default``: the code's own batch size and learning rate.
+    ``default`` holds the code's own batch size and learning rate.
     """
     file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
     make: Any = getattr(import_file(name, file), function, None)
@@ -303,7 +303,7 @@ def train_made(name: str, default: Configuration) -> None:
 
 
 def fit_made(trial: Trial, made: Any) -> None:
-    """Train with a ``make_trainer`` result; raise `UsageError` for an unknown class of trainer."""
+    """Train with a ``make_trainer`` result. Raises `UsageError` for an unknown class of trainer."""
     trainer = made[0] if isinstance(made, tuple) and made else made
     kinds = ((one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__)
     found = next((FITTERS[kind] for kind in kinds if kind in FITTERS), None)

@@ -1,4 +1,4 @@
-"""Checks that a loop uses its trial's values; counts of steps and samples."""
+"""Checks that a loop uses its trial's values, and counts steps and samples."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -57,7 +57,7 @@ def in_words(rates: Iterable[float]) -> str:
 
 @dataclass(slots=True)
 class FieldsRead:
-    """A trial's fields that a loop has read; ``lately``: in this stage."""
+    """Fields of a trial that a loop has read, ``lately`` in this stage."""
 
     configuration: Configuration
     searched: Collection[str]
@@ -71,7 +71,7 @@ class FieldsRead:
         self.lately.add(name)
 
     def check_begins(self, *, has_sampler: bool) -> None:
-        """Raise `UsageError` if the batch size was not read."""
+        """Raise `UsageError` if the loop has not read the batch size."""
         require(
             self.fields & {"batch_size", "micro_batch_size"} or has_sampler,
             "the script trains without reading trial.batch_size or trial.micro_batch_size",
@@ -85,7 +85,7 @@ class FieldsRead:
         )
 
     def check_accumulates(self) -> None:
-        """Raise `UsageError` if the accumulation steps were not read."""
+        """Raise `UsageError` if the loop has not read the accumulation steps."""
         require(
             self.configuration.accumulation_steps <= 1 or tells_accumulation(self.fields),
             f"{self._accumulation}, but the script does not read trial.accumulation_steps",
@@ -95,7 +95,7 @@ class FieldsRead:
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
         """Warnings about searched parameters unread at the first step.
 
-        An unread searched learning rate raises `UsageError`; other parameters may be conditional.
+        Raises `UsageError` only for the learning rate, because other parameters may be conditional.
         """
         require(
             "learning_rate" not in self.searched or "learning_rate" in self.fields,
@@ -114,7 +114,7 @@ class FieldsRead:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """True if an optimizer has this learning rate, or no optimizer is known."""
+        """True if an optimizer has this learning rate, or without optimizers."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
@@ -137,7 +137,7 @@ SEE = 'see "Batches that grow" in `bssearch guide own-training`'
 
 
 class Followed:
-    """Checks that a loop follows each stage; ``awaits_batch``: the next micro-batch may have a new size."""
+    """Checks that a loop follows each stage. ``awaits_batch``: whether the next micro-batch may have a new size."""
 
     def __init__(self, assignment: Assignment, asked: FieldsRead) -> None:
         self.awaits_batch = True
@@ -149,7 +149,7 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Resume after ``steps`` steps; earlier reads count for the first stage."""
+        """Resume after ``steps`` steps. Earlier reads count for the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()
@@ -165,7 +165,7 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Warn once of a learning rate that ignores the batch size; refuse an unread size."""
+        """Warn once of a learning rate that ignores the batch size. Raises `UsageError` for an unread size."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -189,7 +189,7 @@ class Followed:
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
-        """Warn if a stage's first micro-batch has a wrong size; refuse the previous stage's size."""
+        """Warn if a stage's first micro-batch has a wrong size. Raises `UsageError` for the previous stage's size."""
         self.awaits_batch = False
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
         if not shapes or any(size in shape for shape in shapes):
@@ -228,7 +228,7 @@ class Followed:
 
 
 class SampleAxis(NamedTuple):
-    """A batch's part with a row per sample; ``axis`` is None for lists."""
+    """A part of a batch with a row per sample. ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -238,7 +238,7 @@ class SampleAxis(NamedTuple):
 class BatchRows:
     """Counts samples by the batch part that had the expected size in the first micro-batch.
 
-    Otherwise the first tensor, else the first list counts, unless longer than expected.
+    Without such a part, the first tensor or else the first list counts, unless too long.
     """
 
     _place: SampleAxis | None = None
@@ -248,7 +248,7 @@ class BatchRows:
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:
-        """Samples in a micro-batch, None if unknown."""
+        """Samples in a micro-batch, or None if unknown."""
         length = None if self._place is None else _length_at(batch, self._place)
         if length is None:
             self.first(batch, size)
@@ -276,7 +276,7 @@ def _chosen(places: list[SampleAxis], size: int) -> SampleAxis | None:
     full = next((place for place in (*tensors, *lists, *second) if place.length == size), None)
     # Without a part of the expected size, the columns of a tuple come before the tuple itself.
     first = full or next(iter((*tensors, *sorted(lists, key=lambda place: not place.keys))), None)
-    # A longer part, such as a flat tensor of tokens, does not count samples; neither do rows of packed tokens.
+    # A longer part, such as a flat tensor of tokens, does not count samples. Rows of packed tokens do not, either.
     if first is None or first.length > size:
         return None
     is_long = any(place.keys == first.keys and place.length >= size for place in second)
@@ -308,9 +308,9 @@ def _count_all() -> None:
 
 
 class OptimizerSteps:
-    """Counts optimizer steps; of several optimizers, the largest count.
+    """Counts optimizer steps, except steps that a gradient scaler skips.
 
-    Steps that a gradient scaler skips do not count.
+    Of several optimizers, the largest count matters.
     """
 
     def __init__(self) -> None:
@@ -339,7 +339,10 @@ class OptimizerSteps:
         self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:
-        """Largest step count of an unwatched optimizer; None if a count equals ``steps`` or an optimizer is watched."""
+        """Largest step count of an unwatched optimizer.
+
+        None if a count equals ``steps``, or with watched optimizers.
+        """
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)
 

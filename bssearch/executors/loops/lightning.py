@@ -1,7 +1,7 @@
-"""Runs a Lightning `Trainer` as a trial; see `bssearch guide own-training`.
+"""Runs a Lightning `Trainer` as a trial, see `bssearch guide own-training`.
 
-The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7, whose private attributes
-this module uses.
+The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7. This module uses private
+attributes of these versions.
 """
 
 import importlib
@@ -32,7 +32,7 @@ DECIDES_FOR_ITSELF = frozenset(
 
 
 def library() -> Any:
-    """The Lightning package, preferably already imported; raise `UsageError` if unsupported."""
+    """The Lightning package, preferably an imported one. Raises `UsageError` for an unsupported version."""
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which installs {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
@@ -47,7 +47,7 @@ def library() -> Any:
             hint=hint,
         )
         return importlib.import_module(module)
-    raise UsageError(f"a trial with a Lightning Trainer needs {wanted}, which is not installed", hint=hint)
+    raise UsageError(f"the package lightning is missing; a trial with a Lightning Trainer needs {wanted}", hint=hint)
 
 
 Callback: Any = library().Callback
@@ -58,15 +58,15 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     A step is an optimizer step. In a search the callback:
 
-    - sets ``accumulate_grad_batches`` and runs only due validations, outside the measured time;
-    - multiplies all learning rates and weight decays, see `adopt_learning_rate` and `adopt_weight_decay`;
-    - drops the incomplete accumulation window of an epoch;
+    - sets ``accumulate_grad_batches`` and runs only due validations, outside the measured time,
+    - multiplies all learning rates and weight decays (`adopt_learning_rate`, `adopt_weight_decay`),
+    - drops the incomplete accumulation window of an epoch,
     - stops the fit when the trial ends, even before ``min_steps``.
 
     Outside a search the callback only prints validation metrics.
 
     Args:
-        metric: The logged validation metric to report; all if None.
+        metric: The validation metric to report, or None for all.
 
     Raises:
         UsageError: If the trial has a state or a growing batch. If optimization is manual or validation is off. If
@@ -82,11 +82,11 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._micro_batches = 0
         self._steps = 0
         self._horizon = math.inf
-        # learning rates set for the trial; None if the script or a schedule sets them
+        # the trial's learning rates, or None if the script or a schedule sets the rates
         self._rates: set[float] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the Trainer; set its gradient accumulation."""
+        """Check the Trainer and set its gradient accumulation."""
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
@@ -110,10 +110,10 @@ class TrialCallback(Callback):  # type: ignore[misc]
             trainer.num_sanity_val_steps = 0
         if self._trial.is_look:
             others = [one for one in others if not ENDS_BY_ITSELF & _kinds(one)]
-        trainer.callbacks = [*others, self]  # last: the clock resumes after the other callbacks' validation hooks
+        trainer.callbacks = [*others, self]  # last, so that other validation hooks take no train time
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the learning rates; evaluate at step 0 if due."""
+        """Set the learning rates, and evaluate at step 0 if due."""
         self._steps = trainer.global_step
         if self._steps and self._trial.is_searched:
             branches = self._trial.checkpoint is not None
@@ -175,7 +175,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._trial.check_size(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count an optimizer step; validate if due."""
+        """Count an optimizer step, and validate if due."""
         self._micro_batches += 1
         self._trial.add_samples(self._trial.samples_in(batch) if outputs else 0)  # a step may skip a batch
         step = trainer.global_step
@@ -186,12 +186,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._trial.is_searched and window < self._trial.accumulation_steps:
             self._trial.warn(
                 f"the Trainer took a step over {window} micro-batches instead of {self._trial.accumulation_steps}, at "
-                "the end of a loader that has no length"
+                "the end of a loader without a length"
             )
         rates = rates_of(trainer.optimizers, "lr")
         if self._rates is not None and rates != self._rates:
             raise UsageError(
-                f"{type(pl_module).__name__} sets the learning rate itself, {in_words(rates)} after {step} steps; "
+                f"{type(pl_module).__name__} sets the learning rate {in_words(rates)} after {step} steps; "
                 f"the trial sets {in_words(self._rates)}",
                 hint="multiply trial.learning_rate, or return a schedule from configure_optimizers",
             )
@@ -250,7 +250,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
 
 class AdvisorCallback(Callback):  # type: ignore[misc]
-    """Callback with a `BatchAdvisor` for any fit; its ``advisor`` prints its report at the end.
+    """Callback for any fit, whose ``advisor`` prints a report at the end.
 
     The advisor measures noise in fits with gradient accumulation or several processes.
 
@@ -263,7 +263,7 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
         self.advisor: BatchAdvisor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the advisor; raise `UsageError` if several processes scale their losses in fp16."""
+        """Make the advisor. Raises `UsageError` if several processes scale their losses in fp16."""
         require(
             trainer.world_size <= 1 or not str(trainer.precision).startswith("16"),
             f"precision = {trainer.precision!r} of {trainer.world_size} processes: Lightning undoes the loss "
@@ -293,8 +293,8 @@ def fit_made(trial: Trial, made: Any) -> None:
     """
     require(
         isinstance(made, tuple) and len(made) in (2, 3),
-        "make_trainer(trial) must return (trainer, module, data): the data a datamodule, or a tuple of the loaders "
-        "for training and for validation",
+        "make_trainer(trial) must return (trainer, module, data): data is a datamodule, or a tuple of the "
+        "training and validation loaders",
     )
     trainer, module, *data = made
     _refuse_what_decides_for_itself(trainer)  # before a finder's setup, which runs before `TrialCallback.setup`
@@ -312,7 +312,7 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
         require(
             not DECIDES_FOR_ITSELF & _kinds(one),
-            f"the Trainer has the callback {type(one).__name__}, which chooses a value that the trial sets",
+            f"the Trainer has the callback {type(one).__name__}, but the trial sets the callback's value",
             hint="remove the callback, and calls of Tuner(trainer).scale_batch_size and lr_find",
         )
 
@@ -338,14 +338,17 @@ Scale = Callable[[Any], Any]
 
 
 def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
-    """Multiply every learning rate by the trial's rate over the rate given to `current_trial`.
+    """Multiply every learning rate by the trial's rate over the rate in the call of `current_trial`.
 
     Does nothing if the script reads ``trial.learning_rate``. ``schedules`` are Lightning's scheduler configurations.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):
         return
-    require(given > 0, f"current_trial(): learning_rate = {given} must be > 0, because other rates scale with it")
+    require(
+        given > 0,
+        f"current_trial(): learning_rate = {given} must be > 0, because bssearch scales other rates by this rate",
+    )
     scale = scaling(float(given), trial.learning_rate)
     for optimizer in optimizers:
         _scale_groups(optimizer, GROUP_RATES, scale)
@@ -354,9 +357,9 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 
 
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
-    """Scale all weight decays if the study sets ``weight_decay`` and the script has not read it.
+    """Scale all weight decays if the study sets a ``weight_decay`` that the script has not read.
 
-    The reference is the value given to `current_trial`, else the groups' largest weight decay.
+    The reference is the value in the call of `current_trial`, else the groups' largest weight decay.
     """
     name = "weight_decay"
     found = list(optimizers)
@@ -369,7 +372,7 @@ def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
 
 
 def scaling(given: float, wanted: float) -> Scale:
-    """Function that multiplies by wanted / given; ``given`` becomes exactly ``wanted``."""
+    """Function that multiplies by wanted / given. ``given`` becomes exactly ``wanted``."""
     return lambda value: wanted if value == given else value * (wanted / given)
 
 

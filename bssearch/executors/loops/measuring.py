@@ -68,9 +68,9 @@ class Looked(Assignment):
         number_of(metrics, self._assign.program.metric)
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError`: the loop ended too early."""
+        """Raise `UsageError`, because the loop ended too early."""
         raise UsageError(
-            f"the loop ended by itself after {step} steps, before the measurement was complete{ended_by(because)}",
+            f"the loop ended after {step} steps, before the end of the measurement{ended_by(because)}",
             hint="loop while not trial.should_stop, or over trial.batches(loader)",
         )
 
@@ -105,7 +105,7 @@ class DescribedLoop(Looked):
         self._steps = step
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Keep the first metrics; send the description once the loop has stepped."""
+        """Keep the first metrics, and send the description after the first step."""
         super().evaluated(step, metrics, loss)
         if not self._metrics:
             for name in metrics:
@@ -126,7 +126,7 @@ class DescribedLoop(Looked):
             )
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError`: the loop took no step or made no evaluation."""
+        """Raise `UsageError` for a loop without a step or without an evaluation."""
         require(
             step,
             f"the loop took no step{ended_by(because)}",
@@ -163,7 +163,7 @@ class MeasuredMemory(Looked):
 
 
 class TimedLoop(Looked):
-    """Times steps, evaluating like a trial; see `bssearch.training.probes`."""
+    """Times steps and evaluations as in a trial, see `bssearch.training.probes`."""
 
     def __init__(self, request: StepTimeRequest, assign: Assign, line: Line, *, clock: HostClock | None = None) -> None:
         super().__init__(assign, line)
@@ -302,7 +302,7 @@ def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
 def end_work(
     work: Assignment, assign: Assign, line: Line, error: BaseException | None, close: Callable[[], None]
 ) -> None:
-    """Report how the user's code ended; without an ``error``, call ``close`` first."""
+    """Report the end of the user's code. Without an ``error``, call ``close`` first."""
     if error is None and not work.is_over:
         try:
             close()

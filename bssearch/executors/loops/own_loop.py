@@ -1,4 +1,4 @@
-"""A user's own training loop as a trial; see `bssearch guide own-training`."""
+"""A user's own training loop as a trial, see `bssearch guide own-training`."""
 
 import math
 import time
@@ -31,12 +31,14 @@ T = TypeVar("T")
 
 READINGS_PER_MICRO_BATCH = 1000  # reads of ``should_stop`` before bssearch refuses a loop without steps
 
-MOST_SKIPPED = 100  # batches in a row without an optimizer step; a gradient scaler settles within about 20
+MOST_SKIPPED = (
+    100  # batches in a row without an optimizer step, because a gradient scaler settles within about 20 batches
+)
 
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
-# Members for a user's loop, as `dir` lists them; other members serve Trainers and the search.
+# Members for a user's loop, which `dir` lists. Other members serve Trainers and the search.
 PUBLIC = (
     *("accumulation_steps", "batch_size", "batches", "checkpoint", "close", "device", "evaluation_due", "given"),
     *("is_look", "is_over", "is_searched", "learning_rate", "load_optimizer", "micro_batch_size", "parameters"),
@@ -47,12 +49,12 @@ PUBLIC = (
 class Trial:
     """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
-    With a batch size schedule, ``batch_size``, its split and ``learning_rate`` belong to the next step.
-    ``parameters`` holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``: the loop is
-    only described or measured. The loop must read a searched learning rate; other unread searched parameters cause a
-    warning.
+    With a batch size schedule, ``batch_size``, its split and ``learning_rate`` belong to the next step. ``parameters``
+    holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``: whether bssearch only
+    describes or measures the loop. The loop must read a searched learning rate. Other unread searched parameters cause
+    a warning.
 
-    Steps count the steps of the optimizers given to `state`, else batches.
+    ``steps`` counts the steps of optimizers in `state`, else batches.
 
     ::
 
@@ -119,7 +121,7 @@ class Trial:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step; divide the loss by this number."""
+        """Micro-batches per optimizer step, by which to divide the loss."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
@@ -131,11 +133,11 @@ class Trial:
 
     @property
     def rate_to_set(self) -> float:
-        """Learning rate for a Trainer; not counted as read by the script."""
+        """Learning rate for a Trainer, unread by the script."""
         return self._now.learning_rate
 
     def check_rates(self, optimizer: Any) -> None:
-        """Raise `UsageError` if a Trainer's optimizer ignores the learning rate, and the script does not read it."""
+        """Raise `UsageError` if neither a Trainer's optimizer nor the script uses the learning rate."""
         if self.has_asked("learning_rate") or not self.is_searched:
             return
         rates = rates_of([optimizer], "lr", "initial_lr", "max_lr")
@@ -149,7 +151,7 @@ class Trial:
         self._rate_is_set = True
 
     def check_scheduled(self, rates: Collection[float], scheduled: Collection[float], who: str) -> None:
-        """Raise `UsageError` if a Trainer sets the learning rate, and ``rates`` are not its ``scheduled`` rates."""
+        """Raise `UsageError` if a Trainer sets ``rates`` other than the ``scheduled`` rates."""
         require(
             not self._rate_is_set or all(any(math.isclose(one, two) for two in scheduled) for one in rates),
             f"{who} set the learning rate {in_words(rates)} after {self.steps} steps; the trial and its schedule "
@@ -159,7 +161,7 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """True once the trial has ended; does not start the clock."""
+        """True if the trial has ended. Does not start the clock."""
         return self._assignment.is_over
 
     @property
@@ -185,8 +187,8 @@ class Trial:
         """Raise `UsageError` if the Trainer ``who`` cannot train this trial."""
         require(
             not self.has_state,
-            "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
-            hint="remove trial.state(...); the trial is then stopped instead of paused",
+            "the script calls trial.state(...), but a Trainer cannot resume a paused trial",
+            hint="remove trial.state(...), so that bssearch stops trials instead of pausing trials",
         )
         self._stages.refuse(who, "a Trainer makes its loader once")
 
@@ -194,7 +196,7 @@ class Trial:
         """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
         together = max(processes, self.world_size)
-        require(together == 1, f"the Trainer trains in {together} processes; a trial of a Trainer has one process")
+        require(together == 1, f"the Trainer trains in {together} processes, but a trial of a Trainer has one process")
         require(
             wanted.type == found.type and (wanted.index or 0) == (found.index or 0),
             f"the Trainer trains on {found}, but the trial runs on {wanted}",
@@ -207,7 +209,7 @@ class Trial:
 
     @property
     def should_stop(self) -> bool:
-        """True once training should end; the first read starts the clock.
+        """True if training should end. The first read starts the clock.
 
         Raises `UsageError` if the loop never steps.
         """
@@ -223,7 +225,7 @@ class Trial:
 
     @property
     def evaluation_due(self) -> bool:
-        """True if the loop must evaluate and `report` now; stops the clock.
+        """True if the loop must evaluate and `report` now. Stops the clock.
 
         Within `batches`, read this property after the optimizer's step.
         """
@@ -242,9 +244,9 @@ class Trial:
         return True
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Report a due evaluation; resume the clock and restore the random state.
+        """Report a due evaluation. Resumes the clock and restores the random state.
 
-        Raises `UsageError` if no evaluation is due, or a metric is missing or not a number.
+        Raises `UsageError` without a due evaluation, and for a missing or invalid metric.
         """
         self.report_all(metrics, loss)
 
@@ -308,11 +310,12 @@ class Trial:
         """Yield micro-batches until the trial ends.
 
         Args:
-            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch
-                calls the function for each new size; a plain loader keeps its size and accumulation grows.
-            evaluate: returns the metrics by name, also before the first step; without it the body must `report`.
-            test: returns test metrics, once, when a recommended configuration is confirmed.
-            epochs: passes outside a search; a search repeats the data.
+            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
+                the function for each new size. With a plain loader, only accumulation grows.
+            evaluate: returns the metrics by name, also before the first step. Without ``evaluate`` the body must
+                `report`.
+            test: returns test metrics, once, when bssearch confirms a configuration.
+            epochs: passes outside a search. A search repeats the data.
 
         The body must take the optimizer step at each step's last micro-batch.
         """
@@ -358,7 +361,7 @@ class Trial:
     def sampler(self, dataset: Any) -> SeededSampler:
         """Sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
-        Equal seeds give equal batches; an incomplete last batch is dropped.
+        Equal seeds give equal batches. The sampler drops an incomplete last batch.
         """
         samples, size = len(dataset), self._stages.at(0).batch_size
         self._sampler = (
@@ -501,11 +504,11 @@ class Trial:
         self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Samples in a micro-batch; warns if unknown."""
+        """Samples in a micro-batch. Warns if unknown."""
         if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:
             return found * self.world_size
         self._untold(
-            f"a micro-batch is a {type(batch).__name__}, whose samples bssearch cannot count",
+            f"a micro-batch is a {type(batch).__name__}, but bssearch cannot count the samples of this type",
             "use a loader whose batches are tensors, or tuples, lists or dicts of tensors",
         )
         return None
@@ -525,7 +528,7 @@ class Trial:
         self._settle()
 
     def add_samples(self, samples: int | None) -> None:
-        """Add to the current step's samples; None if unknown."""
+        """Add to the current step's samples. None means unknown."""
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
@@ -589,6 +592,6 @@ class Trial:
         )
         require(
             step == 0 or not self._is_due(step),  # at step 0 no body of `batches` has run
-            f"no evaluation after step {step}, but one was due",
+            f"no evaluation after step {step}, although an evaluation was due",
             hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
         )

@@ -47,7 +47,7 @@ class SeededSampler(Sampler[int]):
 
 
 class RankSampler(SeededSampler):
-    """One rank's share: ``share`` consecutive rows of each micro-batch.
+    """Draws one rank's ``share`` consecutive rows of each micro-batch.
 
     A batch has the same samples for any number of ranks.
     """
@@ -70,9 +70,9 @@ class RankSampler(SeededSampler):
 
 
 class GrowingSampler(SeededSampler):
-    """Sampler for a batch size schedule; see `bssearch.training.batches.Growth`.
+    """Sampler for a batch size schedule (`bssearch.training.batches.Growth`).
 
-    A pass ends with its epoch or before the micro-batch size changes; the next starts after ``steps()``.
+    A pass ends with its epoch or before the micro-batch size changes. The next pass starts after ``steps()``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:
@@ -151,7 +151,7 @@ class Passes(Generic[T]):
             assignment.stages.keep_micro_batches()
 
     def first(self, size: int, steps: int) -> None:
-        """Begin the first pass; a resumed trial continues within its pass."""
+        """Begin the first pass, within which a resumed trial continues."""
         stages = self._assignment.stages
         if stages.has_new_micro_batches(steps):  # Both loaders may share generators.
             self.begin(stages.last(steps).micro_batch_size)
@@ -169,7 +169,7 @@ class Passes(Generic[T]):
         self._pass = batches
 
     def batches(self) -> Iterator[T]:
-        """Yield a pass's micro-batches; time the waits for data."""
+        """Yield a pass's micro-batches, and time the waits for data."""
         entered, self._is_empty = self._now(), True
         for batch in self._pass:
             self._is_empty = False
@@ -178,15 +178,15 @@ class Passes(Generic[T]):
             entered = self._now()
 
     def check(self, size: int) -> None:
-        """Raise `UsageError` for an empty pass, unless a resumed one."""
+        """Raise `UsageError` for an empty pass, unless the trial resumed within the pass."""
         require(
             not self._is_empty or self._pass is not self._loader,
             f"the loader of batches() is empty, at a micro-batch size of {size}",
-            hint="drop_last may drop all samples; an iterator can be used only once",
+            hint="give a loader with whole batches; do not give an iterator, which ends after one pass",
         )
 
     def begin(self, size: int) -> int | None:
-        """Begin a pass; return the number of micro-batches to skip, if resumed."""
+        """Begin a pass. Returns a resumed trial's number of micro-batches to skip."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

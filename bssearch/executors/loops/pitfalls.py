@@ -14,11 +14,11 @@ from bssearch.spec.space.micro_batches import GROUP_NORM, batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 from bssearch.training.optimizers import trained_by
 
-WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches changes in each step
+WATCHED_STEPS = 3  # first steps to check, because an average that follows micro-batches changes in each step
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
-    """Modules that an optimizer among the objects trains; all modules without an optimizer."""
+    """Modules that an optimizer among the objects trains. All modules without an optimizer."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
     if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]
@@ -31,7 +31,7 @@ def _trained_by(objects: Mapping[str, Any]) -> set[int]:
 
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
-    """How batch normalisation in these modules distorts the steps of a trial."""
+    """Warnings of batch normalisation that distorts a trial's steps."""
     layers, ranks = sum(map(batch_norm_layers, modules)), 1 if _unsynchronised(modules) else now.world_size
     caveats = batch_norm_caveats(
         layers,
@@ -44,7 +44,7 @@ def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[s
 
 
 def about_ranks(modules: Sequence[nn.Module]) -> list[str]:
-    """Warning if batch normalisation is not synchronised between the ranks that share a batch."""
+    """Warning if ranks that share a batch do not synchronise batch normalisation."""
     layers = _unsynchronised(modules)
     sentence = (
         f"{layers} batch normalisation layers see only one rank's share of a micro-batch: on GPUs use "
@@ -60,7 +60,7 @@ def _unsynchronised(modules: Sequence[nn.Module]) -> int:
 
 
 def about_order(loader: object) -> str | None:
-    """Warning if a `DataLoader` does not shuffle; the noise scale assumes random batches."""
+    """Warning if a `DataLoader` does not shuffle, because the noise scale assumes random batches."""
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return None
     words = (
@@ -110,9 +110,9 @@ def _may_average(one: Any, trained: set[int]) -> bool:
 
 
 def _versions(one: Any) -> Versions:
-    """Address and version of each tensor, altered by any change; empty if unknown.
+    """Address and version of each tensor, which any change alters. Empty if unknown.
 
-    Buffers do not count: they may follow each forward pass.
+    Buffers do not count, because buffers may follow each forward pass.
     """
     leaves = list(one.parameters()) if isinstance(one, nn.Module) else tree_leaves(one.state_dict())
     try:

@@ -1,7 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
-Only rank 0 talks to the search. After each evaluation rank 0 broadcasts whether the trial is over, and the step of the
-next evaluation. So no rank waits for a rank that has left.
+Only rank 0 talks to the search. After each evaluation, rank 0 broadcasts the trial's end or the step of the next
+evaluation. So no rank waits for an ended rank.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """Ranks of torch.distributed's default group; ``rank`` is this process's number."""
+    """Ranks of torch.distributed's default group. ``rank`` is this process's number."""
 
     def __init__(self, local_rank: int) -> None:
         self.rank = distributed.get_rank()
@@ -46,17 +46,17 @@ class Ranks:
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
-        """This rank's device, given rank 0's: by local rank on CUDA."""
+        """This rank's device, given the device of rank 0."""
         return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
 
 
 def ranks_of(environment: Mapping[str, str]) -> Ranks | None:
-    """A launcher's ranks; None for a single process."""
+    """A launcher's ranks, or None for a single process."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
     require(
         distributed.is_available() and distributed.is_initialized(),
-        f"WORLD_SIZE = {environment['WORLD_SIZE']}, but torch.distributed is not initialised",
+        f"WORLD_SIZE = {environment['WORLD_SIZE']}, but the script has not initialised torch.distributed",
         hint='call torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
     )
     return Ranks(_number(environment, "LOCAL_RANK", 0))
@@ -82,7 +82,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 class Word:
     """Rank 0's message to the other ranks.
 
-    ``due``: steps of the next evaluations, of which only the last is required. ``tests``: whether the test split
+    ``due``: steps of the next evaluations. Only the last evaluation is mandatory. ``tests``: whether the test split
     follows.
     """
 
@@ -92,7 +92,7 @@ class Word:
 
 
 class RankWork(Assignment):
-    """One rank's work: evaluations are due after the steps that rank 0 announces in ``_word``."""
+    """One rank's work, which evaluates after the steps that rank 0 announces in ``_word``."""
 
     _word: Word
     _steps = 0
@@ -105,7 +105,7 @@ class RankWork(Assignment):
         """Raise `UsageError` for a skipped evaluation."""
         require(
             self._steps < self._word.due[-1],
-            f"no evaluation after step {self._word.due[-1]}, but one was due",
+            f"no evaluation after step {self._word.due[-1]}, although an evaluation was due",
             hint="use batches(loader, evaluate=...) in every rank, or: if trial.evaluation_due: trial.report(...)",
         )
         self._steps = step
@@ -126,7 +126,7 @@ class Follower(RankWork):
         self._ranks.wait()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Learn from rank 0 whether the trial is over."""
+        """Receive the next `Word` of rank 0."""
         self._ranks.wait()
         self._word = cast(Word, self._ranks.share(None))
         self.is_over = self._word.is_over
@@ -137,12 +137,12 @@ class Follower(RankWork):
             evaluate()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End this rank's work; rank 0 reports the end."""
+        """End this rank's work. Rank 0 reports the end."""
         self.is_over = True
 
 
 class Leader(RankWork):
-    """Rank 0's work; its trial ends only at an evaluation."""
+    """Rank 0's work, whose trial ends only at an evaluation."""
 
     def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -204,7 +204,7 @@ class Leader(RankWork):
         self.work.modelled(modules)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register objects whose parameters must stay finite; never saved."""
+        """Register objects whose parameters must stay finite."""
         return self.work.keep(objects)
 
     def looped(self, step: int, because: str = "") -> None:
@@ -230,11 +230,11 @@ class LedRun(TrialRun):
         self.settle()
 
     def _save(self, path: str) -> str:
-        return "a trial of several ranks is not saved"
+        return "bssearch cannot checkpoint a trial of several ranks"
 
 
 class RankTrial(Trial):
-    """One rank's trial; ``batch_size`` counts samples of all ranks, ``micro_batch_size`` of this rank."""
+    """One rank's trial. ``batch_size`` counts samples of all ranks, ``micro_batch_size`` of this rank."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-With ``--serve`` the process imports the script's packages once and forks a process for each rank, with torchrun's
-variables if there are several ranks. A fork is unsafe with a CUDA context or further threads: then the process
-re-executes itself without the imports and starts new processes (``--once``). When the worker ends, the process kills
-its descendants and exits.
+With ``--serve``, the process imports the script's packages once and forks a process for each rank. Several ranks get
+torchrun's variables. A fork is unsafe with a CUDA context or further threads. Then the process re-executes itself
+without the imports and starts new processes (``--once``). When the worker ends, the process kills its descendants and
+exits.
 """
 
 import argparse
@@ -34,19 +34,19 @@ from bssearch.executors.process import LIBRARIES, become_subreaper, die_with_par
 from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
-TICK_SECONDS = 0.02  # seconds between checks on a trial's process; a check takes microseconds
+TICK_SECONDS = 0.02  # seconds between checks on a trial's process, because each check takes microseconds
 
-LEAVE_SECONDS = 5.0  # seconds for the other ranks to end after a rank has ended; gloo notices a lost rank at once
+LEAVE_SECONDS = 5.0  # seconds for the other ranks to end after a rank's end, because gloo notices a lost rank at once
 
 NO_LINE = -1  # the line of ranks other than rank 0
 
 
 def main() -> None:
     """Serve a worker, or run the script once."""
-    parser = argparse.ArgumentParser(description="Runs a training script; started by bssearch itself.")
+    parser = argparse.ArgumentParser(description="Runs a training script. Only bssearch starts this program.")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
-    parser.add_argument("--anew", help="why trials are not forked")
+    parser.add_argument("--anew", help="reason to start new processes")
     parser.add_argument("--once", type=int, help="descriptor of the line of one trial")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs="*")
@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def prepare_to_fork(script: Path) -> str | None:
-    """Import a script's packages; return why forking is unsafe."""
-    import torch._dynamo  # otherwise the first optimizer of every trial imports torch._dynamo, for seconds
+    """Import a script's packages. Returns the reason if forking is unsafe."""
+    import torch._dynamo  # or else the first optimizer of every trial imports torch._dynamo for seconds
 
     import bssearch.executors.loops.current  # noqa: F401 - imports torch, which every trial needs
 
@@ -82,7 +82,7 @@ def prepare_to_fork(script: Path) -> str | None:
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
-    """Run a trial for each descriptor received; report its exit."""
+    """Run a trial for each descriptor from the worker, and report the exit."""
     become_subreaper()
     outlive_parent()  # the socket shows the worker's end
     worker.set_inheritable(False)
@@ -110,7 +110,7 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
 
 
 def variables_of_ranks(ranks: int) -> list[dict[str, str]]:
-    """Environment variables of each rank, as torchrun sets them; empty for a single rank."""
+    """Variables of each rank, named as by torchrun. Empty for a single rank."""
     if ranks == 1:
         return [{}]
     with socket.socket() as free:
@@ -146,7 +146,7 @@ def _started(script: str, arguments: list[str], line: int, variables: dict[str, 
 
 
 def _waited_for(ranks: list[int], worker: socket.socket) -> int | None:
-    """Exit code of rank 0 or the first failing rank; None if the worker ends."""
+    """Exit code of rank 0 or the first failing rank. None if the worker ends."""
     codes: dict[int, int] = {}
     deadline = math.inf
     while len(codes) < len(ranks) and time.monotonic() < deadline:
@@ -171,7 +171,7 @@ def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
 
 
 def run_script(script: str, arguments: list[str], line: int) -> int:
-    """Run a script like ``python script arguments``, or fit a ``file.py:make_trainer``; return its exit code."""
+    """Run a script like ``python script arguments``, or fit a ``file.py:make_trainer``. Returns the exit code."""
     from bssearch.executors.loops import current
 
     if line != NO_LINE:
@@ -219,7 +219,7 @@ def clean_up() -> None:
 
 
 def import_packages_of(script: Path) -> None:
-    """Import a script's installed packages; the script repeats any error."""
+    """Import a script's installed packages. The script repeats any error."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Runs a Hugging Face Trainer as a trial; see `bssearch guide own-training`."""
+"""Runs a Hugging Face Trainer as a trial, see `bssearch guide own-training`."""
 
 import dataclasses
 import math
@@ -21,7 +21,10 @@ from bssearch.training.schedule import warmup_steps
 __all__ = ["AdvisorCallback", "TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
 
 EXTRA = "bssearch[transformers]"
-LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}  # oldest tested; older Trainers have other events
+LEAST_VERSIONS = {
+    "transformers": (5, 22),
+    "accelerate": (1, 15),
+}  # oldest tested versions, because older Trainers have other events
 
 
 def check_libraries() -> None:
@@ -60,13 +63,12 @@ NO_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_prepar
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Callback that makes a Trainer's training a trial.
 
-    The measured time includes data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
-    whole batch, unless the Trainer's own ``max_steps`` or ``num_train_epochs`` ends the trial. With accumulation, the
-    loss must use ``num_items_in_batch`` or not receive it; see
-    `check_counts_items`.
+    The train seconds include data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
+    whole batch, unless the Trainer's own ``max_steps`` or ``num_train_epochs`` ends the trial. See `check_counts_items`
+    for the loss with accumulation.
 
     Args:
-        metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``; all if None.
+        metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``, or None for all.
 
     Raises:
         UsageError: When training begins, if the Trainer contradicts the trial or the batch grows.
@@ -85,7 +87,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Start the trial; evaluate at step 0 if due."""
+        """Start the trial, and evaluate at step 0 if due."""
         self._trial.check_trainer("a Hugging Face Trainer")
         check(args, self._trial)
         require(
@@ -94,7 +96,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
             hint="call train() without resume_from_checkpoint",
         )
         whole = whole_steps(others["train_dataloader"], args)
-        # The Trainer's own horizon counts incomplete batches: without them, training would end before the horizon.
+        # The Trainer's own horizon counts incomplete batches. Without these batches, training would end too early.
         self._steps_in_pass = whole if args.max_steps >= MOST_STEPS else math.inf
         if args.gradient_accumulation_steps > 1:
             self._end_look_at_loss = check_counts_items(others["model"])
@@ -132,7 +134,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._add_samples()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Count a step; evaluate if due, stop if the trial is over."""
+        """Count a step, evaluate if due, and stop if the trial is over."""
         trial = self._trial
         if self._has_ended(control):
             return
@@ -155,7 +157,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         metrics: Mapping[str, Any],
         **others: Any,
     ) -> None:
-        """Report a due evaluation; ignore the user's own evaluations."""
+        """Report a due evaluation, and ignore the user's own evaluations."""
         if not self._is_training:
             return
         if self._trial.evaluation_due:
@@ -205,7 +207,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback with a `BatchAdvisor` for any training; its ``advisor`` prints its report at the end.
+    """Callback for any training, whose ``advisor`` prints a report at the end.
 
     The advisor measures noise in trainings with gradient accumulation or several processes.
     """
@@ -216,11 +218,11 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Make the advisor; raise `UsageError` if several processes clip their gradients."""
+        """Make the advisor. Raises `UsageError` if several processes clip their gradients."""
         require(
             args.world_size <= 1 or not args.max_grad_norm,
             f"max_grad_norm = {args.max_grad_norm} of {args.world_size} processes: the Trainer clips the "
-            "gradients before the advisor reads them",
+            "gradients before the advisor reads the gradients",
             hint="TrainingArguments(max_grad_norm=0)",
         )
         self.advisor = BatchAdvisor(
@@ -248,7 +250,7 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
-    """Train a trial with a Trainer; fill the arguments left at their defaults; add the callback if missing.
+    """Train a trial with a Trainer. Replaces default arguments and adds a missing `TrialCallback`.
 
     Args:
         metric: See `TrialCallback`.
@@ -273,7 +275,7 @@ def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
 
 
 def fit_made(trial: Trial, made: Trainer) -> None:
-    """Train with the result of ``make_trainer``; see `fit`."""
+    """Train with the result of ``make_trainer``, see `fit`."""
     fit(made, trial)
 
 
@@ -345,7 +347,7 @@ def training_arguments(
 
 
 def fill(arguments: TrainingArguments, trial: Trial, train_samples: int | None) -> None:
-    """Set arguments left at their defaults, unless `training_arguments` made ``arguments``."""
+    """Replace default arguments, unless `training_arguments` made ``arguments``."""
     if hasattr(arguments, FILLED):
         return
     values = ((field.name, getattr(arguments, field.name), field.default) for field in dataclasses.fields(arguments))
@@ -406,7 +408,7 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
 
 
 def decided_by(trial: Trial, train_samples: int | None) -> dict[str, Any]:
-    """Arguments that a trial sets; `UsageError` if ``train_samples`` is lacking."""
+    """Arguments that a trial sets. Raises `UsageError` without necessary ``train_samples``."""
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
     if parameters.get("warmup_epochs"):
@@ -447,7 +449,7 @@ def _check_obeys(trial: Trial, own: Collection[str]) -> None:
         value = trial.parameters.get(name)
         require(
             value is None or value in known or argument in own,
-            f"space.{name}: {value} cannot be passed to a Trainer; choose from {', '.join(known)}",
+            f"space.{name}: a Trainer has no {value}; choose from {', '.join(known)}",
             hint=f"leave {name} out of the space, or also give {argument}=...",
         )
 
@@ -463,7 +465,7 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Whole steps in a pass over a loader; infinite if it has no length."""
+    """Whole steps in a pass over a loader. Infinite for a loader without a length."""
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation
     try:
@@ -481,14 +483,14 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     return steps
 
 
-LEAST_CHANGE = 1e-3  # least relative change of a loss whose item count doubles; a correct loss halves
+LEAST_CHANGE = 1e-3  # least relative change of a loss whose item count doubles, because a correct loss halves
 
 
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
-    """Check the model's next loss; return a function that cancels the check.
+    """Check the model's next loss. Returns a function that cancels the check.
 
-    A model with further arguments must divide its loss by ``num_items_in_batch``, the items of all micro-batches of a
-    step; otherwise its forward pass raises `UsageError`.
+    The forward pass raises `UsageError` if the model takes ``num_items_in_batch``, a step's items, but its loss ignores
+    the count.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -42,7 +42,7 @@ from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, S
 
 
 class NoiseNearTarget:
-    """Gradient noise scale of a loop's steps near the target, from their micro-batches; see `BatchAdvisor`."""
+    """Gradient noise scale of a loop's micro-batches near the target, see `BatchAdvisor`."""
 
     def __init__(self, modules: Sequence[nn.Module], now: Configuration, target: Target) -> None:
         self._advisor = BatchAdvisor(nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps)
@@ -66,9 +66,11 @@ class NoiseNearTarget:
         return self._advisor.noise
 
 
-WARM_UP_STEPS = 3  # first steps, whose excess time over later steps is not training time
+WARM_UP_STEPS = 3  # number of first steps, whose excess time over later steps is not training time
 
-TIMED_STEPS = WARM_UP_STEPS + 20  # steps timed one by one to find the first steps' excess; each synchronises a GPU
+TIMED_STEPS = (
+    WARM_UP_STEPS + 20
+)  # number of single steps to time for the first steps' excess, because each step synchronises a GPU
 
 RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 
@@ -88,7 +90,7 @@ def other_devices(assign: Assign) -> list[torch.device]:
 
 
 class HostClock(Clock):
-    """Clock of the host: CUDA events would miss the user's other streams."""
+    """Clock of the host, because CUDA events would miss the user's other streams."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class HostClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """CPU share of train seconds; None on a GPU."""
+        """CPU share of train seconds, or None on a GPU."""
         return super().cpu_share if self._device.type == "cpu" else None
 
     def book_rest(self, name: Ledger) -> None:
@@ -172,7 +174,7 @@ class LoopClock:
         return {"excess": self.excess, "told": self._told}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state; the next steps warm up again."""
+        """Restore a checkpoint's state. The next steps warm up again."""
         self.excess = self._excess_before = state["excess"]
         self._told = state["told"]
 
@@ -181,7 +183,7 @@ class LoopClock:
         return self.clock.counted_train_seconds(self.threads)
 
     def train_seconds(self, *, is_hit: bool = False) -> float:
-        """Counted train seconds without warm-up; never decreases.
+        """Counted train seconds without warm-up, which never decrease.
 
         During the warm-up the value is a constant lower bound, unless ``is_hit``.
         """
@@ -203,7 +205,8 @@ def _excess(steps: list[float]) -> float:
 class DataPass:
     """The current pass over the data: its initial random state and completed micro-batches.
 
-    ``own`` are the loader's random generators; after a pause at a pass's end, only their state is ``restored``.
+    ``own`` are the loader's random generators. After a pause at a pass's end, a resumed trial restores only the
+    generators.
     """
 
     at_start: dict[str, Any] = field(default_factory=dict)
@@ -213,7 +216,7 @@ class DataPass:
     restored: bool = False
 
     def begin(self, at_start: dict[str, Any]) -> None:
-        """Begin a pass; an empty random state marks a trial between two passes."""
+        """Begin a pass. An empty random state marks a trial between two passes."""
         self.at_start, self.micro_batches, self.restored = at_start, 0, False
         self.own_at_start = [generator.get_state() for generator in self.own]
 
@@ -237,7 +240,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Refuse values that `torch.load` refuses with ``weights_only``; copy no tensors."""
+    """Raise `CheckpointError` for values that `torch.load` refuses with ``weights_only``. Copies no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -253,7 +256,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Name the first parameter that is not finite, if any; synchronise the device."""
+    """Name of the first parameter that is not finite, or None. Synchronises the device."""
     named = [
         (f"the parameter {name} of {owner}", parameter.detach())
         for owner, model in objects.items()
@@ -280,7 +283,7 @@ def kept_random_numbers() -> Callable[[], None]:
     return partial(states.restore, states.state())
 
 
-NO_STATE = "the script did not call trial.state(...), which a script with a Trainer cannot do"
+NO_STATE = "the script did not call trial.state(...); a Trainer's script cannot call this method"
 
 
 class TrialRun(Assignment):
@@ -329,12 +332,12 @@ class TrialRun(Assignment):
             self._noise = NoiseNearTarget(modules, self.configuration, self._request.target)
 
     def checkpoint(self) -> str | None:
-        """See `Assignment.checkpoint`; notes that the script has read the path."""
+        """See `Assignment.checkpoint`. Notes that the script has read the path."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
-        """Start the clock; earlier time is not training."""
+        """Start the clock, because earlier time is not training."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "all its steps have one size")
             require(
@@ -379,7 +382,7 @@ class TrialRun(Assignment):
         self._pass.begin({})
 
     def is_due(self, step: int) -> bool:
-        """True if an evaluation is due and not already made."""
+        """True if the loop has not yet made a due evaluation."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_made = last is not None and last.step == step
@@ -394,7 +397,7 @@ class TrialRun(Assignment):
         self._clock.train()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps and samples; unknown samples count as full batches."""
+        """Count steps and samples. Unknown samples count as full batches."""
         full = self.stages.samples(step) - self.stages.samples(self._steps)
         self._samples += full if samples is None else samples
         self._steps = step
@@ -431,7 +434,7 @@ class TrialRun(Assignment):
             self._course.progress.warnings.append(sentence)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Report an evaluation; may end the trial."""
+        """Report an evaluation, which may end the trial."""
         self._clock.pause()
         self._steps = step
         self._line.progressed()

@@ -1,4 +1,4 @@
-"""User commands, which report their progress, and their trials."""
+"""Trials of user commands that report progress."""
 
 import hashlib
 import os
@@ -41,11 +41,11 @@ from bssearch.records import (
 from bssearch.spec.model import check_places, filled, launched_ranks, places_of, values_of
 from bssearch.training.course import Course, Ending, not_finite, paused, where
 
-MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
+MOST_OBSERVATIONS = 100_000  # the most evaluations of a trial, because bssearch stores each evaluation
 
 EPOCH, EPOCHS_SEEN = "epoch", 3  # reports that show whether steps are epochs
 
-STILL_REPORTS = 5  # the most reports with equal seconds; more reports show that seconds do not count from the start
+STILL_REPORTS = 5  # the most reports with equal seconds, because more show that seconds do not count from the start
 
 AHEAD = 1.1  # largest ratio of reported to wall seconds, because the first report may come late
 AHEAD_SECONDS = 1.0
@@ -54,10 +54,10 @@ FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the 
 
 
 class ReportedTrial:
-    """Collects a program's reports; ``ending`` is None while the trial runs.
+    """Collects a program's reports. ``ending`` is None while the trial runs.
 
-    Uses the program's own training seconds, else the wall clock from the first reported step, with earlier steps at the
-    pace of later steps.
+    Uses the program's own training seconds, or else the wall clock from the first reported step. Earlier steps count at
+    the pace of later steps.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if ``asked`` to, or if its time is over."""
+        """End the trial if ``asked``, or at the time limit."""
         if self.ending is not None:
             return
         if asked is not None:
@@ -158,12 +158,12 @@ class ReportedTrial:
         if len(self._epochs) >= EPOCHS_SEEN and all(step == epoch for step, epoch in self._epochs):
             yield (
                 f"step and epoch are the same in {len(self._epochs)} reports: if an epoch has several optimizer steps, "
-                "report these as step"
+                "report the optimizer steps as step"
             )
         if self._needs_samples and self._assumed_samples:
             yield (
                 f"the command does not report {SAMPLES}, but the study's objective is samples_to_target: each step "
-                "counts as batch_size samples, even with an incomplete batch"
+                "counts as batch_size samples"
             )
         wall = self._ended - self._started
         if self._basis is SecondsBasis.REPORTED and self._seconds > AHEAD * wall + AHEAD_SECONDS:
@@ -176,7 +176,7 @@ class ReportedTrial:
         if self._longest_wait > (self._last_came - self._first[1]) / FEWEST_BURSTS:
             yield (
                 f"the command's reports came in bursts up to {self._longest_wait:.3g} s apart, so the times are "
-                "imprecise: let the command flush each line, or report seconds"
+                "imprecise; let the command flush each line, or report seconds"
             )
 
     def _check(self, report: Report, now: float) -> None:
@@ -249,7 +249,7 @@ class ReportedTrial:
         require(
             self._samples <= samples <= LARGEST_STEP and samples == int(samples),
             f"the command reports {samples:g} samples at step {report.step}, after {self._samples}: samples "
-            "must be whole, count from the start, and never fall",
+            "must be whole numbers and never fall",
         )
         return int(samples)
 
@@ -268,7 +268,7 @@ class ReportedTrial:
             self._ended = time.monotonic()
 
 
-LARGEST_FILE = 2**26  # bytes hashed as code; larger files are data and count by size
+LARGEST_FILE = 2**26  # bytes of a file that counts as code, because larger files are data
 
 LONGEST_NAME = 1000  # characters of a file name
 
@@ -277,7 +277,9 @@ def revision_of(program: Program, folder: Path) -> str:
     """12 hex digits of the SHA-256 of a command, its report format and its files."""
     parts = ["\0".join(program.command), repr(sorted(program.report.items()))]
     for path in files_of(program.command, folder).values():
-        if path.resolve().is_relative_to(folder.resolve()):  # other files are interpreters, which differ by machine
+        if path.resolve().is_relative_to(
+            folder.resolve()
+        ):  # because other files are interpreters, which differ by machine
             parts.append(digest_of(path))
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:12]
 
@@ -293,7 +295,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Digest of a file's content, or of its size above `LARGEST_FILE`."""
+    """Digest of a file's content, or of the size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -307,7 +309,9 @@ MEMORY_STEPS = 3  # steps after which a micro-batch size fits, as in bssearch's 
 
 UNREAD_LINES = 20  # lines without a match, after which ``report`` does not fit the log
 
-UNREAD_SHARE = 0.1  # share of ``hang_seconds`` before `UNREAD_LINES` counts; output before training takes less time
+UNREAD_SHARE = (
+    0.1  # share of ``hang_seconds`` before `UNREAD_LINES` counts, because output before training takes less time
+)
 
 MOST_METRICS = 100
 
@@ -380,7 +384,7 @@ class LoadedCommand(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial; its program ends with the trial."""
+        """Run a trial, and end the program with the trial."""
         trial = ReportedTrial(request, on_observation, time.monotonic(), needs_samples=self._program.needs_samples)
 
         def is_over() -> bool:
@@ -561,6 +565,6 @@ class LoadedCommand(LoadedProgram):
             said = ", ".join(f"report.{name}: {text}" for name, text in reader.unmatched.items())
             return f": {said} found no number in any line{process.shown_lines}"
         return (
-            f': it must print lines such as {{"step": 100, "{self._program.metric}": 0.9}}, or report: must say how '
-            f"to read its log{process.shown_lines}"
+            f': the command must print lines such as {{"step": 100, "{self._program.metric}": 0.9}}, or report: must '
+            f"tell how to read the log{process.shown_lines}"
         )

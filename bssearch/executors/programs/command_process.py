@@ -1,4 +1,4 @@
-"""A running user command: its output, socket and end."""
+"""Output, socket and end of a user's command."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ from bssearch.records import (
     WorkloadDescription,
 )
 
-TICK_SECONDS = 0.05  # seconds between checks for a stop request; small compared with a trial
+TICK_SECONDS = 0.05  # seconds between checks for a stop request, far below a trial's time
 
-LEAVE_SECONDS = 30.0  # seconds for a program's clean-up after its trial, before bssearch kills the program
+LEAVE_SECONDS = 30.0  # seconds for a program's clean-up after its trial
 
 
 class ProgramProcess(Protocol):
@@ -76,7 +76,7 @@ class ProgramProcess(Protocol):
         """The worker's end of the program's socket."""
 
     def exit_code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal. None while the program runs."""
 
     def kill(self) -> object:
         """Kill the process group."""
@@ -87,8 +87,8 @@ class Conversation:
     """Exchange of messages about one piece of work.
 
     Attributes:
-        reply: the final reply; ``take`` gets all other replies.
-        overstayed: whether bssearch killed the program because its trial had ended.
+        reply: the final reply. ``take`` gets all other replies.
+        overstayed: whether bssearch killed the program after the trial.
     """
 
     process: ProgramProcess
@@ -103,7 +103,7 @@ class Conversation:
     _ended_at: float | None = None
 
     def hold(self, assign: Assign) -> Self:
-        """Exchange messages until the program exits; kill it on an error."""
+        """Exchange messages until the program exits. An error kills the program."""
         try:
             self._hold(assign)
             return self
@@ -165,7 +165,7 @@ class LoadedProgram(ABC):
         from bssearch.executors.devices import device_of
 
         settings = load.settings
-        assert settings.program is not None, "a worker loads a program if there is one"
+        assert settings.program is not None, "only a program's worker loads a program"
         self._program, self._folder = settings.program, settings.folder
         self.memory_limit_bytes = settings.memory_limit_bytes
         device, present = device_of(settings.device, load.slot, settings.allow_busy)
@@ -184,7 +184,7 @@ class LoadedProgram(ABC):
     def describe(self) -> WorkloadDescription:
         """Describe the program."""
         answer = self._answer("describe")
-        assert isinstance(answer, WorkloadDescription), "a program describes itself unless it refuses"
+        assert isinstance(answer, WorkloadDescription), "a program answers with a description"
         return answer
 
     def measure(self, request: Measurement) -> Measured:
@@ -200,7 +200,7 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """The program's answer, if any; raises the error reported."""
+    """The program's answer, or None. Raises the program's error."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "only a trial ends with TrialEnded"
@@ -219,15 +219,15 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 
 def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
-    """Outcome of a trial ended as ``asked``, without a checkpoint."""
+    """Outcome of a trial that ended as ``asked``, without a checkpoint."""
     state, reason = asked
     return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
 
 
 def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialOutcome:
-    """Add a warning if the program failed or was killed after its trial."""
+    """Add a warning if the program failed, or bssearch killed the program, after the trial."""
     if found.overstayed:
-        warning = f"{program} was killed: it still ran {LEAVE_SECONDS:g} s after its trial had ended"
+        warning = f"bssearch killed {program}, which still ran {LEAVE_SECONDS:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
         warning = f"{program} failed after its trial had ended: {judge_exit(found.exit_code, None, who=program)[1]}"
     else:
@@ -261,7 +261,7 @@ class SilenceLimit:
 
 
 def failure_of(state: TrialState, reason: str) -> WorkloadError:
-    """The error of a program's exit; a `MemoryError` causes the error if memory ran out."""
+    """The error of a program's exit, with a `MemoryError` as cause if memory ran out."""
     error = WorkloadError(reason)
     error.__cause__ = MemoryError(reason) if state is TrialState.OOM else None
     return error
@@ -270,7 +270,7 @@ def failure_of(state: TrialState, reason: str) -> WorkloadError:
 def outcome_of(
     found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, printed: str
 ) -> TrialOutcome:
-    """A connected command's outcome, from its replies, ``asked`` or its exit code.
+    """Outcome of a connected command, from replies, ``asked`` or the exit code.
 
     An error exit before the trial's time limit is a failure, even after a reported end.
     """
@@ -289,7 +289,7 @@ REPORT_VARIABLE = "BSSEARCH_REPORT"  # path of the pipe for JSON lines
 
 TERMINATE_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
 
-KILL_SECONDS = 10.0  # seconds after SIGKILL; a process in disk I/O needs several seconds
+KILL_SECONDS = 10.0  # seconds after SIGKILL, because a process in disk I/O needs several seconds
 
 MOST_LOGGED_BYTES = 2**24
 
@@ -301,7 +301,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
 class CommandProcess(AbstractContextManager["CommandProcess"]):
-    """A started program; leaving the ``with`` block ends it and its descendants."""
+    """A started program. The end of the ``with`` block ends the program and its descendants."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], metric: str | None = None
@@ -380,9 +380,9 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return self._line
 
     def connects(self, is_over: Callable[[], bool]) -> bool:
-        """Wait until the program connects or reports; True if it connected.
+        """Wait until the program connects or reports. True if the program connects.
 
-        False if the program reports first or exits, or ``is_over``; later connections are refused.
+        False if the program reports first or exits, or ``is_over``. Later connections fail.
         """
         while self._line is None and self._first_reports is None and self.goes_on() and not is_over():
             reports = self.reports(TICK_SECONDS)
@@ -392,7 +392,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return self._line is not None
 
     def exit_code(self) -> int | None:
-        """Log output; return the exit code, None while running."""
+        """Log output and return the exit code, None while the program runs."""
         if self._code is not None:
             return self._code
         self.log()
@@ -416,12 +416,12 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
             yield from self._readers[descriptor].feed(chunk)
 
     def last_reports(self) -> Iterator[Report]:
-        """Yield unterminated last lines."""
+        """Yield the reports of unterminated last lines."""
         yield from self._pipe_reader.feed(b"\n")
         yield from self.log_reader.feed(b"\n")
 
     def end(self) -> int:
-        """Send SIGTERM, then SIGKILL; return the exit code. Idempotent."""
+        """Send SIGTERM, then SIGKILL. Returns the exit code. Idempotent."""
         if self._code is None:
             try:
                 if not has_exited(self._process):
@@ -484,7 +484,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                 os.write(sys.stdout.fileno(), b"\n(further output is left out)\n")
 
     def log(self) -> None:
-        """Log unread output, bounded."""
+        """Log unread output, within limits."""
         for _ in range(_MOST_CHUNKS_LEFT):
             if not list(self._chunks(0.0)):
                 return
@@ -494,7 +494,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
             os.killpg(self._process.pid, number)
 
     def _end_what_is_left(self) -> None:
-        # The group id stays valid until the program is reaped.
+        # The group id stays valid until the worker reaps the program.
         if self._has_left:
             return
         self._has_left = True

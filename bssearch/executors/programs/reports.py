@@ -1,13 +1,13 @@
 r"""Parse a program's progress from JSON lines, or from its log by regular expressions.
 
 A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``
-(training seconds), the wall clock is used; without ``samples`` (trained so far), steps count as full batches. Each
+(training seconds), the wall clock counts. Without ``samples`` (trained so far), steps count as full batches. Each
 expression has one group::
 
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
 
-Matches form one report when the line with their step arrives.
+The matches form a report when the line with the step arrives.
 """
 
 import json
@@ -21,17 +21,17 @@ from bssearch.errors import UsageError, require
 
 STEP, SECONDS, SAMPLES, LOSS = "step", "seconds", "samples", "loss"
 
-LONGEST_LINE = 2**16  # bytes of a JSON line; longer lines are skipped
+LONGEST_LINE = 2**16  # the most bytes of a JSON line
 
 LONGEST_LOG_LINE = 2**12  # bytes of a line for expressions, many of which take quadratic time
 
-LONGEST_NAME = 100  # characters; longer or unprintable names are skipped
+LONGEST_NAME = 100  # the most characters of a printable name
 
-LARGEST_STEP = 2**40  # a step per microsecond for twelve days; its samples fit 64 bits
+LARGEST_STEP = 2**40  # a step per microsecond for twelve days, whose samples fit 64 bits
 
 LARGEST_SECONDS = 1e9  # thirty years
 
-_OF_GROUPS = ": its group must match a number and nothing else"
+_OF_GROUPS = ": the group must match only a number"
 
 _ENDS_OF_LINES = re.compile(rb"([\r\n])")
 
@@ -46,7 +46,7 @@ _REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[k
 
 _REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")  # 1 of 1 000
 
-# a number in any form; an expression may take only some forms
+# a number in any form, because an expression may take only some forms
 _ANY_NUMBER = r"[-+]?(?:\.?\d[\w.,'’\u00a0\u202f]*(?<![.,])(?:(?<=[eE])[-+]\d+)?|(?i:nan|inf(?:inity)?)\b)"
 
 _STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")  # 10.000 may be 10 or 10,000
@@ -61,7 +61,7 @@ SECONDS_ENOUGH = 10.0  # seconds after which fewer reports suffice
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report after ``step`` optimizer steps; ``values`` are metrics, loss and samples."""
+    """Report after ``step`` optimizer steps. ``values`` are metrics, loss and samples."""
 
     step: int
     values: Mapping[str, float]
@@ -70,7 +70,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportPace:
-    """Time of a run's steps; ``is_own``: whether by the program's clock."""
+    """Time of a run's steps. ``is_own``: whether the program's clock took the time."""
 
     seconds: float
     steps: int
@@ -78,7 +78,7 @@ class ReportPace:
 
 
 def pace_of(reports: Iterator[Report]) -> tuple[ReportPace | None, int]:
-    """The pace, None if too few reports, and the number of reports."""
+    """The pace, None for too few reports, and the number of reports."""
     began, count, pace = 0.0, 0, None
     first: Report | None = None
     for report in reports:
@@ -104,8 +104,8 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> ReportPac
 class ReportReader:
     """Parses reports from a byte stream.
 
-    ``expressions`` map names, including ``step``, to regular expressions with one group; empty means JSON lines. In
-    JSON, ``step`` must be a number; ``metric`` (the target's), seconds and loss a number or null.
+    ``expressions`` map names, including ``step``, to regular expressions with one group. Without expressions, the lines
+    are JSON. ``step`` must be a number, and ``metric`` (the target's), seconds and loss a number or null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
@@ -121,7 +121,7 @@ class ReportReader:
         self._follows_return = False
 
     def feed(self, chunk: bytes) -> Iterator[Report]:
-        """Yield the reports that a chunk completes; a carriage return also ends a line."""
+        """Yield the reports that a chunk completes. A carriage return also ends a line."""
         *whole, rest = _ENDS_OF_LINES.split(chunk)
         for part, end in zip(whole[::2], whole[1::2], strict=True):
             line, follows_return = bytes(self._rest + part), self._follows_return
@@ -143,7 +143,7 @@ class ReportReader:
             if match is None:
                 match = self._of_any_number[name].search(line)
                 if match is not None and not re.search(r"[^\W\d]", line[match.start() : match.start(1)]):
-                    match = None  # without a name before it, the match may be another number
+                    match = None  # a match without a name may be another number
             if match is not None:
                 self._found[name] = _number_in(match, name)
                 self.unmatched.pop(name, None)
@@ -151,8 +151,8 @@ class ReportReader:
                 for other in expression.finditer(line, match.end()) if name in self._deciding else ():
                     require(
                         other[1] == match[1],
-                        f"report.{name} matches {_shown(match[0])} and {_shown(other[0])} in one line: its expression "
-                        "must match only one of them",
+                        f"report.{name} matches {_shown(match[0])} and {_shown(other[0])} in one line: the expression "
+                        "must match only one metric",
                     )
         if STEP not in self._found:
             return None
@@ -221,7 +221,9 @@ def _of_any_number(text: str) -> re.Pattern[str]:
 def _number_in(match: re.Match[str], name: str) -> float:
     text: str | None = match[1]
     if text is None:
-        raise UsageError(f"report.{name} found nothing in {_shown(match[0])}: its group must take part in each match")
+        raise UsageError(
+            f"report.{name}: the group is empty in the match {_shown(match[0])}, but must take part in each match"
+        )
     value = _number(text, is_whole=name == STEP)
     if value is None:
         raise UsageError(f"report.{name} found {_shown(text)}, not a number{_remedy(text) or _OF_GROUPS}")
@@ -271,7 +273,7 @@ def _report(found: Mapping[str, float]) -> Report:
     step, seconds = found[STEP], found.get(SECONDS)
     require(
         0 <= step <= LARGEST_STEP and step == math.floor(step),
-        f"the command reports step {step:g}: a step is a whole number from 0 to {LARGEST_STEP:g}",
+        f"the command reports step {step:g}: a step must be a whole number from 0 to {LARGEST_STEP:g}",
     )
     require(
         seconds is None or 0 <= seconds <= LARGEST_SECONDS,

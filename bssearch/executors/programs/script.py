@@ -1,4 +1,4 @@
-"""User scripts, run in processes that a worker starts."""
+"""Trials of user scripts, in processes that a worker starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOST = "bssearch.executors.loops.script_host"  # a name instead of an import, be
 
 @dataclass(slots=True)
 class ScriptProcess:
-    """A script's process and the connection to it."""
+    """A script's process and connection."""
 
     line: socket.socket
     server: ScriptServer
@@ -50,13 +50,13 @@ class ScriptProcess:
     code: int | None = None
 
     def exit_code(self) -> int | None:
-        """See `ProgramProcess.exit_code`; `LaunchError` if the server died."""
+        """See `ProgramProcess.exit_code`. Raises `LaunchError` if the server died."""
         if self.code is None:
             self.code = self.server.exit_told()
         return self.code
 
     def kill(self) -> None:
-        """Kill the script's group; the server ends other descendants."""
+        """Kill the script's group. The server ends other descendants."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -65,7 +65,7 @@ class ScriptProcess:
 class ScriptServer:
     """Starts one process of a script at a time and ends its descendants.
 
-    ``notice``: why trials are not forked, if so.
+    ``notice``: the reason if trials repeat the script's imports.
     """
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ class ScriptServer:
         self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
 
     def start(self, ranks: int = 1) -> ScriptProcess:
-        """Start the script's ``ranks``, of which rank 0 has the connection; raise `LaunchError` if impossible."""
+        """Start the script's ``ranks``, of which rank 0 has the connection. Raises `LaunchError` after a failure."""
         if self._process.poll() is not None:
             self._control.close()
             self._begin()
@@ -106,7 +106,7 @@ class ScriptServer:
             raise LaunchError(f"the script does not start: {error}") from error
 
     def exit_told(self) -> int | None:
-        """The last started script's exit code; None while running."""
+        """Exit code of the last script. None while the script runs."""
         is_told = self._said or select.select([self._control], [], [], 0.0)[0]
         return cast(int, self._told()["exit"]) if is_told else None
 
@@ -131,7 +131,7 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
-    """A script on a device; it may run up to `LEAVE_SECONDS` after its trial."""
+    """A script on a device. The script may run up to `LEAVE_SECONDS` after its trial."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)
@@ -165,7 +165,7 @@ class LoadedScript(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial; raise `LaunchError` if the script cannot start."""
+        """Run a trial. Raises `LaunchError` if the script cannot start."""
         found = self._converse(request, stop, relaying(on_progress, on_observation))
         asked = stop()
         if isinstance(found.reply, TrialEnded):

@@ -45,10 +45,10 @@ from bssearch.records import (
 )
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url, environment_with
 
-MOST_LOG_BYTES = 1 << 16  # bytes per reply; Ray sends less than 100 KiB without its object store
+MOST_LOG_BYTES = 1 << 16  # bytes per reply, because Ray sends less than 100 KiB without its object store
 
-# Maximum delay of an evaluation: an answer takes 3 ms of CPU time on both sides. Beside one-second trials, 20 answers
-# per second made steps 7 to 10 % slower; 5 answers per second had hardly any effect.
+# Maximum delay of an evaluation, because an answer takes 3 ms of CPU time on both sides. Beside one-second trials, 20
+# answers per second made steps 7 to 10 % slower. 5 answers per second had hardly any effect.
 GATHER_SECONDS = 0.2
 
 
@@ -72,10 +72,10 @@ class Heard:
 
 
 class SlotActor:
-    """Owns a slot's successive workers; thread-safe."""
+    """Owns a slot's successive workers. Thread-safe."""
 
     def __init__(self) -> None:
-        # On Linux the kernel kills a worker with the thread that started it; this thread lives as long as the actor.
+        # On Linux the kernel kills a worker with its starting thread. This thread lives as long as the actor.
         self._home = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bssearch worker")
         self._logs = LogFolder(None)
         self._log = self._logs.file_of(0)
@@ -87,7 +87,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """The actor's place; enters the driver's ``current`` folder if present."""
+        """The actor's place. Enters the driver's ``current`` folder if present."""
         import ray
 
         with suppress(OSError):
@@ -100,7 +100,7 @@ class SlotActor:
         )
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
-        """Start a worker after the last worker's death; return its pid."""
+        """Start a worker after the last worker's death. Returns the pid."""
         self._log.write_bytes(b"")
         self._log_passed = self._log_due = 0
         self._death = None
@@ -122,7 +122,7 @@ class SlotActor:
             file.seek(self._log_passed)
             log = file.read(MOST_LOG_BYTES)
         self._log_passed += len(log)
-        if self._log_passed < self._log_due:  # replies wait until all earlier output is read
+        if self._log_passed < self._log_due:  # replies follow all earlier output
             return Heard(log, ())
         replies, self._waiting = [one for one in self._waiting if one is not None], []
         if any(isinstance(one, TrialEnded) for one in replies):
@@ -164,7 +164,7 @@ class SlotActor:
 
 CONNECT_SECONDS = 30.0  # seconds for a cluster to answer
 
-STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies need no store
+STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB, because actors' replies need no store
 
 # environment of a local Ray
 OWN_RAY = {
@@ -174,7 +174,7 @@ OWN_RAY = {
 }
 
 
-_SIGACTION_BYTES = 512  # above sigaction(2)'s structure size everywhere; 152 on Linux
+_SIGACTION_BYTES = 512  # above the size of sigaction(2)'s structure everywhere (152 on Linux)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +186,14 @@ class Node:
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Number of slots of these threads and GPUs that fit."""
+        """Number of slots that fit."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
 class Cluster:
-    """A connection to a Ray cluster; without ``address``, to a local Ray that ends with this process.
+    """A connection to a Ray cluster. Without ``address``, starts a local Ray that ends with this process.
 
-    Reuses an open connection and keeps it.
+    An open connection stays open.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -249,7 +249,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """Disconnect; stop a local Ray. Idempotent."""
+        """Disconnect, and stop a local Ray. Idempotent."""
         if self._is_own:
             self._is_own = False
             if self._is_begun:
@@ -282,9 +282,7 @@ def _imported() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise UsageError(
-            "the executor ray needs Ray, which is not installed", hint="pip install 'bssearch[ray]'"
-        ) from None
+        raise UsageError("Ray is missing; the executor ray needs Ray", hint="pip install 'bssearch[ray]'") from None
 
 
 def _quiet() -> Mapping[str, Any]:
@@ -295,8 +293,8 @@ def _quiet() -> Mapping[str, Any]:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler."""
-    # Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
+    """Hide secret variables, command line and stdout from Ray, and keep the SIGTERM handler."""
+    # Ray's processes inherit the environment, and clusters show command lines. Both may hold secrets.
     private = importlib.import_module("ray._private")
     instead = {
         (private.utils, "get_entrypoint_name"): lambda: "bssearch",
@@ -321,7 +319,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    # Ray replaces the handler from any thread; `signal` restores a handler only in the main thread.
+    # Ray replaces the handler from any thread, but `signal` restores a handler only in the main thread.
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)
@@ -337,7 +335,7 @@ SILENCE_SECONDS = 60.0  # seconds until a silent actor counts as lost (network p
 
 
 class ActorWorker(WorkerHandle):
-    """A worker in an actor on ``machine``; a silent actor counts as lost."""
+    """A worker in an actor on ``machine``. A silent actor counts as lost."""
 
     def __init__(
         self,
@@ -398,9 +396,9 @@ class ActorWorker(WorkerHandle):
         except self._ray.exceptions.GetTimeoutError:  # a GetTimeoutError is an OSError, too
             self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
         except self._ray.exceptions.RayTaskError as error:  # the actor's error may be of any class
-            self._end(TrialState.FAILED, f"the worker cannot be served on {self.machine}: {said_by(error)}")
+            self._end(TrialState.FAILED, f"{self.machine} cannot serve the worker: {said_by(error)}")
         except self._ray.exceptions.RayError as error:
-            self._end(TrialState.LOST, f"lost with its Ray actor on {self.machine}: {said_by(error)}")
+            self._end(TrialState.LOST, f"Ray lost the actor on {self.machine}: {said_by(error)}")
         except OSError as error:
             self._end(TrialState.FAILED, f"writing the log {self.log} failed: {error.strerror}")
         except ValueError as error:
@@ -423,13 +421,13 @@ class ActorWorker(WorkerHandle):
             self._ray.kill(self._actor, no_restart=True)
 
 
-PLACE_SECONDS = 60.0  # seconds for Ray to place a slot; a cluster with room needs few seconds
+PLACE_SECONDS = 60.0  # seconds for Ray to place a slot, because a cluster with room needs few seconds
 
 LEAVE_SECONDS = 3.0  # seconds for an actor's clean-up before Ray kills the actor
 
-ATTEMPTS = 3  # attempts at a request whose node is lost
+ATTEMPTS = 3  # attempts at a request if Ray loses nodes
 
-CALLS_AT_ONCE = 4  # methods that run at once in an actor; one method always listens
+CALLS_AT_ONCE = 4  # methods that run at once in an actor, because one method always listens
 
 T = TypeVar("T")
 
@@ -445,9 +443,9 @@ class _Seat:
 class RayExecutor(SlotExecutor):
     """`Executor` on a Ray cluster.
 
-    Each slot is an actor with ``threads`` CPUs and one GPU, or no GPU on a CPU cluster or with device ``cpu``. A lost
-    actor loses its trial; the next trial gets a new actor. The executor drops a slot if no node has room. Workload,
-    data and checkpoints need the same paths on all nodes.
+    Each slot is an actor with ``threads`` CPUs and a GPU. On a CPU cluster or with device ``cpu``, actors have no GPU.
+    A lost actor loses its trial. The next trial gets a new actor. The executor drops a slot if no node has room.
+    Workload, data and checkpoints need the same paths on all nodes.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -468,7 +466,7 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """True with GPUs: Ray gives a GPU to one actor."""
+        """True with GPUs, because Ray gives a GPU to one actor."""
         return self._gpus > 0
 
     def submit(self, request: TrialRequest) -> None:
@@ -486,7 +484,7 @@ class RayExecutor(SlotExecutor):
             self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
     def close(self) -> None:
-        """See `Executor.close`; stops a Ray started here."""
+        """See `Executor.close`. Stops a local Ray."""
         super().close()
         ray = self._cluster.ray
         if self._seats:

@@ -506,7 +506,7 @@ class WarmsUp(Tiny):
 
 
 def test_a_module_that_sets_the_learning_rate_is_refused_unless_it_reads_the_trials(found: Started) -> None:
-    with pytest.raises(UsageError, match="WarmsUp sets the learning rate itself"):
+    with pytest.raises(UsageError, match="WarmsUp sets the learning rate"):
         fit(found.trial, found.time, module=WarmsUp(found.time))
     found = started()
     assert found.trial.learning_rate == 0.02

@@ -195,7 +195,7 @@ def test_an_evaluation_that_is_passed_over_is_an_error_on_every_rank() -> None:
         for _ in trial.batches(loader(trial)):
             pass
 
-    with pytest.raises(UsageError, match="no evaluation after step 5, but one was due"):
+    with pytest.raises(UsageError, match="no evaluation after step 5"):
         trained(assign(), FakeLine(), silent)
 
 
@@ -297,7 +297,7 @@ def test_the_shares_of_the_ranks_are_the_micro_batches_of_one_process() -> None:
 
 def test_ranks_need_torch_distributed_and_numbers() -> None:
     assert ranks_of({}) is None and ranks_of({"WORLD_SIZE": "1", "RANK": "0"}) is None
-    with pytest.raises(UsageError, match=r"WORLD_SIZE = 2, but torch\.distributed is not initialised"):
+    with pytest.raises(UsageError, match=r"WORLD_SIZE = 2, but the script has not initialised torch"):
         ranks_of({"WORLD_SIZE": "2", "RANK": "0"})
     with pytest.raises(UsageError, match="WORLD_SIZE = 'two' in the environment must be a whole number"):
         ranks_of({"WORLD_SIZE": "two"})

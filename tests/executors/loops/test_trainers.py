@@ -53,7 +53,7 @@ def test_a_target_that_is_reached_ends_the_fit_at_its_evaluation(
         (
             {},
             lambda trial: trial.state(model=torch.nn.Linear(1, 1)),
-            r"trial\.state\(\.\.\.\) cannot be used with a Trainer",
+            r"the script calls trial\.state\(\.\.\.\), but a Trainer",
         ),
         ({}, lambda trial: setattr(trial, "device", "cuda:1"), "trains on cpu, but the trial runs on cuda:1"),
         ({"configuration": grows()}, lambda trial: None, "Trainer cannot grow the batch"),
