@@ -327,12 +327,12 @@ LONGEST_LINE_BYTES = 2**25  # far above a deep recursion's traceback of 1 MB
 
 
 class LineSplitter:
-    """Splits bytes into lines of at most `LONGEST_LINE_BYTES`."""
+    """Splits bytes into lines. Raises `ValueError` above `LONGEST_LINE_BYTES`."""
 
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Lines that a chunk completes. Raises `ValueError` for a long line."""
+        """Lines that a chunk completes."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             raise ValueError(f"a line of more than {LONGEST_LINE_BYTES:,} bytes")

@@ -1,7 +1,7 @@
 """GPUs of this machine, each for one driver at a time.
 
-To hold a GPU, a driver binds an abstract socket with the GPU's UUID (Linux). The kernel frees the socket's name when
-the driver ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
+A driver holds a GPU by an abstract socket with the GPU's UUID (Linux). The kernel frees the socket when the driver
+ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """For each busy GPU, the id and name of another program's process."""
+    """Id and name of another program's process, for each busy GPU."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     own = psutil.Process()

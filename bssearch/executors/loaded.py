@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class LoadedWorkload:
     """A workload and its data on a device.
 
-    Without ``on_lost`` (see `RankProcesses`), trials train on one device.
+    Without ``on_lost``, see `RankProcesses`, trials train on one device.
     """
 
     def __init__(self, load: Load, on_lost: Callable[[Exception], NoReturn] | None = None) -> None:

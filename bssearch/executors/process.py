@@ -247,7 +247,7 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 def hide_secrets() -> None:
     """Protect this process's memory and environment in ``/proc`` (Linux)."""
-    # Workers of the same user could read secrets in ``/proc``. Root still can.
+    # Workers of the same user could read secrets in ``/proc``, as root still can.
     known = [*os.environ.items()]
     with suppress(psutil.Error, OSError):
         known += psutil.Process().environ().items()  # the initial environment, which ``/proc`` keeps exposing

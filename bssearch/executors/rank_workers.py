@@ -1,6 +1,6 @@
 """Processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
 
-The worker's process group contains the ranks. Rank 0 sends pickled orders over a socket.
+The ranks are in the worker's process group. Rank 0 sends pickled orders over a socket.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RankProcess:
 
     def has_exited(self) -> bool:
         """True if the process has ended."""
-        # `poll` does not know yet while the listening thread is about to return from `wait`
+        # `poll` misses the exit while the listening thread returns from `wait`
         return self._process.poll() is not None or not psutil.pid_exists(self._process.pid)
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Other ranks of a worker, which start with the first request that needs the ranks.
+    """Other ranks of a worker, which start when a request needs ranks.
 
     If a rank ends unnoticed, a thread calls ``on_lost``, which must end this process.
     """

@@ -228,7 +228,7 @@ class Slot:
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
         """→ CONDEMNED: kill the worker and end its trial in ``state``.
 
-        The first reason counts. ``stack`` logs the worker's stack. A slot without a worker stays EMPTY.
+        The first reason counts. ``stack`` logs the worker's stack.
         """
         worker = self.worker  # because another thread may bury the worker
         if worker is None:

@@ -20,7 +20,7 @@ Evaluate = Callable[[], Metrics]
 
 
 class LoopStages:
-    """Stages of a batch size schedule. Without a schedule, the configuration is the only stage.
+    """Stages of a batch size schedule, or a single stage.
 
     ``keeps_micro_batches``: whether only accumulation grows.
     """

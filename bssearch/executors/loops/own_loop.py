@@ -246,7 +246,7 @@ class Trial:
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
         """Report a due evaluation. Resumes the clock and restores the random state.
 
-        Raises `UsageError` without a due evaluation, and for a missing or invalid metric.
+        Raises `UsageError` without a due evaluation or valid metric.
         """
         self.report_all(metrics, loss)
 
@@ -311,7 +311,7 @@ class Trial:
 
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
-                the function for each new size. With a plain loader, only accumulation grows.
+                the function for each new size. Otherwise only accumulation grows.
             evaluate: returns the metrics by name, also before the first step. Without ``evaluate`` the body must
                 `report`.
             test: returns test metrics, once, when bssearch confirms a configuration.
@@ -348,7 +348,7 @@ class Trial:
         """End the training and evaluate the test set, for a loop without `batches`.
 
         ``evaluate`` runs once, to confirm a recommended configuration or outside a search. Raises `UsageError` within
-        `batches`, or if a due evaluation or the target's metric is missing.
+        `batches`, or without a due evaluation or the target's metric.
         """
         require(
             not self._is_looping,

@@ -207,7 +207,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback for any training, whose ``advisor`` prints a report at the end.
+    """Callback for any training. ``advisor`` prints a report at the end.
 
     The advisor measures noise in trainings with gradient accumulation or several processes.
     """
@@ -256,7 +256,7 @@ def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
         metric: See `TrialCallback`.
 
     Raises:
-        UsageError: If there is no ``eval_dataset`` or an argument contradicts the trial.
+        UsageError: If ``eval_dataset`` is missing or an argument contradicts the trial.
     """
     require(
         trainer.eval_dataset is not None,

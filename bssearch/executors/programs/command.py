@@ -45,7 +45,9 @@ MOST_OBSERVATIONS = 100_000  # the most evaluations of a trial, because bssearch
 
 EPOCH, EPOCHS_SEEN = "epoch", 3  # reports that show whether steps are epochs
 
-STILL_REPORTS = 5  # the most reports with equal seconds, because more show that seconds do not count from the start
+STILL_REPORTS = (
+    5  # the most reports with equal seconds, because a longer row shows seconds that do not count from the start
+)
 
 AHEAD = 1.1  # largest ratio of reported to wall seconds, because the first report may come late
 AHEAD_SECONDS = 1.0
@@ -56,8 +58,8 @@ FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the 
 class ReportedTrial:
     """Collects a program's reports. ``ending`` is None while the trial runs.
 
-    Uses the program's own training seconds, or else the wall clock from the first reported step. Earlier steps count at
-    the pace of later steps.
+    Uses the program's training seconds, or else the wall clock. Steps before the first report count at the pace of
+    later steps.
     """
 
     def __init__(

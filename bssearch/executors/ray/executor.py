@@ -193,7 +193,7 @@ class Node:
 class Cluster:
     """A connection to a Ray cluster. Without ``address``, starts a local Ray that ends with this process.
 
-    An open connection stays open.
+    Reuses an open connection, and leaves the connection open.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -472,7 +472,7 @@ class RayExecutor(SlotExecutor):
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.
 
-        A lost node loses its slot's trial, and the slot unless no other slot remains.
+        A lost node loses the slot's trial, and the slot unless the slot is the last.
         """
         try:
             self._again(partial(super().submit, request))
