@@ -65,8 +65,7 @@ if behaviour == "picky" and trial.batch_size % 4:
 if behaviour == "grandchild":
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     (FOLDER / "grandchild").write_text(str(child.pid))
-size = trial.batch_size if behaviour == "ignores" else trial.micro_batch_size
-size = 3 if behaviour == "other size" else size
+size = trial.micro_batch_size
 weight = torch.zeros(1, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1 if behaviour == "own rate" else trial.learning_rate)
 loader = [] if behaviour == "empty" else [torch.ones(size, 1)] * 3
@@ -228,21 +227,6 @@ def test_a_script_ends_as_an_interpreter_does(script: Script) -> None:
     assert (script.folder / "log").read_text() == "the last line"
     assert (script.folder / "exited").exists() and (script.folder / "waited").exists()
     assert not list(script.folder.glob("kept*"))
-
-
-def test_a_loader_of_another_size_is_a_warning(script: Script) -> None:
-    warning = "the loader's first batch has 3 samples; trial.micro_batch_size is 4"
-    assert warning in script.run("other size")[0].warnings
-    assert warning not in script.run()[0].warnings
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "missing"), [("ignores", "trial.micro_batch_size"), ("", "trial.accumulation_steps")]
-)
-def test_a_script_that_ignores_accumulation_is_refused(script: Script, behaviour: str, missing: str) -> None:
-    at = Configuration(batch_size=8, micro_batch_size=4, accumulation_steps=2, learning_rate=0.05)
-    outcome, _ = script.run(behaviour, changed(REQUEST, configuration=at))
-    assert outcome.state is TrialState.FAILED and missing in outcome.reason
 
 
 def test_what_a_script_has_started_ends_with_its_trial_in_whichever_session(script: Script) -> None:

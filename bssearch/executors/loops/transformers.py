@@ -449,7 +449,7 @@ def _check_obeys(trial: Trial, own: Collection[str]) -> None:
         value = trial.parameters.get(name)
         require(
             value is None or value in known or argument in own,
-            f"space.{name}: a Trainer has no {value}; choose from {', '.join(known)}",
+            f"space.{name}: {value} is unknown to a Trainer; choose from {', '.join(known)}",
             hint=f"leave {name} out of the space, or also give {argument}=...",
         )
 

@@ -120,7 +120,7 @@ def test_the_version_of_the_library_is_one_of_those_that_are_known() -> None:
     assert metadata.version("lightning") in {"2.6.5", "2.6.6"}, "check that TrialCallback knows this version's loops"
 
 
-@pytest.mark.parametrize(("version", "message"), [(None, "not installed"), ("2.6.4", "2.6.4"), ("2.7.0", "2.7.0")])
+@pytest.mark.parametrize(("version", "message"), [(None, "is missing"), ("2.6.4", "2.6.4"), ("2.7.0", "2.7.0")])
 def test_a_library_that_is_missing_or_unknown_is_named_with_the_extra(
     version: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
