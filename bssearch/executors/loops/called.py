@@ -95,8 +95,6 @@ class CalledWorker(WorkerHandle):
                 self._piece = self._take(command, self.reply)
             case TrialStop() if self._piece is not None:
                 self._piece.stop = command.state, command.reason
-            case "exit":
-                self.kill()
 
     def has_exited(self) -> bool:
         """See `WorkerHandle.has_exited`."""
@@ -148,6 +146,11 @@ class CalledExecutor(SlotExecutor):
     def leave(self) -> None:
         """Tell the user's thread to end."""
         self._has_left.set()
+
+    def close(self) -> None:
+        """See `Executor.close`. A late interrupt has no effect."""
+        self.kill()
+        super().close()
 
     def measure_noise(self, request: NoiseRequest) -> NoReturn:
         """Raise `WorkloadError`, because only workloads have noise scales."""
