@@ -312,7 +312,7 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
         require(
             not DECIDES_FOR_ITSELF & _kinds(one),
-            f"the Trainer has the callback {type(one).__name__}, but the trial sets the callback's value",
+            f"the Trainer has the callback {type(one).__name__}, but the trial chooses batch sizes and learning rates",
             hint="remove the callback, and calls of Tuner(trainer).scale_batch_size and lr_find",
         )
 

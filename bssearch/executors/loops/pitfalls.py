@@ -99,7 +99,7 @@ class Averages:
         self._objects = self._versions = {}
         return (
             f"{changed[0]} of trial.state changes between the micro-batches of a step: update an average of weights "
-            "after optimizer.step(), because accumulation shortens the average's horizon"
+            "only after optimizer.step()"
         )
 
 
