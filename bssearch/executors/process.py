@@ -4,7 +4,7 @@
 * A thread kills the process group when the driver's commands end.
 * A shell in the group kills the group, with data loaders, when the driver's pipe closes.
 
-A user's command has its own group, `Watcher` and subreaper.
+User commands have their own groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Runs a Lightning `Trainer` as a trial, see `bssearch guide own-training`.
 
-The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7. This module uses private
-attributes of these versions.
+The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7.
 """
 
 import importlib
@@ -20,7 +19,7 @@ from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.pitfalls import about_order
 from bssearch.training.advisor import BatchAdvisor
 
-OLDEST, BELOW = (2, 6, 5), (2, 7)
+OLDEST, BELOW = (2, 6, 5), (2, 7)  # because this module uses private attributes of these versions
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}  # distribution by module
 
 NEVER = sys.maxsize  # the ``check_val_every_n_epoch`` that disables validation
@@ -69,9 +68,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         metric: The validation metric to report, or None for all.
 
     Raises:
-        UsageError: If the trial has a state or a growing batch. If optimization is manual or validation is off. If
-            another callback chooses the batch size or learning rate. If the Trainer uses several processes or another
-            device.
+        UsageError: If the trial has a state or a growing batch. For manual optimization, missing validation, several
+            processes or another device. If another callback chooses batch size or learning rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:
@@ -250,7 +248,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
 
 class AdvisorCallback(Callback):  # type: ignore[misc]
-    """Callback for any fit, whose ``advisor`` prints a report at the end.
+    """Callback for any fit. ``advisor`` prints a report at the end.
 
     The advisor measures noise in fits with gradient accumulation or several processes.
 

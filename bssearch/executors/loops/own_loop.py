@@ -311,7 +311,7 @@ class Trial:
 
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
-                the function for each new size. Otherwise only accumulation grows.
+                the function for each new size. A plain loader only grows accumulation.
             evaluate: returns the metrics by name, also before the first step. Without ``evaluate`` the body must
                 `report`.
             test: returns test metrics, once, when bssearch confirms a configuration.

@@ -70,7 +70,7 @@ class RankSampler(SeededSampler):
 
 
 class GrowingSampler(SeededSampler):
-    """Sampler for a batch size schedule (`bssearch.training.batches.Growth`).
+    """Sampler for a batch size schedule.
 
     A pass ends with its epoch or before the micro-batch size changes. The next pass starts after ``steps()``.
     """

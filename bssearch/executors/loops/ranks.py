@@ -1,7 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
-Only rank 0 talks to the search. After each evaluation, rank 0 broadcasts the trial's end or the step of the next
-evaluation. So no rank waits for an ended rank.
+Only rank 0 talks to the search. After each evaluation, rank 0 broadcasts the trial's end or the next evaluation's step,
+so that no rank waits forever.
 """
 
 from collections.abc import Collection, Mapping, Sequence

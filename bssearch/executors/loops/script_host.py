@@ -1,8 +1,8 @@
 """Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-With ``--serve``, the process imports the script's packages once and forks a process for each rank. Several ranks get
-torchrun's variables. A CUDA context or further threads make a fork unsafe. Then the process re-executes without the
-imports and starts new processes (``--once``). When the worker ends, the process kills its descendants.
+With ``--serve``, the process imports the script's packages once and forks a process for each rank. If a CUDA context or
+further threads make a fork unsafe, the process re-executes without the imports and starts new processes (``--once``).
+When the worker ends, the process kills its descendants.
 """
 
 import argparse
