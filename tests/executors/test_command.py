@@ -259,7 +259,10 @@ def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path
     [
         ("echo oh no; exit 1", "the command exited with code 1; it printed:\noh no"),
         ("exit 1", "the command exited with code 1; it printed nothing"),
-        ("echo done", 'the command ended without a report: the command must print lines such as {"step": 100, "accuracy"'),
+        (
+            "echo done",
+            'the command ended without a report: the command must print lines such as {"step": 100, "accuracy"',
+        ),
         ("""echo '{"step": 1, "error": 2}'""", "the command reports error; the study's target metric is 'accuracy'"),
         ("echo wait; SLEEP", "the command made no report for 0.5 s: the command must print"),
         (
