@@ -324,7 +324,7 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
 class WorkerHandle(ABC):
     """A slot's worker, which takes commands and puts its replies into an `Inbox`.
 
-    The worker writes its output to ``log`` from byte ``log_start``. ``place`` names the machine of a remote worker.
+    The worker's output begins at byte ``log_start`` of ``log``. ``place`` names a remote machine.
     """
 
     place = ""

@@ -308,7 +308,7 @@ _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.han
 class SlotExecutor(ABC):
     """`Executor` with one worker per slot.
 
-    Call the executor from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots
+    Call the executor from one thread. ``auto`` slots
     count as 1 until a worker has loaded.
     """
 

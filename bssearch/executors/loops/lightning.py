@@ -250,7 +250,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 class AdvisorCallback(Callback):  # type: ignore[misc]
     """Callback for any fit. ``advisor`` prints a report at the end.
 
-    The advisor measures noise in fits with gradient accumulation or several processes.
+    Noise needs gradient accumulation or several processes.
 
     Args:
         batch_size: Samples per optimizer step, of all processes and micro-batches together.
@@ -357,7 +357,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     """Scale all weight decays if the study sets a ``weight_decay`` that the script has not read.
 
-    The reference is the value in the call of `current_trial`, else the groups' largest weight decay.
+    The reference is the value given to `current_trial`, else the largest weight decay.
     """
     name = "weight_decay"
     found = list(optimizers)

@@ -347,7 +347,7 @@ class Trial:
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.
 
-        ``evaluate`` runs once, to confirm a recommended configuration or outside a search. Raises `UsageError` within
+        ``evaluate`` runs once, in confirmation runs or outside a search. Raises `UsageError` within
         `batches`, or without a due evaluation or the target's metric.
         """
         require(

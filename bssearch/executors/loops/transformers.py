@@ -209,7 +209,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
     """Callback for any training. ``advisor`` prints a report at the end.
 
-    The advisor measures noise in trainings with gradient accumulation or several processes.
+    Noise needs gradient accumulation or several processes.
     """
 
     def __init__(self) -> None:

@@ -205,8 +205,7 @@ def _excess(steps: list[float]) -> float:
 class DataPass:
     """The current pass over the data: its initial random state and completed micro-batches.
 
-    ``own`` are the loader's random generators. After a pause at a pass's end, a resumed trial restores only the
-    generators.
+    ``own`` are the loader's random generators. Between two passes, a trial restores only these generators.
     """
 
     at_start: dict[str, Any] = field(default_factory=dict)

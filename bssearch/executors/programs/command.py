@@ -58,8 +58,7 @@ FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the 
 class ReportedTrial:
     """Collects a program's reports. ``ending`` is None while the trial runs.
 
-    Uses the program's training seconds, or else the wall clock. Steps before the first report count at the pace of
-    later steps.
+    Uses the program's seconds or the wall clock. Steps before the first report count at the later steps' pace.
     """
 
     def __init__(

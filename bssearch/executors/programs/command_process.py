@@ -272,7 +272,7 @@ def outcome_of(
 ) -> TrialOutcome:
     """Outcome of a connected command, from replies, ``asked`` or the exit code.
 
-    An error exit before the trial's time limit is a failure, even after a reported end.
+    An error exit before the time limit is a failure, even after a reported end.
     """
     state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
     if not isinstance(found.reply, TrialEnded):

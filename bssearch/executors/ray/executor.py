@@ -191,9 +191,9 @@ class Node:
 
 
 class Cluster:
-    """A connection to a Ray cluster. Without ``address``, starts a local Ray that ends with this process.
+    """A connection to a Ray cluster.
 
-    Reuses an open connection, and leaves the connection open.
+    Without ``address``, starts a local Ray that ends with this process. Reuses an open connection.
     """
 
     def __init__(self, address: str | None) -> None:
