@@ -36,7 +36,7 @@ class Option:
 
 
 T = TypeVar("T")
-Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes", "boards"]
+Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "logs", "exporters", "probes", "boards"]
 
 # ``module:attribute`` by kind and name.
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -76,6 +76,17 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "rcp": "bssearch.exchange.importers.rcp:import_rcp",
         "study": "bssearch.exchange.importers.imported_run:import_study",
         "optuna": "bssearch.exchange.importers.optuna_runs:import_optuna",
+    },
+    "logs": {  # read by `import curves`; of a folder, the first one that knows a file in it
+        "lightning": "bssearch.exchange.importers.logs:LIGHTNING",
+        "trainer": "bssearch.exchange.importers.logs:TRAINER",
+        "ray": "bssearch.exchange.importers.logs:RAY",
+        "mlflow": "bssearch.exchange.importers.logs:MLFLOW",
+        "mlflow_run": "bssearch.exchange.importers.logs:MLFLOW_RUN",
+        "tensorboard": "bssearch.exchange.importers.logs:TENSORBOARD",
+        "wandb": "bssearch.exchange.importers.logs:WANDB",
+        "zeus": "bssearch.exchange.importers.zeus:ZEUS",
+        "slurm": "bssearch.exchange.importers.slurm:SLURM",
     },
     "exporters": {
         "curves": "bssearch.exchange.exporters.exports:export_curves",

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from bssearch.cli.app import app
@@ -35,7 +36,7 @@ from bssearch.spec.reader import parse_value
 from bssearch.spec.templates import load_templates
 from bssearch.storage.models import METADATA
 from bssearch.storage.repository import Store, open_store
-from tests.exchange.importers.test_curves import lightning, lines, mlflow, ray, semicolons, trainer, wandb
+from tests.exchange.importers.test_curves import HAND_MADE, event_files, mlflow_database, wandb_runs, zeus
 from tests.factories import make_request, make_spec
 from tests.postgres import Postgres
 from tests.schema import execute
@@ -175,24 +176,28 @@ def _runs(rng: random.Random, folder: Path) -> None:
                     compute_answer(store, one.study.name)
 
 
-LOGS = {one.__name__: one for one in (lightning, trainer, ray, mlflow, wandb, lines, semicolons)}
-
-
-def _training_logs(rng: random.Random, folder: Path) -> None:
-    name = rng.choice(sorted(LOGS))
+def _training_logs(name: str, rng: random.Random, folder: Path) -> None:
     kept = folder / f"logs-{name}"
     if not kept.exists():
         kept.mkdir()
         LOGS[name](kept)
     file = rng.choice(sorted(one for one in kept.rglob("*") if one.is_file()))
     whole = file.read_bytes()
-    text = gzip.decompress(whole) if file.suffix == ".gz" else whole
-    damaged = in_bytes(rng, mutated(rng, text.decode("utf-16" if name == "semicolons" else "utf-8")))
+    unpacked = gzip.decompress(whole) if file.suffix == ".gz" else whole
+    if name in LIBRARY_LOGS:
+        damaged = mutated(rng, unpacked.decode("latin-1")).encode("latin-1", "replace")
+    else:
+        damaged = in_bytes(rng, mutated(rng, unpacked.decode("utf-16" if name == "semicolons" else "utf-8")))
     file.write_bytes(gzip.compress(damaged) if file.suffix == ".gz" and rng.random() < 0.9 else damaged)
     try:
-        import_curves([str(kept)], target=0.255)
+        place = f"{kept}/trace#cifar/net" if name == "zeus" else str(kept)
+        import_curves([place], target=0.255, epoch_samples=6400 if name == "zeus" else None)
     finally:
         file.write_bytes(whole)
+
+
+LIBRARY_LOGS = {one.__name__: one for one in (wandb_runs, event_files, mlflow_database)}
+LOGS = {one.__name__: one for one in (*HAND_MADE, zeus)} | LIBRARY_LOGS
 
 
 def _reference_points(rng: random.Random, folder: Path) -> None:
@@ -504,9 +509,11 @@ KINDS = (
     Kind("specs", _spec),
     Kind("enqueued values", _enqueued),
     Kind("run tables", _runs),
-    Kind("training logs", _training_logs),
+    *(Kind(f"logs: {name}", partial(_training_logs, name)) for name in LOGS if name not in LIBRARY_LOGS),
     Kind("reference points", _reference_points),
     Kind("worker messages", _message),
     Kind("program reports", _program_reports),
     Kind("templates", _templates),
 )
+LIBRARY_KINDS = tuple(Kind(f"logs: {name}", partial(_training_logs, name)) for name in LIBRARY_LOGS)
+"""Kinds that take seconds to make."""

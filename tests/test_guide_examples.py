@@ -117,6 +117,13 @@ def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path, monk
     assert read(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
 
 
+def test_the_log_of_the_guide_is_read(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "accuracy.curve").write_text("8 0.2 0.4 0.6")
+    words = ("import", "curves", "run", "--target", "0.5")
+    assert read(folder, *words) == [{"study": "run", "runs": 1, "reached": 1}]
+
+
 def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (one for one in blocks(DOCUMENTS["team"], "python") if "TimeToTargetSampler" in one)
     script = (OWN_TRAINING / "optuna_sampler.py").read_text(encoding="utf-8")

@@ -54,7 +54,7 @@ INTERFACES: dict[str, set[str]] = {
 }
 """Members of each kind's interface that more than one class, or the common code, uses."""
 
-FUNCTIONS = {"importers": "file", "exporters": "name", "probes": "spec"}
+FUNCTIONS = {"importers": "file", "logs": "folder", "exporters": "name", "probes": "spec"}
 """Kinds that are functions, each with a parameter that all functions take."""
 
 REGISTERED = [(kind, name) for kind, entries in registry.BUILT_IN.items() for name in entries]

@@ -17,6 +17,7 @@ from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
 from bssearch.analysis.law.beyond import BatchCurves
 from bssearch.analysis.measured import BatchNoise
+from bssearch.analysis.missing_runs import RATES_TRIED
 from bssearch.analysis.objectives import TIME, EnergyToTarget, Objective, least_of
 from bssearch.analysis.optimum import Candidate, Slope, Verdict, median_samples, median_steps, slopes
 from bssearch.analysis.shape import Interval, parameters_of
@@ -171,6 +172,14 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
     return is_searched and best.learning_rate in (min(everywhere), max(everywhere))
 
 
+def _rates_tried(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> int:
+    # 0 if unknown or not imported: a search by bssearch tunes
+    if not spec.is_imported or spec.is_tuned_elsewhere or not _is_known(best):
+        return 0
+    here = (one.configuration for one in _at(trials, best.batch_size))
+    return len({one.learning_rate for one in here if one.optimizer == best.optimizer and _is_known(one)})
+
+
 def _is_known(configuration: Configuration) -> bool:
     return "learning_rate" not in configuration.parameters
 
@@ -223,6 +232,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     for size, candidate in verdict.by_batch.items():
         reached = [trial for trial in _at(trials, size) if trial.state is TrialState.REACHED]
         tuned = {trial.configuration.key for trial in reached}
+        rates = _rates_tried(spec, trials, candidate.configuration)
         reasons[size] = [
             reason
             for reason, holds in (
@@ -233,6 +243,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
                 ("the steps rise", size in up),
                 ("the next larger batch size takes fewer samples", size in steep),
                 ("only one configuration reached the target", len(tuned) == 1 and size in searched),
+                (f"only {rates} learning rate{'s' * (rates > 1)} tried", 0 < rates < RATES_TRIED),
             )
             if holds
         ]

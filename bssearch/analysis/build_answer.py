@@ -490,11 +490,11 @@ def refuse_another_target(objective: Objective) -> None:
     )
 
 
-def easier_target(target: Target, value: float) -> Target:
-    """The target with another value; raise `UsageError` if the value is harder or not finite."""
+def other_target(target: Target, value: float, *, may_be_harder: bool = False) -> Target:
+    """The target with another value; raise `UsageError` if the value is not finite, or harder unless allowed."""
     require(math.isfinite(value), f"target {value:g} must be a finite number")
     require(
-        target.gain(value) <= target.gain(target.value),
+        may_be_harder or target.gain(value) <= target.gain(target.value),
         f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
         f"use a value {'≤' if target.goal is Goal.MAXIMIZE else '≥'} {target.value:g}",
         hint=f"run `bssearch plan beyond STUDY --target {value:g}` for a prediction, or run a new study",
@@ -505,11 +505,11 @@ def easier_target(target: Target, value: float) -> Target:
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """The trial's end at an easier target, by the trial's curve; without a test metric."""
+    """The trial's end at another target, by the trial's curve; without a test metric."""
     if trial.outcome is None or trial.state.is_missing:
         return trial
     if (found := first_crossing(curve, target)) is None:
-        return trial
+        return _missed(trial, curve[-1], target) if trial.is_imported and curve else trial
     require(
         found.first_hit_step > 0,
         f"target {target.value:g} is met before the first step: trial {trial.number} starts with "
@@ -533,6 +533,25 @@ def at_target(
     )
     product = None if step_seconds is None else found.steps * step_seconds
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
+
+
+def _missed(trial: TrialRecord, last: Observation, target: Target) -> TrialRecord:
+    """Imported run that reached its target, but not this harder one by the end of its curve."""
+    if trial.outcome is None or trial.state is not TrialState.REACHED:
+        return trial
+    outcome = replace(
+        trial.outcome,
+        state=TrialState.EXHAUSTED,
+        reason=f"ended without {target.in_words}",
+        steps=last.step,
+        samples=last.samples,
+        train_seconds=last.train_seconds,
+        final_metric=last.metric,
+        last_miss_step=last.step,
+        last_miss_seconds=last.train_seconds,
+        **dict.fromkeys(("time_to_target_s", "steps_to_target", "first_hit_step", "first_hit_seconds")),
+    )
+    return replace(trial, state=TrialState.EXHAUSTED, outcome=outcome)
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:

@@ -50,6 +50,8 @@ def _how_sure(answer: Answer) -> str:
         return ""
     step = answer.settling
     text = how_sure(answer).replace("batch", "Batch", 1)
+    if step is not None and answer.imported:
+        return f"{text}. Next: {step.command} {step.why}."
     return f"{text}." if step is None else f"{text}; {step.why}: {step.command}."
 
 

@@ -111,17 +111,17 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
     single = [str(size) for size, one in others.items() if not one.is_confirmed and one.value < optimal.value]
     baseline = default_configuration(spec, trials)
     tried = [trial for trial in trials if trial.configuration.trains_like(baseline) and says_something(trial)]
+    clock = "of the logs" if spec.is_imported else "from the program's first report"
     return [
         (
             "wall_seconds",
             SecondsBasis.WALL in bases,
-            "times are wall-clock seconds from the program's first report, with evaluations; do not compare these "
-            "times with measured times",
+            f"times are wall-clock seconds {clock}, with evaluations; do not compare these times with measured times",
         ),
         (
             "reported_seconds",
             SecondsBasis.REPORTED in bases,
-            "times are training seconds as reported by the program",
+            f"times are training seconds {'by the logs' if spec.is_imported else 'as reported by the program'}",
         ),
         (
             "seconds_mixed",

@@ -18,6 +18,7 @@ from bssearch.analysis.shape import Parameters
 from bssearch.errors import require, required
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
 from bssearch.records.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
+from bssearch.records.curves import first_crossing
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
@@ -88,11 +89,17 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 
 def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
     """See `best`."""
-    measured = store.studies.get(study).target
+    record = store.studies.get(study)
+    measured = record.target
     if target is None or not math.isfinite(target) or measured.shortfall(target) >= 0:
         return answer(store, study, target)
-    found, curves = measured_curves(store, study)
-    return answer_beyond(found, replace(measured, value=target), beyond_target(curves, measured, target))
+    wanted = replace(measured, value=target)
+    if spec_of(record).is_imported:  # these curves may go beyond the study's target
+        curves = store.trials.curves(study, [one.number for one in store.trials.of(study)])
+        if any(first_crossing(one, wanted) for one in curves.values()):
+            return answer(store, study, target)
+    found, tuned = measured_curves(store, study)
+    return answer_beyond(found, wanted, beyond_target(tuned, measured, target))
 
 
 def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:

@@ -373,7 +373,7 @@ def _objective(picture: StudyPicture) -> Section:
 def _about_seconds(answer: Answer) -> list[str]:
     bases = {row.time_to_target_s.basis for row in answer.batches if row.time_to_target_s is not None}
     if "wall" in bases:
-        return ["Wall-clock seconds from the program's first report, including evaluations."]
+        return ["Wall-clock seconds, including evaluations."]
     if "steps_x_step_time" not in bases:
         return []
     return [

@@ -13,8 +13,8 @@ from bssearch.analysis.build_answer import (
     at_target,
     build_answer,
     compared_trials,
-    easier_target,
     first_verdict,
+    other_target,
     refuse_another_target,
 )
 from bssearch.analysis.law.quick import Promise, QuickAnswer
@@ -23,7 +23,7 @@ from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import CountedSeconds
 from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, require
-from bssearch.records import TrialRecord
+from bssearch.records import TrialRecord, TrialState
 from bssearch.records.step_times import step_seconds_of, with_step_time
 from bssearch.search.history import History
 from bssearch.search.stored_finding import SearchEnd
@@ -173,13 +173,16 @@ def compute_answer(
         f"{study.target.metric} {target:g} is unknown",
         hint="import the runs again with this target, if their table has the steps and seconds to the target",
     )
-    easier = easier_target(study.target, target)
+    other = other_target(study.target, target, may_be_harder=spec.is_imported)
     timed = step_seconds_of(probes.values(), spec.timed_model)
     step_seconds = History(spec, (), probes).step_seconds
-    moved = [at_target(one, curves[one.number], easier, step_seconds(one.configuration)) for one in trials]
+    is_harder = study.target.gain(target) > study.target.gain(study.target.value)
+    if is_harder:
+        trials = [one for one in trials if curves[one.number] or one.state is not TrialState.REACHED]
+    moved = [at_target(one, curves[one.number], other, step_seconds(one.configuration)) for one in trials]
     moved = [with_step_time(one, timed) if one.configuration.grows else one for one in moved]
-    found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
-    warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
+    found = build_answer(replace(study, target=other), spec, moved, probes, memory, uses, noise)
+    warnings = [*([] if is_harder else [retargeted(study.target)]), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})
 
 

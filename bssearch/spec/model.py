@@ -409,6 +409,11 @@ class StudySpec(StrictModel):
         return not self.is_imported or bool(self.workload_settings.get("default_known"))
 
     @property
+    def is_tuned_elsewhere(self) -> bool:
+        """True for imported runs whose source tuned each batch size, as MLPerf's do."""
+        return self.is_imported and bool(self.workload_settings.get("tuned"))
+
+    @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Batch sizes of the space and the default, ascending."""
         return tuple(sorted({*self.space.rungs, self.default.batch_size}))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from bssearch import registry
-from bssearch.analysis.build_answer import at_target, easier_target, refuse_another_target
+from bssearch.analysis.build_answer import at_target, other_target, refuse_another_target
 from bssearch.analysis.law.batch_model import WIDEST_GAP
 from bssearch.analysis.objectives import AS_GOOD, TIME, make_objective, seconds_to_target
 from bssearch.analysis.optimum import decide, estimate, half_width, median_samples, ratio_interval
@@ -266,7 +266,7 @@ def curve(*metrics: float) -> list[Observation]:
     ]
 
 
-def test_a_trial_has_reached_an_easier_target_where_its_curve_first_meets_it() -> None:
+def test_a_trial_has_reached_an_other_target_where_its_curve_first_meets_it() -> None:
     trial = make_trial(1, seconds=4.0, undelayed_train_seconds=3.0)
     trial = with_outcome(trial, steps=40, samples=160, tokens=1600, test_metric=0.88)
     moved = at_target(trial, curve(0.1, 0.5, 0.7, 0.6, 0.9), replace(ACCURACY, value=0.6), step_seconds=0.2)
@@ -314,13 +314,13 @@ def test_only_a_target_as_easy_as_the_studys_can_be_answered(
     goal: Goal, own: float, harder: float, easier: float
 ) -> None:
     target = Target(metric="m", value=own, goal=goal)
-    assert easier_target(target, easier).value == easier
-    assert easier_target(target, own) == target
+    assert other_target(target, easier).value == easier
+    assert other_target(target, own) == target
     with pytest.raises(UsageError, match=f"target {harder:g} is harder than m {own:g}"):
-        easier_target(target, harder)
+        other_target(target, harder)
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(UsageError, match=f"target {value:g} must be a finite number"):
-            easier_target(target, value)
+            other_target(target, value)
 
 
 def test_only_reached_trials_have_a_time() -> None:

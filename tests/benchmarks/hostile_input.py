@@ -27,7 +27,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from tests.benchmarks.harness import one_of, script, verdict
 from tests.factories import make_spec
-from tests.hostile import KINDS, Kind, OptunaDatabases, StoredRows, make_optuna_database, server_rows
+from tests.hostile import KINDS, LIBRARY_KINDS, Kind, OptunaDatabases, StoredRows, make_optuna_database, server_rows
 from tests.hostile_transfers import Transfers
 from tests.postgres import running_postgres
 from tests.search.law import LawExecutor
@@ -70,7 +70,7 @@ def made_kind(name: str, folder: Path) -> Iterator[Kind]:
     elif name == "stored rows":
         yield stored_rows(folder)
     else:
-        yield next(one for one in KINDS if one.name == name)
+        yield next(one for one in (*KINDS, *LIBRARY_KINDS) if one.name == name)
 
 
 def peak_mb() -> float:
@@ -96,7 +96,13 @@ def tried(name: str, seed: int, cases: int) -> tuple[list[str], float, float]:
         return failed, longest, peak_mb() - before
 
 
-NAMES = [*(kind.name for kind in KINDS), "stored rows", "server rows", "optuna databases", "study transfers"]
+NAMES = [
+    *(kind.name for kind in (*KINDS, *LIBRARY_KINDS)),
+    "stored rows",
+    "server rows",
+    "optuna databases",
+    "study transfers",
+]
 
 
 def main(

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,18 @@ from bssearch.exchange.importers.imported_run import (
     parameter_value,
     step_batches,
 )
-from bssearch.exchange.importers.logged import CLOCKS, EPOCH, MOST_NAMED, SECONDS, STEPS, Curve, Names, curve_of, listed
+from bssearch.exchange.importers.logged import (
+    CLOCKS,
+    EPOCH,
+    MOST_NAMED,
+    SECONDS,
+    STEPS,
+    Curve,
+    Names,
+    curve_of,
+    is_late,
+    listed,
+)
 from bssearch.exchange.importers.logs import RUN_NAMES, Log, logs_in, number_in
 from bssearch.exchange.importers.runs import LARGEST_SEED, RunsObjective, check_scale
 from bssearch.records import (
@@ -46,11 +57,11 @@ from bssearch.registry import Option
 
 # our name of a setting by the last part of the log's
 _LEAVES = {
-    **dict.fromkeys(("batch_size", "train_batch_size", "batchsize", "bs", "bsz"), BATCH),
+    **dict.fromkeys(("batch_size", "train_batch_size", "batchsize", "bs", "bsz", "batch"), BATCH),
     **dict.fromkeys(("learning_rate", "lr", "max_lr", "peak_lr"), "learning_rate"),
     **dict.fromkeys(("weight_decay", "wd"), "weight_decay"),
     **dict.fromkeys(("optimizer", "optim", "optimizer_name"), "optimizer"),
-    **dict.fromkeys(("seed", "random_seed", "seed_everything"), "seed"),
+    **dict.fromkeys(("seed", "random_seed", "seed_everything", "rng", "rng_seed", "repeat", "rep"), "seed"),
     **{name: name for name in (*TYPED[1:], "device", "precision")},
 }
 _OF_THE_RUN = {"seed", "device", "precision"}  # no hyperparameters
@@ -78,7 +89,7 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
         given: Further settings as NAME=VALUE, which replace those of the logs.
         run: Name of the column that tells runs apart, which is no setting.
     """
-    there = dict.fromkeys(name for log in logs for name in log.settings)
+    there = dict.fromkeys(name for log in logs for name in (*log.settings, *log.mentioned))
     renamed = mappings("--column", column, there, "setting")
     added = {}
     for text in given:
@@ -94,7 +105,8 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
 
 def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | None) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
-    for name, value in log.settings.items():
+    mentioned = {name: value for name, value in log.mentioned.items() if _is_known(_ours(name))}
+    for name, value in {**mentioned, **log.settings}.items():
         if name in renamed:
             ours, formula = renamed[name]
             one = Setting(name, formula(str(value)))
@@ -111,7 +123,22 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
             )
         if known is None or one.distance < known.distance:
             found[ours] = one
+    if "learning_rate" not in found and (logged := _highest_rate(log)) is not None:
+        found["learning_rate"] = logged
     return found
+
+
+def _highest_rate(log: Log) -> Setting | None:
+    # As a schedule changes the learning rate, its peak is the setting
+    names = dict.fromkeys(name for row in log.rows for name in row if _RATE.search(name))
+    for name in names:
+        rates = [one for row in log.rows if (one := number_in(row.get(name))) > 0 and math.isfinite(one)]
+        if rates:
+            return Setting(f"the highest {name}", max(rates))
+    return None
+
+
+_RATE = re.compile(r"(?:^|[./])(?:lr|learning_rate)(?:-\w+)?$")
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -154,7 +181,15 @@ def hyperparameters(settings: Iterable[Settings]) -> list[str]:
     runs = list(settings)
     names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
     values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
-    return [name for name in names if name in TYPED or len(values[name]) > 1]
+    return [name for name in names if name in TYPED or (len(values[name]) > 1 and not _are_labels(values[name], runs))]
+
+
+def _are_labels(values: Collection[str | None], runs: Sequence[Settings]) -> bool:
+    # Texts that differ in each run name it, as paths do
+    return len(values) == len(runs) > FEW_RUNS and all(one and math.isnan(number_in(one)) for one in values)
+
+
+FEW_RUNS = 3
 
 
 def sources(settings: Settings) -> str:
@@ -167,9 +202,9 @@ def import_curves(
     file: Annotated[
         list[str],
         Option(
-            "Tables of evaluations (.csv, .tsv, .jsonl, also .gz), folders with runs of Lightning's CSVLogger, the "
-            "Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & Biases, and databases of MLflow (of "
-            "several experiments one: mlflow.db#NAME) and tracking servers.",
+            "Tables of evaluations (.csv, .tsv, .json, .jsonl, also .gz), folders with runs of Lightning's CSVLogger, "
+            "the Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & Biases, texts (slurm-*.out, .log), "
+            "Zeus's traces, MLflow's databases and tracking servers. Of several tasks one: PLACE#NAME.",
             metavar="FILE|FOLDER|URL…",
         ),
     ],
@@ -277,10 +312,10 @@ def _runs(
             continue
         read[named.sentence] = None
         resumed += [log.origin] if curve.resumes else []
-        runs.append(_run(log, own, batch, varied, curve))
+        runs.append(_run(log, own, batch, varied, curve, named))
     if not runs:
         raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
-    notes = [sources(settings[0]), *assumed, *read, *_about(logs, runs)]
+    notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
         (without, f"were skipped, because they have no {names.metric}"),
@@ -292,7 +327,9 @@ def _runs(
     return runs, [one for one in notes if one]
 
 
-def _run(log: Log, own: Settings, batch: Mapping[str, int], varied: Sequence[str], curve: Curve) -> ImportedRun:
+def _run(
+    log: Log, own: Settings, batch: Mapping[str, int], varied: Sequence[str], curve: Curve, names: Names
+) -> ImportedRun:
     values = {name: str(one.value) for name, one in own.items()}
     parameters: dict[str, ParameterValue] = {
         name: parameter_value(values[name], name, log.origin) if name in values else None for name in varied
@@ -302,10 +339,10 @@ def _run(log: Log, own: Settings, batch: Mapping[str, int], varied: Sequence[str
         configuration=make_configuration(batch, parameters, log.origin),
         seed=integer(values["seed"], "seed", log.origin, low=0, high=LARGEST_SEED) if "seed" in values else None,
         missed=TrialState.DIVERGED if curve.has_diverged else TrialState.EXHAUSTED,
-        device=values.get("device"),
+        device=re.sub(r"^(cuda|xpu|mps):\d+$", r"\1", values["device"]) if "device" in values else None,
         precision=values.get("precision"),
         curve=curve.observations,
-        seconds_basis=SecondsBasis.WALL,
+        seconds_basis=SecondsBasis.REPORTED if names.is_training else SecondsBasis.WALL,
     )
 
 
@@ -315,6 +352,11 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
     by_one = [one for run in runs for one in np.diff([at.step for at in run.curve])]
     if by_one and set(by_one) == {1}:
         yield "there is an evaluation at every step: if the steps are epochs, add --epoch-samples N"
+    if late := [run for run in runs if is_late(run.curve)]:
+        yield (
+            f"{len(late)} of {len(runs)} logs start late (the first: {late[0].origin}); the steps before count as fast "
+            "as later steps"
+        )
     by_origin = {log.origin: log for log in logs}
     samples = {}
     for run in runs:

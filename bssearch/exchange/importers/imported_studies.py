@@ -66,11 +66,12 @@ def make_studies(
     target: Target,
     objective: str = TimeToTarget.name,
     default_batch: int | None = None,
+    is_tuned: bool = False,
 ) -> Studies:
     """Study per device and precision.
 
     A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
-    ``samples_to_target``.
+    ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -85,6 +86,8 @@ def make_studies(
         seeded, renumbered, repeats = _with_seeds(groups[kind])
         timed = any(one.run.train_seconds is not None for one in seeded)
         spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch, repeats)
+        if is_tuned:
+            spec = spec.model_copy(update={"workload_settings": {**spec.workload_settings, "tuned": True}})
         limit = spec.budget.trial_train_seconds
         trials = tuple(_trial(one, spec.record_target, limit, timed=timed) for one in seeded)
         studies.append(FinishedStudy(study=spec.new_study(user_name()), environment=_environment(*kind), trials=trials))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,20 +15,44 @@ import numpy as np
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.columns import seconds_of_unit
 from bssearch.exchange.importers.imported_run import LARGEST, comma_hint
-from bssearch.exchange.importers.logs import CLOCK, SPREAD_SECONDS, Log, number_in
+from bssearch.exchange.importers.logs import CLOCK, SPREAD_SECONDS, Log, Row, number_in
 from bssearch.exchange.importers.runs import LONGEST_S, LOSS
 from bssearch.records import Observation, is_metric
 
 # Names of optimizer steps and of seconds since a run began, the surest first, and of seconds since 1970
 STEPS = (
     *("trainer/global_step", "train/global_step", "global_step", "train_step", "training_step", "step", "steps"),
-    *("iteration", "iter"),
+    *(
+        "iteration",
+        "iter",
+        "iterations",
+        "it",
+        "iters",
+        "optimizer_step",
+        "opt_step",
+        "update",
+        "updates",
+        "num_updates",
+    ),
 )
+WITHOUT_EVALUATION = ("train_seconds", "train_time", SPREAD_SECONDS)
 SECONDS = (
-    *("train_seconds", SPREAD_SECONDS, "time_total_s", "_runtime", "relative time (process)", "relative time (wall)"),
+    *(*WITHOUT_EVALUATION, "time_total_s", "_runtime", "relative time (process)", "relative time (wall)"),
     *("runtime", "elapsed_seconds", "elapsed_time", "elapsed", "wall_seconds", "seconds"),
 )
-CLOCKS = (CLOCK, "timestamp", "wall_time")
+CLOCKS = (CLOCK, "timestamp")
+TIMES = (
+    *("wall_time", "wall time", "time", "total_time", "walltime", "created_at", "datetime", "t", "sec", "secs"),
+)  # a clock, seconds since the run began, or those of an epoch or step
+
+_OF_EVALUATION = "(?:eval|evaluation|val|valid|validation|test)"
+_SECONDS_NAME = "(?:run)?(?:time|seconds|secs|duration)"
+EVALUATION = re.compile(
+    rf"(?:.*[/_. ])?(?:{_OF_EVALUATION}[/_. ]{_SECONDS_NAME}|{_SECONDS_NAME}[/_. ]{_OF_EVALUATION})"
+    r"(?:[/_. (]+(?:s|ms|sec|seconds|min)\)?)?",
+    re.IGNORECASE,
+)
+"""Names of the seconds of one evaluation."""
 
 EPOCH = "epoch"
 
@@ -38,8 +64,9 @@ DIGITS = 7  # of a metric; loggers keep it in single precision, which makes 0.9 
 
 MOST_NAMED = 12  # names in a message
 
-_VALIDATION = re.compile(r"(?:metrics/)?(?:val|valid|validation|eval|test)[/_.]")
+_VALIDATION = re.compile(r"(?:metrics[/.])?(?:val|valid|validation|eval|test)[/_.]")
 _NO_METRICS = ("runtime", "per_second", "_time", "step", "epoch")
+_SCORE = re.compile(r"(?!train)(?:.*[/_. ])?(?:acc|accuracy|acc1|top1|top_1|f1|auc|bleu)")
 _CHART = re.compile(r".* - .*__(?:MIN|MAX)")
 
 
@@ -54,7 +81,7 @@ class Names:
     """Names in the logs of an import, and those of one log.
 
     ``step`` counts epochs if ``epoch_samples`` is given; it is "" if each log tells. ``clock`` serves without
-    ``seconds``.
+    ``seconds``. ``evaluations`` name seconds of evaluations that these include; without a name, ``step_seconds`` serve.
     """
 
     metric: str
@@ -62,6 +89,9 @@ class Names:
     seconds: str | None
     epoch_samples: int | None
     clock: str | None = None
+    evaluations: tuple[str, ...] = ()
+    step_seconds: float | None = None
+    is_training: bool = False  # seconds without evaluations
 
     @classmethod
     def of(
@@ -87,31 +117,117 @@ class Names:
         """Names in one log; raise `UsageError` without steps."""
         first = {name: value for row in reversed(log.rows) for name, value in row.items() if value not in (None, "")}
         there = dict.fromkeys(name for name, value in first.items() if not math.isnan(number_in(value)))
-        step = self.step if self.step in there else _first(there, (EPOCH,) if self.epoch_samples else STEPS)
+        step = (
+            self.step if self.step and self.step in there else _first(there, (EPOCH,) if self.epoch_samples else STEPS)
+        )
         if step is None:
             missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
             raise UsageError(
                 f"the log has no {missing}: it has {listed(list(there))} ({log.origin})",
-                hint="--step NAME; if it counts epochs, with --epoch-samples N",
+                hint="--step NAME; if it counts epochs, with --epoch-samples N; if it counts samples, with N = 1",
             )
         timed = self.seconds if self.seconds in there else _first(there, SECONDS)
-        return replace(self, step=step, seconds=timed, clock=None if timed else _first(there, CLOCKS))
+        clock = None if timed else _first(there, CLOCKS)
+        if timed is clock is None and (plain := _first(there, TIMES)) is not None:
+            timed, clock = _kind_of_time(log, step, plain)
+        is_training = (timed or "").lower() in WITHOUT_EVALUATION
+        found = replace(self, step=step, seconds=timed, clock=clock, is_training=is_training)
+        if is_training or timed is clock is None:
+            return found
+        pace = _step_seconds(log, found)
+        names = tuple(name for name in there if EVALUATION.fullmatch(name) and "total" not in name)
+        if not names:
+            return replace(found, step_seconds=pace, is_training=pace is not None)
+        return replace(found, evaluations=() if _is_apart(log, found, names, pace) else names, is_training=True)
 
     @property
     def sentence(self) -> str:
         """What is read."""
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
         timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown")
+        if self.step_seconds is not None:
+            timed = f"steps × the step time between evaluations, by {self.seconds or self.clock}"
+        elif self.evaluations:
+            timed += f", less {', '.join(self.evaluations)}"
+        elif (self.seconds or self.clock) and not self.is_training:
+            timed += ", evaluations included"
         return f"metric: {self.metric}; steps: {steps}; seconds: {timed}"
 
 
 def _first(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
     lower = {name.lower(): name for name in reversed(list(there))}
+    lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
 
 
+_AROUND_NAME = re.compile(r"^.*\.|[ _]\(?\[?(?:ms|s|sec|secs|seconds|min|minutes|h|hours)\]?\)?$")
+
+
+def _kind_of_time(log: Log, step: str, name: str) -> tuple[str | None, str | None]:
+    # Name of seconds since the run began, else of a clock, else neither: the seconds of an epoch or a step.
+    rows = [(number_in(row.get(step)), number_in(row.get(name))) for row in log.rows]
+    found = [(at, time) for at, time in rows if at > 0 and time > 0]
+    if len(found) < 3 or any(later[1] < one[1] for one, later in itertools.pairwise(found)):
+        return None, None
+    (first, start), (last, end) = found[0], found[-1]
+    if start > LONGEST_S:
+        return None, name
+    # Seconds of an epoch hardly grow; those of a whole run grow as the steps do, unless the first has a warm-up
+    is_whole = end / start > last / first / 2 > 0.5 or (len(found) >= FEW and end / start > GROWTH)
+    return (name, None) if is_whole else (None, None)
+
+
+FEW, GROWTH = 5, 1.5  # rows in a rising order are hardly chance, if so many
+
+
+def _step_seconds(log: Log, names: Names) -> float | None:
+    """Median step time between evaluations, of rows without a metric; None if no log row is between."""
+    rows = [(row, _number(row, names.step, log), _seconds_in(row, names, log)) for row in log.rows]
+    evaluated = {step for row, step, _ in rows if row.get(names.metric) not in (None, "")}
+    paces: list[float] = []
+    steps = seconds = 0.0
+    before: tuple[float, float] | None = None
+    for _, step, time in rows:
+        is_evaluation = step in evaluated
+        if before is not None and not is_evaluation and step > before[0] and time >= before[1]:
+            steps, seconds = steps + step - before[0], seconds + time - before[1]
+        if is_evaluation and steps:
+            paces, steps, seconds = [*paces, seconds / steps], 0.0, 0.0
+        if not math.isnan(step):
+            before = None if math.isnan(time) else (step, time)
+    return statistics.median(paces) if len(paces) >= FEWEST_PACES and min(paces) > 0 else None
+
+
+FEWEST_PACES = 2
+
+
+def _is_apart(log: Log, names: Names, evaluations: Sequence[str], pace: float | None) -> bool:
+    """True if by the step time the log's seconds exclude evaluations, though it has their seconds."""
+    known = [(_number(row, names.step, log), _seconds_in(row, names, log)) for row in log.rows]
+    known = [one for one in known if not math.isnan(sum(one))]
+    if pace is None or not known:
+        return False
+    (first, start), (last, end) = known[0], known[-1]
+    spent = math.fsum(one for row in log.rows for one in _evaluation_seconds(row, evaluations, log))
+    return abs(end - start - pace * (last - first)) < spent / 2
+
+
+def _seconds_in(row: Mapping[str, Any], names: Names, log: Log) -> float:
+    if names.seconds is not None:
+        return _number(row, names.seconds, log) * seconds_of_unit(names.seconds)
+    if names.clock is None:
+        return math.nan
+    time = _number(row, names.clock, log)
+    return time / next((unit for low, unit in _UNITS_OF_CLOCKS if time > low), 1.0)
+
+
+_UNITS_OF_CLOCKS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))  # nano-, micro- and milliseconds since 1970
+
+
 def _metric(there: Sequence[str], place: str) -> str:
-    logged = [one for one in there if _VALIDATION.match(one.lower()) and not one.lower().endswith(_NO_METRICS)]
+    named = [one for one in there if _VALIDATION.match(one.lower()) and not EVALUATION.fullmatch(one)]
+    logged = [one for one in named if not one.lower().endswith(_NO_METRICS)]
+    logged = logged or [one for one in there if _SCORE.fullmatch(one.lower())]
     found = [one for one in logged if not LOSS.fullmatch(one)] or logged
     found = [one for one in found if "test" not in one.lower()] or found
     if len(found) != 1:
@@ -145,6 +261,8 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
             break
         first = found[0].step if found else math.inf
         is_resumed = bool(found) and step <= found[-1].step
+        if is_resumed and (step, metric) == (found[-1].step, found[-1].metric):
+            continue  # logged twice
         pace = _pace(found) if is_resumed else 0.0
         if is_resumed and step <= first:
             what = "are all" if step == first == found[-1].step else f"go back from {found[-1].step} to"
@@ -183,20 +301,62 @@ def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int,
         counts = [_number(row, names.step, log) for row in log.rows if row.get(names.metric) not in (None, "")]
         shift = float(bool(counts) and counts[0] == 0 and all(one.is_integer() for one in counts))  # counted from 0
     step = seconds = math.nan
-    for row in log.rows:
+    for row, evaluated in zip(log.rows, _evaluated(log, names), strict=True):
         here = _number(row, names.step, log)
         if not math.isnan(here) and here != step:
             step, seconds = here, math.nan
-        timed = math.nan
-        if (name := names.seconds or names.clock) is not None:
-            timed = _number(row, name, log) * seconds_of_unit(names.seconds or "")
+        timed = _seconds_in(row, names, log) - evaluated
         seconds = seconds if math.isnan(timed) else timed
+        if names.step_seconds is not None:
+            seconds = (step + shift) * scale * names.step_seconds
         if row.get(names.metric) in (None, "") or math.isnan(step):
             continue
         steps = (step + shift) * scale
         if not 0 <= steps <= LARGEST:
             raise UsageError(f"step {steps:g} must be in [0, {LARGEST}] ({log.origin})")
         yield round(steps), seconds, float(f"{_number(row, names.metric, log):.{DIGITS}g}")
+
+
+def _evaluated(log: Log, names: Names) -> list[float]:
+    """Seconds of evaluations that each row's time includes, since the log's clock began."""
+    if not names.evaluations:
+        return [0.0] * len(log.rows)
+    found: list[float] = []
+    by_step = {0.0: (0.0, 0.0)}  # the clock, and the evaluations' seconds until then
+    step = clock = total = 0.0
+    for rows in _by_step(log, names.step):
+        here = _number(rows[0], names.step, log)
+        step = step if math.isnan(here) else here
+        times = [one for row in rows if not math.isnan(one := _seconds_in(row, names, log))]
+        if times and times[0] < clock:  # a resumed run, whose clock went on from the checkpoint or from 0
+            at, spent = by_step[max((one for one in by_step if one < step), default=0.0)]
+            total = spent if times[0] > at else 0.0
+        spent_here = [math.fsum(_evaluation_seconds(row, names.evaluations, log)) for row in rows]
+        after = total + math.fsum(spent_here)
+        is_end = [
+            spent > 0 or row.get(names.metric) not in (None, "") for row, spent in zip(rows, spent_here, strict=True)
+        ]
+        found += [after if one else total for one in is_end]
+        total, clock = after, times[-1] if times else clock
+        by_step[step] = clock, total
+    return found
+
+
+def _by_step(log: Log, name: str) -> Iterator[list[Row]]:
+    # Rows of a step; those without a number of the step belong to the step before
+    rows: list[Row] = []
+    for row in log.rows:
+        if rows and row.get(name) not in (None, "", rows[0].get(name)):
+            yield rows
+            rows = []
+        rows.append(row)
+    yield rows
+
+
+def _evaluation_seconds(row: Row, names: Sequence[str], log: Log) -> Iterator[float]:
+    for name in names:
+        if not math.isnan(spent := _number(row, name, log)):
+            yield spent * seconds_of_unit(name)
 
 
 def _number(row: Mapping[str, Any], name: str, log: Log) -> float:
@@ -215,6 +375,14 @@ def _pace(curve: Sequence[Observation]) -> float:
     return (last.train_seconds - first.train_seconds) / (last.step - first.step)
 
 
+def is_late(curve: Sequence[Observation]) -> bool:
+    """True if a log seems to lack the run's start."""
+    return len(curve) > 1 and curve[0].step > LATE * (curve[1].step - curve[0].step)
+
+
+LATE = 5  # times the steps between evaluations
+
+
 def _timed(curve: list[Observation], names: Names, log: Log) -> list[Observation]:
     # Seconds are filled in between evaluations by their steps, and before the first one of a clock; 0 if unknown.
     known = [one for one in curve if not math.isnan(one.train_seconds)]
@@ -222,7 +390,9 @@ def _timed(curve: list[Observation], names: Names, log: Log) -> list[Observation
         return [replace(one, train_seconds=0.0) for one in curve]
     # A clock tells the time from one evaluation to the next; the steps before the first took as long as later ones.
     pace = _pace(known)
-    before = 0.0 if names.clock is None else known[0].step * pace - known[0].train_seconds
+    first = known[0].step * pace
+    is_part = is_late(known) and known[0].train_seconds < first / 2  # of a run that began in another log
+    before = first - known[0].train_seconds if names.clock is not None or is_part else 0.0
     pace = pace or known[0].train_seconds / max(1, known[0].step)
     end = known[-1].train_seconds + before + pace * (curve[-1].step - known[-1].step)
     points = [(0, 0.0), *((one.step, one.train_seconds + before) for one in known), (curve[-1].step, end)]

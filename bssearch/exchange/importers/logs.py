@@ -15,6 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from bssearch import registry
 from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.exchange.importers.columns import fraction, seconds
 from bssearch.exchange.importers.imported_run import MOST_BYTES, csv_rows, number, read_text
@@ -49,24 +51,47 @@ Row = Mapping[str, Any]
 class Log:
     """A run's log: ``rows`` of logged values by name, in order, and ``settings``, its hyperparameters by name.
 
-    ``first_step`` is the number that the tool gives the first optimizer step.
+    ``first_step`` is the number that the tool gives the first optimizer step. Values ``mentioned`` in a text count if
+    they have a setting's usual name. ``note`` is for the user.
     """
 
     origin: str
     rows: Sequence[Row]
     settings: Mapping[str, Any] = field(default_factory=dict)
     first_step: int = 1
+    mentioned: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogKind:
+    """A tool's logs: a folder with a file of one of the ``patterns`` has them.
+
+    If ``has_choices``, the folder may hold several tasks, and ``read`` takes a name after the folder, or "".
+    """
+
+    patterns: tuple[str, ...]
+    read: Callable[..., Iterator[Log]]
+    has_choices: bool = False
+
+    def __call__(self, folder: Path, choice: str = "") -> Iterator[Log]:
+        """Yield a log for each run."""
+        require(self.has_choices or not choice, f"{folder} has one task; omit #{choice}")
+        return self.read(folder, choice) if self.has_choices else self.read(folder)
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
     """Logs of files, folders and MLflow's databases, by name; ``run`` names a table's column of runs."""
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
-        here = list(_of_place(place, run))
+        here = list(_of_place(place, run)) or [
+            *_texts(sorted(one for one in Path(place).rglob("*.*") if _is_text(one)))
+        ]
         if not here:
             raise UsageError(
                 f"{place} has no training log",
-                hint=f"a log is a table (.csv, .tsv, .jsonl) or one of {', '.join(sorted(_FOLDERS))}",
+                hint="a log is a table (.csv, .tsv, .jsonl) or one of "
+                + ", ".join(sorted(one for kind in _kinds() for one in kind.patterns)),
             )
         known = {log.origin for log in found}
         found += [log for log in here if log.origin not in known]  # a folder may hold another one
@@ -76,20 +101,27 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
 
 
 def _of_place(place: str, run: str | None) -> Iterator[Log]:
-    path = Path(place)
+    path, choice = Path(place), ""
     if "://" in place:
         return _mlflow_server(place) if place.startswith("http") else _mlflow_database(place)
-    if not path.exists() and Path(place.partition("#")[0]).is_file():
-        return _mlflow_database(f"sqlite:///{place}")
+    if not path.exists():
+        before, _, choice = place.partition("#")
+        path = Path(before)
     require(path.exists(), f"no file or folder {place!r}", error=NotFoundError)
     require(path.is_dir() or path.is_file(), f"{place} is neither a file nor a folder")
-    return _of_folder(path) if path.is_dir() else _of_file(path, run)
+    return _of_folder(path, choice) if path.is_dir() else _of_file(path, run, choice)
 
 
-def _of_folder(folder: Path) -> Iterator[Log]:
-    if known := [(name, read) for name, read in _FOLDERS.items() if any(folder.glob(name))]:
-        yield from known[0][1](folder)
-        return
+def _kinds() -> list[LogKind]:
+    return [registry.load("logs", name) for name in registry.names("logs")]
+
+
+def _of_folder(folder: Path, choice: str = "") -> Iterator[Log]:
+    for kind in _kinds():
+        if any(any(folder.glob(name)) for name in kind.patterns):
+            yield from kind(folder, choice)
+            return
+    require(not choice, f"{folder} has no log with several tasks; omit #{choice}")
     for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
         if not inner.name.startswith("."):  # MLflow keeps deleted experiments in .trash
             yield from _of_folder(inner)
@@ -98,13 +130,33 @@ def _of_folder(folder: Path) -> Iterator[Log]:
             yield from _of_file(file, None)
 
 
+def _is_text(file: Path) -> bool:
+    return file.suffix in (".out", ".log") and file.is_file()
+
+
+def _texts(files: Iterable[Path]) -> Iterator[Log]:
+    from bssearch.exchange.importers.slurm import read_file  # imports this module
+
+    return itertools.chain.from_iterable(map(read_file, files))
+
+
 _SUFFIX = re.compile(r"\.(?:csv|tsv|jsonl)(?:\.gz)?$")
 
 
 def _lightning(folder: Path) -> Iterator[Log]:
     # A CSVLogger's folder. Lightning counts the steps from 0.
-    rows = [row for _, row in _table(folder / "metrics.csv")]
-    yield Log(origin=str(folder), rows=rows, settings=_yaml(folder / "hparams.yaml"), first_step=0)
+    rows = [row for _, row in table_rows(folder / "metrics.csv")]
+    first = 0 if (folder / "hparams.yaml").exists() else 1
+    yield Log(origin=str(folder), rows=rows, settings=_settings_beside(folder), first_step=first)
+
+
+_SETTINGS = ("hparams", "config", "args", "params", "hyperparameters", ".hydra/config")
+
+
+def _settings_beside(folder: Path) -> dict[str, Any]:
+    files = (folder / f"{name}{suffix}" for name in _SETTINGS for suffix in (".yaml", ".yml", ".json"))
+    file = next((one for one in files if one.is_file()), None)
+    return {} if file is None else _flat(_json(file)) if file.suffix == ".json" else _yaml(file)
 
 
 def _trainer(folder: Path) -> Iterator[Log]:
@@ -114,10 +166,7 @@ def _trainer(folder: Path) -> Iterator[Log]:
     state = max(states, key=lambda one: number_in(one.get("global_step")), default={})
     logged = state.get("log_history")
     history = [one for one in logged if isinstance(one, dict)] if isinstance(logged, list) else []
-    rates = [one["learning_rate"] for one in history if isinstance(one.get("learning_rate"), int | float)]
     settings: dict[str, Any] = {"per_device_train_batch_size": state.get("train_batch_size")}
-    if rates:
-        settings["learning_rate"] = max(rates)
     for arguments in sorted(folder.glob("**/training_args.bin"))[-1:]:
         settings |= _pickled(arguments)
     yield Log(origin=str(folder), rows=[*_with_seconds(history)], settings=settings)
@@ -182,8 +231,8 @@ def _mlflow_run(folder: Path) -> Iterator[Log]:
     yield Log(origin=str(folder), rows=rows, settings=settings)
 
 
-def _mlflow_file(folder: Path) -> Iterator[Log]:
-    return _mlflow_database(f"sqlite:///{folder / 'mlflow.db'}")
+def _mlflow_file(folder: Path, experiment: str) -> Iterator[Log]:
+    return _mlflow_database(f"sqlite:///{folder / 'mlflow.db'}#{experiment}")
 
 
 _MLFLOW_RUNS = """
@@ -215,7 +264,7 @@ def _mlflow_database(address: str) -> Iterator[Log]:
         (run, {"step": step, CLOCK: number_in(time) / 1000, str(key): math.nan if is_nan else value})
         for run, key, value, is_nan, step, time in metrics
     )
-    for run in _of_experiment(of_experiments, experiment, place):
+    for run in chosen(of_experiments, experiment, place, "experiments")[1]:
         yield Log(origin=f"{place}: run {run}", rows=rows.get(run, ()), settings=dict(settings.get(run, ())))
 
 
@@ -230,7 +279,8 @@ def _mlflow_server(address: str) -> Iterator[Log]:
         while token is not None:
             page = client.search_runs([*names], page_token=token or None, order_by=["attributes.start_time"])
             runs, token = [*runs, *page], page.token or None
-        for run in _of_experiment(grouped((names[one.info.experiment_id], one) for one in runs), experiment, address):
+        of_experiments = grouped((names[one.info.experiment_id], one) for one in runs)
+        for run in chosen(of_experiments, experiment, address, "experiments")[1]:
             histories = (client.get_metric_history(run.info.run_id, key) for key in run.data.metrics)
             rows = [
                 {"step": one.step, CLOCK: one.timestamp / 1000, one.key: one.value}
@@ -242,13 +292,14 @@ def _mlflow_server(address: str) -> Iterator[Log]:
         raise UsageError(f"{address} cannot be read: {str(error).partition(': ')[0][:200]}") from None
 
 
-def _of_experiment(found: Mapping[str, list[Any]], experiment: str, place: str) -> list[Any]:
-    if found and experiment not in (found if len(found) > 1 else ("", *found)):
+def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
+    """The named entry of ``found``, or the only entry; raise `UsageError` with the names."""
+    if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
-            f"{place} has the experiments {', '.join(map(str, found))}",
+            f"{place} has the {what} {', '.join(map(str, found))}",
             hint=f"choose one, as in {place}#{next(iter(found))}",
         )
-    return found.get(experiment) or next(iter(found.values()), [])
+    return (name, found[name]) if name in found else next(iter(found.items()), ("", []))
 
 
 def _wandb(folder: Path) -> Iterator[Log]:
@@ -375,38 +426,52 @@ def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
             yield name, getattr(one, one.WhichOneof("kind"))
 
 
-_FOLDERS: dict[str, Callable[[Path], Iterator[Log]]] = {
-    "metrics.csv": _lightning,
-    "trainer_state.json": _trainer,
-    "checkpoint-*/trainer_state.json": _trainer,
-    "result.json": _ray,
-    "metrics/*": _mlflow_run,
-    "mlflow.db": _mlflow_file,
-    _EVENTS: _tensorboard,
-    "run-*.wandb": _wandb,
-    "*run-*/run-*.wandb": _wandb,
-}
+LIGHTNING = LogKind(("metrics.csv",), _lightning)
+TRAINER = LogKind(("trainer_state.json", "checkpoint-*/trainer_state.json"), _trainer)
+RAY = LogKind(("result.json",), _ray)
+MLFLOW_RUN = LogKind(("metrics/*",), _mlflow_run)
+MLFLOW = LogKind(("mlflow.db",), _mlflow_file, has_choices=True)
+TENSORBOARD = LogKind((_EVENTS,), _tensorboard)
+WANDB = LogKind(("run-*.wandb", "*run-*/run-*.wandb"), _wandb)
 
 
-def _of_file(file: Path, run: str | None) -> Iterator[Log]:
+def _of_file(file: Path, run: str | None, choice: str = "") -> Iterator[Log]:
     if file.suffix == ".db":
-        yield from _mlflow_database(f"sqlite:///{file}")
+        yield from _mlflow_database(f"sqlite:///{file}#{choice}")
         return
-    known = [read for name, read in _FOLDERS.items() if "/" not in name and file.match(name)]
-    if known and (known != [_lightning] or (file.parent / "hparams.yaml").exists()):
-        yield from known[0](file.parent)
+    if _is_text(file) and not _TABLE.match(read_text(file)):
+        yield from _texts([file])
+        return
+    known = [kind for kind in _kinds() if any("/" not in name and file.match(name) for name in kind.patterns)]
+    if known and (known != [LIGHTNING] or (file.parent / "hparams.yaml").exists()):
+        yield from known[0](file.parent, choice)
         return
     by_run: dict[str, list[tuple[int, Row]]] = {}
     column = None
-    for line, row in _table(file):
+    for line, row in table_rows(file):
         if not by_run:
             column = run if run is not None else next((one for one in row if one.lower() in RUN_NAMES), None)
             if run is not None and run not in row:
                 raise UsageError(f"--run {run}: no column {run!r} in {file}; there are {', '.join(row)}")
         by_run.setdefault(str(row.get(column, "")) if column else "", []).append((line, row))
+    beside = _settings_beside(file.parent) if len(by_run) == 1 else {}
     for name, rows in by_run.items():
         origin = f"{file}:{rows[0][0]}" + (f" ({column} {name})" if column else "")
-        yield Log(origin=origin, rows=[row for _, row in rows], settings=_constant([row for _, row in rows]))
+        rows, header = _without_header(rows)
+        settings = {**beside, **header, **_constant([row for _, row in rows])}
+        yield Log(origin=origin, rows=[row for _, row in rows], settings=settings)
+
+
+# Two lines with commas between names, then between numbers, as of Keras's CSVLogger
+_TABLE = re.compile(r"[\w/. -]+(?:,[\w/. -]+)+\r?\n[-+\w.]*(?:,[-+\w.]*)+\r?\n")
+
+
+def _without_header(rows: list[tuple[int, Row]]) -> tuple[list[tuple[int, Row]], Row]:
+    """Rows after the first, and its values, if later rows lack most of their names: the settings of a run."""
+    (_, first), *later = rows
+    names = {name for _, row in later for name in row}
+    own = {name: value for name, value in first.items() if name not in names}
+    return (later, own) if later and 2 * len(own) > len(first) else (rows, {})
 
 
 def _constant(rows: Sequence[Row]) -> dict[str, Any]:
@@ -418,50 +483,95 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _table(file: Path) -> Iterator[tuple[int, Row]]:
+def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of CSV or of JSON objects, with their lines."""
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
         yield from ((line, _flat(row)) for line, row in _json_lines(text, str(file)))
         return
+    text = re.sub(r"^sep=.[\r\n]+", "", text, count=1)  # as Excel writes it
     separator = max(",;\t", key=text.partition("\n")[0].count)
     rows = csv_rows(text, str(file), delimiter=separator)
     _, header = next(rows, (1, []))
     names = [cell.strip() for cell in header]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UsageError(f"the column {twice[0]!r} is there twice ({file}:1)")
-    has_commas = False
-    if separator != ",":  # such tables may have decimal commas, and points between thousands
+    plain: Callable[[str], str] | None = None
+    if separator != ",":  # such tables may have decimal commas, and points between thousands, or the reverse
         found = list(rows)
-        has_commas = any(_DECIMAL.fullmatch(cell.strip()) for _, cells in found for cell in cells)
+        plain = _without_commas([cell.strip() for _, cells in found for cell in cells], str(file))
         rows = iter(found)
     for line, cells in rows:
+        if cells == header:
+            continue  # a resumed run's
+        if len(cells) < len(names) and text[-1:] != "\n" and line > text.count("\n"):
+            return  # a killed run wrote a part of the last row
         if len(cells) != len(names):
             raise UsageError(f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})")
         texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat others
-        if has_commas:
-            texts = [
-                one.replace(".", "").replace(",", ".") if _DECIMAL.fullmatch(one) or _THOUSANDS.fullmatch(one) else one
-                for one in texts
-            ]
-        yield line, dict(zip(names, texts, strict=True))
+        yield line, dict(zip(names, texts if plain is None else map(plain, texts), strict=True))
 
 
+def _without_commas(cells: Sequence[str], place: str) -> Callable[[str], str] | None:
+    commas = {one for one in cells if _DECIMAL.fullmatch(one)}
+    if not commas:
+        return None
+    if not any(_POINT.fullmatch(one) and not _THOUSANDS.fullmatch(one) for one in cells):
+        return lambda one: (
+            one.replace(".", "").replace(",", ".") if _DECIMAL.fullmatch(one) or _THOUSANDS.fullmatch(one) else one
+        )
+    unclear = [one for one in sorted(commas) if not _COMMA_THOUSANDS.fullmatch(one)]
+    require(not unclear, f"{place} has decimal points, and {unclear[:1]} with a comma: which is the decimal?")
+    return lambda one: one.replace(",", "") if _COMMA_THOUSANDS.fullmatch(one) else one
+
+
+_POINT = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?%?")
+_COMMA_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
 _DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)?,\d+(?:[eE][+-]?\d+)?%?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+")
 
 
 def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    rows: list[tuple[int, Any]]
     if text.lstrip()[:1] == "[":
         found = _parsed(text, origin)
         rows = list(enumerate(found if isinstance(found, list) else [], 1))
+    elif (whole := _whole_object(text)) is not None:
+        rows = list(enumerate(_rows_of(whole), 1))
     else:
-        rows = [
-            (line, _parsed(one, f"{origin}:{line}")) for line, one in enumerate(text.splitlines(), 1) if one.strip()
-        ]
+        lines = [(line, one) for line, one in enumerate(text.splitlines(), 1) if one.strip()]
+        if len(lines) > 1 and text[-1:] != "\n" and lines[-1][1].strip()[-1] != "}":
+            lines.pop()  # a killed run wrote a part
+        rows = [(line, _parsed(one, f"{origin}:{line}")) for line, one in lines]
     for line, row in rows:
         if not isinstance(row, dict):
             raise UsageError(f"{origin}:{line} must be a JSON object, the values logged at one step")
         yield line, row
+
+
+def _whole_object(text: str) -> dict[str, Any] | None:
+    # A file that is one JSON object; None if it has an object in each line
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _rows_of(whole: Mapping[str, Any]) -> list[Any]:
+    """Rows of a history: a list of objects, or lists of one length by name; other values go into each row."""
+    flat = flat_row(whole)
+    for name, rows in flat.items():
+        if isinstance(rows, list) and rows and all(isinstance(one, dict) for one in rows):
+            about = {other: value for other, value in flat.items() if other != name and not isinstance(value, list)}
+            return [{**about, **one} for one in rows]
+    lists = {name: one for name, one in flat.items() if isinstance(one, list) and one}
+    length = max(map(len, lists.values()), default=0)
+    columns = {name.rpartition(".")[2]: one for name, one in lists.items() if len(one) == length}
+    if length < 2 or len(columns) < 2:
+        return [whole]
+    about = {name: value for name, value in flat.items() if not isinstance(value, list)}
+    return [{**about, **dict(zip(columns, cells, strict=True))} for cells in zip(*columns.values(), strict=True)]
 
 
 def _json(file: Path) -> Any:
@@ -496,6 +606,9 @@ def _flat(found: Any) -> dict[str, Any]:
     return flat_row(found) if isinstance(found, Mapping) else {}
 
 
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
+
+
 def number_in(value: Any) -> float:
     """Number of a logged value, also of ``97%`` and ``0:01:30``; NaN if not a number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -504,5 +617,11 @@ def number_in(value: Any) -> float:
         return math.nan
     if (plain := number(value)) == plain:
         return plain
+    if _INSTANT.match(value):
+        try:
+            instant = datetime.fromisoformat(value)
+            return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            return math.nan
     found = fraction(value)
     return seconds(value) if math.isnan(found) else found

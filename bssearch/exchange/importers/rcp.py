@@ -65,7 +65,9 @@ def import_rcp(
     )
 
     table, target = read_rcp(file, samples_per_epoch=samples_per_epoch)
-    made = make_studies(table.runs, name=name or file.stem, target=target, objective=SamplesToTarget.name)
+    made = make_studies(
+        table.runs, name=name or file.stem, target=target, objective=SamplesToTarget.name, is_tuned=True
+    )
     taken = ("'BS': batch_size", "'Hyperparams': parameters", f"{SAMPLES!r} or {EPOCHS!r}: samples to the target")
     return replace(made, notes=(*taken, *table.notes, *made.notes))
 

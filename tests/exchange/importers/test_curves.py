@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
+from bssearch.exchange.importers import slurm as slurm_logs
 from bssearch.exchange.importers.curves import import_curves
 from bssearch.exchange.importers.imported_run import Studies
 from bssearch.exchange.importers.logs import number_in, wandb_records
@@ -133,6 +134,19 @@ def semicolons(folder: Path) -> Path:
     return folder / "export.csv"
 
 
+def slurm(folder: Path) -> Path:
+    """Texts of jobs, whose clock includes evaluations that take a second."""
+    (folder / "jobs").mkdir()
+    for number, one in enumerate(RUNS):
+        text = f"+ srun python train.py --batch-size {one.batch_size // 8} --lr={one.rate} --width 5\n"
+        text += "Namespace(accumulate_grad_batches=4, world_size=2)\nLoaded 50,000 images in 3.2 s\n"
+        for place, (step, seconds, accuracy) in enumerate(one.rows()):
+            text += f"step {step} loss {1 - accuracy:.3f} time {seconds + place:.6f}s\r\n"
+            text += f"\x1b[1m[eval] step={step}\x1b[0m, val_acc: {100 * accuracy:.1f}%, eval_time 1.0 s\n"
+        (folder / "jobs" / f"slurm-{number}.out").write_text(text)
+    return folder / "jobs"
+
+
 def wandb_runs(folder: Path) -> Path:
     """Offline runs of the real library. The last one is resumed, which adds a file."""
     import wandb
@@ -201,7 +215,7 @@ def mlflow_database(folder: Path, runs: Sequence[Made] = RUNS, experiment: str =
     return folder
 
 
-HAND_MADE = [lightning, trainer, ray, mlflow, wandb, lines, semicolons]
+HAND_MADE = [lightning, trainer, ray, mlflow, wandb, lines, semicolons, slurm]
 BY_LIBRARIES = [pytest.param(make, marks=pytest.mark.slow) for make in (wandb_runs, event_files, mlflow_database)]
 
 
@@ -218,7 +232,8 @@ def test_each_kind_of_log_gives_every_run_s_batch_size_rate_and_crossing(
         assert outcome.state is TrialState.REACHED
         assert (outcome.last_miss_step, outcome.steps_to_target, outcome.first_hit_step) == (250, 255, 260)
         assert outcome.time_to_target_s == pytest.approx(0.255 * size, rel=1e-6)
-        assert outcome.seconds_basis is SecondsBasis.WALL
+        basis = SecondsBasis.REPORTED if make in (trainer, lines, slurm, wandb_runs) else SecondsBasis.WALL
+        assert outcome.seconds_basis is basis
     assert all([one.step for one in trial.curve] == list(range(EVERY, 501, EVERY)) for trial in study.trials)
 
 
@@ -595,3 +610,157 @@ def test_numbers_are_read_as_people_write_them() -> None:
     found = [number_in(one) for one in ["97%", "0:01:30", " ", "1_000", None, True, 10**400, "nan", 3]]
     assert found[:2] == [0.97, 90.0] and found[6:7] == [math.inf] and found[8] == 3.0
     assert all(map(math.isnan, [*found[2:6], found[7]]))
+
+
+ZEUS_TRAIN = "dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\n"
+ZEUS_POWER = "dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n"
+
+
+def zeus(folder: Path) -> Path:
+    """Traces of two tasks on two GPUs, as Zeus's public repository has them; the other task's metric falls."""
+    place = folder / "trace"
+    place.mkdir()
+    train = ZEUS_TRAIN
+    for size, rate, first in ((32, "1e-1", 2), (64, "2e-1", 4)):
+        for run in (1, 2):
+            for metric, epochs in ((0.2, first), (0.3, first), (0.4, 3 * first + run), (0.5, "nan")):
+                train += f"cifar,net,{size},adam,{rate},{run},{metric},{epochs}\n"
+            train += "".join(f"words,rnn,{size},adam,{rate},{run},{metric},{9 - metric // 10}\n" for metric in (60, 40))
+    (place / "summary_train.csv").write_text(train)
+    for gpu, seconds in (("v100", 10), ("a40", 7)):
+        rows = [f"{task},{size},adam,{limit},{seconds + 100 / limit},80\n" for task, size, limit in POWERS]
+        (place / f"summary_power_{gpu}.csv").write_text(ZEUS_POWER + "".join(rows))
+    return place
+
+
+POWERS = [(task, size, limit) for task in ("cifar,net", "words,rnn") for size in (32, 64) for limit in (200, 100)]
+
+
+def test_zeus_s_traces_give_the_epochs_to_each_metric_on_each_gpu(tmp_path: Path) -> None:
+    place = zeus(tmp_path)
+    with pytest.raises(UsageError, match="has the workloads cifar/net, words/rnn"):
+        import_curves([str(place)], target=0.4, epoch_samples=6400)
+    made = import_curves([f"{place}#cifar/net"], target=0.4, epoch_samples=6400)
+    assert [one.environment.device_name for one in made.studies] == ["a40", "v100"]
+    for study, of_epoch in zip(made.studies, (7.5, 10.5), strict=True):
+        assert [(one.configuration.batch_size, one.seed) for one in study.trials] == [
+            (32, 1),
+            (32, 2),
+            (64, 1),
+            (64, 2),
+        ]
+        seconds = [one.outcome.time_to_target_s for one in study.trials]
+        assert seconds == pytest.approx([of_epoch * epochs for epochs in (7, 8, 13, 14)])
+        assert [one.outcome.steps_to_target for one in study.trials] == [1400, 1600, 1300, 1400]
+        assert study.trials[0].outcome.last_miss_step == 1200
+    with pytest.raises(UsageError, match="val_error may be better when lower"):
+        import_curves([f"{place}#words/rnn"], target=40, epoch_samples=6400)
+    (_, wer) = import_curves([f"{place}#words/rnn"], target=40, goal=Goal.MINIMIZE, epoch_samples=6400).studies
+    assert [one.outcome.time_to_target_s for one in wer.trials] == [pytest.approx(5 * 10.5)] * 4
+
+
+def test_zeus_s_train_trace_alone_counts_steps(tmp_path: Path) -> None:
+    (zeus(tmp_path) / "summary_power_v100.csv").unlink()
+    (tmp_path / "trace" / "summary_power_a40.csv").unlink()
+    (study,) = import_curves([f"{tmp_path}/trace#cifar/net"], target=0.2, epoch_samples=6400).studies
+    assert [one.outcome.steps_to_target for one in study.trials] == [400, 400, 400, 400]
+    assert study.trials[0].outcome.time_to_target_s is None
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "step 100 loss 2.3 val_acc 0.91 time 12.3s",
+            {"step": "100", "loss": "2.3", "val_acc": "0.91", "time": "12.3"},
+        ),
+        ("step:1,250/1,390 val_loss:4.3 t:2ms", {"step": "1250", "val_loss": "4.3", "t": "0.002"}),
+        ("2026-01-02 03:04:05,5 INFO [Epoch 3/10] val acc: 91.0% (best 92.0%)", {"epoch": "3", "val_acc": "91.0%"}),
+        ("Test set: Average loss: 0.05, Accuracy: 9/10 (90%)", {"Average_loss": "0.05", "Accuracy": "0.9"}),
+        ("iter 5: train loss 2.0, val loss 2.1.", {"iter": "5", "train_loss": "2.0", "val_loss": "2.1"}),
+        ("Epoch: [0][ 10/50]\tTime 0.5 ( 0.6)\tAcc@1 70.10", {"epoch": "0", "Time": "0.5", "Acc@1": "70.10"}),
+    ],
+)
+def test_lines_of_texts_are_pairs_of_names_and_numbers(line: str, found: dict[str, str]) -> None:
+    assert dict(slurm_logs.pairs(" ".join(line.split()))).items() >= found.items()
+
+
+def test_objects_in_texts_are_read_and_a_text_without_a_pattern_is_refused(tmp_path: Path) -> None:
+    text = "{'batch_size': 8, 'lr': 0.1}\n"
+    text += "".join(f"INFO {{'eval_accuracy': {step / 100}, 'step': {step}}}\n" for step in (10, 20, 30))
+    one = only_run(import_curves([table(tmp_path, text, "job.log")], target=0.15))
+    assert (one.configuration.batch_size, one.outcome.steps_to_target) == (8, 15)
+    with pytest.raises(UsageError, match=r"none.out has no line with a known pattern: pairs, as in step 100"):
+        import_curves([table(tmp_path, "Loading 3 files\nsrun: error\n", "none.out")], target=0.15)
+
+
+def timed(folder: Path, names: str, rows: Iterator[tuple[Any, ...]]) -> Any:
+    text = f"step,{names},batch_size\n" + "".join(",".join(map(str, row)) + ",8\n" for row in rows)
+    return only_run(import_curves([table(folder, text)], target=0.4))
+
+
+def test_seconds_of_evaluations_are_subtracted_also_after_a_resume(tmp_path: Path) -> None:
+    # a step takes 1 s, an evaluation each 10 steps takes 5 s
+    def rows(first: int, last: int, spent: float) -> Iterator[tuple[Any, ...]]:
+        for step in range(first, last + 1, 10):
+            spent += 15
+            yield step, spent, step / 100, 5
+
+    names = "_runtime,val_acc,eval/seconds"
+    again = [*rows(10, 30, 0), *rows(20, 50, 0)]  # from step 10 on, with a new clock
+    for log in (rows(10, 50, 0), again):
+        one = timed(tmp_path, names, iter(log))
+        assert (one.outcome.time_to_target_s, one.outcome.seconds_basis) == (40, SecondsBasis.REPORTED)
+
+
+def test_seconds_without_evaluations_are_kept_though_the_log_has_those_too(tmp_path: Path) -> None:
+    rows = ((step, step, "" if step % 10 else step / 100, "" if step % 10 else 5) for step in range(1, 51))
+    assert timed(tmp_path, "elapsed,val_acc,eval_time", rows).outcome.time_to_target_s == 40
+
+
+@pytest.mark.parametrize("name", ["elapsed", "_timestamp", "time"])
+def test_unknown_seconds_of_evaluations_are_left_out_by_the_step_time(name: str, tmp_path: Path) -> None:
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for step in range(1, 51):
+            now = 1 + step + 5 * ((step - 1) // 10)
+            yield step, now, ""
+            if step % 10 == 0:
+                yield step, now + 5, step / 100
+
+    one = timed(tmp_path, f"{name},val_acc", rows())
+    assert (one.outcome.time_to_target_s, one.outcome.seconds_basis) == (pytest.approx(40), SecondsBasis.REPORTED)
+
+
+def test_a_column_of_each_epoch_s_seconds_is_no_time_since_the_beginning(tmp_path: Path) -> None:
+    rows = ((step, 12 + step % 20 / 100, step / 100) for step in range(10, 60, 10))
+    assert timed(tmp_path, "time,val_acc", rows).outcome.time_to_target_s is None
+
+
+def test_one_learning_rate_with_several_seeds_is_untuned(tmp_path: Path) -> None:
+    text = "run,seed,step,elapsed,val_acc,batch_size,lr\n"
+    runs = [
+        (size, rate, seed) for size, rates in ((16, [0.1]), (32, [0.1, 0.2, 0.4])) for rate in rates for seed in (0, 1)
+    ]
+    for number, (size, rate, seed) in enumerate(runs):
+        speed = 200 if rate == 0.2 else 100
+        text += "".join(
+            f"{number},{seed},{s},{s * size},{s / 100 * speed / 100},{size},{rate}\n" for s in range(10, 60, 10)
+        )
+    table(tmp_path, text)
+    printed(tmp_path, "import", "curves", "log.csv", "--target", "0.4")
+    rows = {one["batch_size"]: one["untuned_because"] for one in read(tmp_path, "best", "log")["batches"]}
+    assert "only 1 learning rate tried" in rows[16] and rows[32] == []
+
+
+def test_a_harder_target_is_answered_from_curves_that_go_on(tmp_path: Path) -> None:
+    wandb(tmp_path)
+    text = (tmp_path / "history.csv").read_text().splitlines()
+    short = [one for one in text if not (one.startswith("r0,") and int(one.split(",")[2]) > 300)]
+    (tmp_path / "history.csv").write_text("\n".join(short))
+    printed(tmp_path, "import", "curves", "history.csv", "--target", "0.2")
+    harder = read(tmp_path, "best", "history", "--target", "0.4")
+    rows = {one["batch_size"]: one for one in harder["batches"]}
+    assert rows[32]["time_to_target_s"]["median"] == pytest.approx(0.4 * 32)
+    assert (rows[16]["reached"], rows[16]["ended"]) == (1, {"exhausted": 1, "reached": 1})
+    assert harder["predicted"] is None
+    assert "a prediction needs 4" in refused(tmp_path, "best", "history", "--target", "0.6", code=2)

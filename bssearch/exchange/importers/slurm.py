@@ -1,0 +1,109 @@
+"""Text logs, such as Slurm's ``slurm-*.out``: their lines give steps, metrics and settings by named patterns."""
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.columns import RESULT_NAME, scale
+from bssearch.exchange.importers.imported_run import read_text
+from bssearch.exchange.importers.logs import CLOCK, Log, LogKind
+from bssearch.exchange.trial_rows import flat_row
+from bssearch.records import grouped
+
+PATTERNS = {
+    "pairs": "step 100 loss 2.3 val_acc 0.91 time 12.3s, with = or : too",
+    "object": '{"step": 100, "val_acc": 0.91}, of JSON or Python',
+}
+COUNTERS = frozenset({"step", "steps", "global_step", "train_step", "iter", "iteration", "iters", "epoch", "batch"})
+_COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_NAMESPACE = re.compile(r"\b(\w{1,64})=('[^']*'|\"[^\"]*\"|[^,()\s]+)")
+_FLAG = re.compile(r"(?:^| )--([a-zA-Z][\w.-]*)[= ]([^ -][^ ]*|-\d[^ ]*)")
+_QUALIFIER = "train|training|val|valid|validation|test|eval|evaluation|dev|avg|average|mean|global|elapsed|wall|total"
+_NUMBER = r"[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf)\b"
+_PAIR = re.compile(
+    rf"(?<![\w/.@-])(?P<name>(?:(?:{_QUALIFIER}|batch|learning|weight|world|per device) )*[a-z][\w/.@-]{{0,63}}?)"
+    rf"(?: ?[=:] ?| )\[? ?(?P<value>\d+:\d\d(?::\d\d)?(?:\.\d+)?|{_NUMBER})"
+    r"(?: ?/ ?(?P<of>\d+))?(?: ?(?P<unit>%|ms|sec|seconds|s|min|h))?(?=[ ,;|)\]}]|[:.](?: |$)|$)",
+    re.IGNORECASE,
+)
+LONGEST_LINE = 10_000  # characters
+
+
+def read_file(file: Path) -> Iterator[Log]:
+    """Yield the log of a text; raise `UsageError` if no line has a pattern."""
+    rows: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {}
+    mentioned: dict[str, Any] = {}
+    used: set[str] = set()
+    for line in _COLORS.sub("", read_text(file)).splitlines():
+        text = " ".join(line.split())[:LONGEST_LINE]
+        pattern, found = "object", _object(text)
+        if not found:
+            pattern, found = "pairs", dict(pairs(text))
+        if found.keys() & COUNTERS or (rows and any(map(RESULT_NAME.fullmatch, found))):
+            rows.append({**_clock(text), **found})
+            used.add(pattern)
+        elif not rows:
+            settings |= {**(found if pattern == "object" else {}), **dict(_FLAG.findall(text))}
+            settings |= {name: value.strip("'\"") for name, value in _NAMESPACE.findall(text) if "(" in text}
+            mentioned |= found if pattern == "pairs" else {}
+    if not rows:
+        known = "; ".join(f"{name}, as in {example}" for name, example in PATTERNS.items())
+        raise UsageError(f"{file} has no line with a known pattern: {known}")
+    for name, values in grouped((name, value) for row in rows for name, value in row.items()).items():
+        if len(set(map(str, values))) == 1:
+            mentioned.setdefault(name, values[0])
+    note = f"lines of texts: {' and '.join(f'{name}, as in {PATTERNS[name]}' for name in sorted(used))}"
+    yield Log(origin=str(file), rows=rows, settings=settings, mentioned=mentioned, note=note)
+
+
+def _read(folder: Path) -> Iterator[Log]:
+    for file in sorted(folder.glob("slurm-*.out")):
+        yield from read_file(file)
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    inside = text[text.find("{") : text.rfind("}") + 1]
+    for parse in (json.loads, ast.literal_eval) if inside[:1] == "{" else ():
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                found = parse(inside)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+        return flat_row({str(key): value for key, value in found.items()}) if isinstance(found, dict) else {}
+    return {}
+
+
+def pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yield names and numbers of a line; times are in seconds."""
+    for one in _PAIR.finditer(text):
+        name, value, unit = one["name"].replace(" ", "_"), one["value"], one["unit"] or ""
+        is_plain = re.fullmatch(r"[-+.\deE]+", value) is not None
+        if name.lower() in COUNTERS:
+            name, value = name.lower(), value.replace(",", "")
+        elif one["of"] is not None and is_plain and int(one["of"]):
+            value = str(float(value) / int(one["of"]))
+        elif unit and unit != "%" and is_plain:
+            value = str(float(value) * scale(unit))
+        else:
+            value += unit
+        yield name, value
+
+
+def _clock(text: str) -> dict[str, float]:
+    if (stamp := _STAMP.match(text)) is None:
+        return {}
+    try:
+        return {CLOCK: datetime.fromisoformat(f"{stamp[1]}+00:00").timestamp() + float(f"0.{stamp[2] or 0}")}
+    except ValueError:
+        return {}
+
+
+SLURM = LogKind(("slurm-*.out",), _read)

@@ -1,0 +1,463 @@
+"""Past runs of the real libraries: from a folder of 24 runs to the answer, and the same task by a search.
+
+Run as ``python tests/benchmarks/past_runs.py [--source NAME] [--search]``. A small network learns scikit-learn's digits
+at six batch sizes and four learning rates. Each library logs the 24 runs; one command imports them.
+
+Bars: at most 20 s a source; each run's crossing as in the recorded curve to one evaluation; its effective batch size
+right. With ``--search``: the imported best batch size is at most one rung from a search's, or the answer names it
+untuned with the missing runs. Then a million evaluations in one table: at most 60 s and 1 GB. Exits 1 if a bar is
+missed.
+"""
+
+if not __package__:
+    __import__("from_clone")
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from sklearn.datasets import load_digits
+
+import bssearch
+from bssearch.records import TrialRecord
+from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import one_of, script, seconds_of, verdict
+
+SIZES, RATES = (16, 32, 64, 128, 256, 512), (0.05, 0.15, 0.5, 1.5)
+STEPS, EVERY, TARGET = 240, 20, 0.9
+LONGEST_S, LONGEST_MANY_S, MOST_MB = 20.0, 60.0, 1000.0
+
+torch.set_num_threads(1)
+DIGITS = load_digits()
+IMAGES = torch.tensor(DIGITS.data, dtype=torch.float32) / 16
+LABELS = torch.tensor(DIGITS.target)
+HELD_OUT = slice(1300, None)
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+
+
+def accuracy(model: torch.nn.Module) -> float:
+    with torch.no_grad():
+        return float((model(IMAGES[HELD_OUT]).argmax(1) == LABELS[HELD_OUT]).float().mean())
+
+
+@dataclass
+class Made:
+    """A run, and its curve: step, train seconds and accuracy of each evaluation."""
+
+    batch_size: int
+    rate: float
+    curve: list[tuple[int, float, float]]
+
+    def crossing(self) -> tuple[int, int] | None:
+        """Return the last step before the target and the first step at the target."""
+        before = 0
+        for step, _, value in self.curve:
+            if value >= TARGET:
+                return before, step
+            before = step
+        return None
+
+
+def trained(batch_size: int, rate: float, seed: int = 0, steps: int = STEPS) -> Made:
+    """Train in a plain loop."""
+    torch.manual_seed(seed)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    curve, seconds = [], 0.0
+    for step in range(1, steps + 1):
+        began = time.perf_counter()
+        batch = torch.randint(0, HELD_OUT.start, (batch_size,))
+        loss = torch.nn.functional.cross_entropy(model(IMAGES[batch]), LABELS[batch])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        seconds += time.perf_counter() - began
+        if step % EVERY == 0:
+            curve.append((step, seconds, round(accuracy(model), 6)))
+    return Made(batch_size, rate, curve)
+
+
+def all_runs() -> list[Made]:
+    return [trained(size, rate) for size in SIZES for rate in RATES]
+
+
+def parts(one: Made) -> dict[str, Any]:
+    """Return the batch size as a tool may record it: per device, with accumulation, on two devices."""
+    return {"per_device_batch_size": one.batch_size // 8, "accumulation_steps": 4, "world_size": 2, "lr": one.rate}
+
+
+def wandb_runs(folder: Path) -> list[Made]:
+    import wandb
+
+    runs = all_runs()
+    settings = wandb.Settings(mode="offline", silent=True, x_disable_stats=True, x_disable_machine_info=True)
+    for one in runs:
+        with wandb.init(project="p", dir=folder, config=parts(one), settings=settings) as run:
+            for step, seconds, value in one.curve:
+                run.log({"val/acc": value, "train_seconds": seconds}, step=step)
+    wandb.teardown()
+    return runs
+
+
+def mlflow_runs(folder: Path) -> list[Made]:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    client, runs = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}"), all_runs()
+    place = client.create_experiment("digits")
+    for one in runs:
+        points = [Metric("val_acc", value, round(1e12 + 1000 * seconds), step) for step, seconds, value in one.curve]
+        settings = [Param(name, str(value)) for name, value in parts(one).items()]
+        client.log_batch(client.create_run(place).info.run_id, points, settings)
+    return runs
+
+
+def tensorboard_runs(folder: Path) -> list[Made]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    runs = all_runs()
+    for number, one in enumerate(runs):
+        with SummaryWriter(folder / f"run{number}") as writer:
+            for step, seconds, value in one.curve:
+                writer.add_scalar("val/acc", value, step, walltime=1e9 + seconds)
+            writer.add_hparams(parts(one), {"hparam/acc": 0.0}, run_name=".")
+    return runs
+
+
+def lightning_runs(folder: Path) -> list[Made]:
+    import lightning
+    from lightning.pytorch.loggers import CSVLogger
+
+    runs: list[Made] = []
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self, batch_size: int, lr: float, accumulate_grad_batches: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.model, self.rate = network(), lr
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            loss = torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            value = round(accuracy(self.model), 6)
+            self.log("val_acc", value)
+            if not self.trainer.sanity_checking:
+                runs[-1].curve.append((self.global_step, 0.0, value))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+    data = torch.utils.data.TensorDataset(IMAGES[: HELD_OUT.start], LABELS[: HELD_OUT.start])
+    for size, rate in itertools.product(SIZES, RATES):
+        torch.manual_seed(0)
+        runs.append(Made(size, rate, []))
+        loader = torch.utils.data.DataLoader(data, size // 2, shuffle=True, drop_last=True)
+        options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(
+            max_steps=STEPS,
+            accumulate_grad_batches=2,
+            val_check_interval=2 * EVERY,
+            check_val_every_n_epoch=None,
+            enable_checkpointing=False,
+            log_every_n_steps=5,
+            logger=CSVLogger(folder, name="digits"),
+            num_sanity_val_steps=0,
+            **options,
+        )
+        held_out = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)), 1)
+        trainer.fit(Module(size // 2, rate, 2), loader, held_out)
+    return runs
+
+
+def trainer_runs(folder: Path) -> list[Made]:
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, inputs: Any, labels: Any) -> dict[str, Any]:
+            return {"loss": torch.nn.functional.cross_entropy(self.inner(inputs), labels), "logits": self.inner(inputs)}
+
+    runs = []
+    rows = [{"inputs": image, "labels": label} for image, label in zip(IMAGES, LABELS, strict=True)]
+    for size, rate in itertools.product(SIZES, RATES):
+        place = folder / f"{size}-{rate}"
+        arguments = transformers.TrainingArguments(
+            place,
+            per_device_train_batch_size=size // 4,
+            gradient_accumulation_steps=4,
+            per_device_eval_batch_size=512,
+            learning_rate=rate,
+            optim="sgd",
+            max_steps=STEPS,
+            eval_strategy="steps",
+            eval_steps=EVERY,
+            logging_steps=EVERY,
+            save_steps=STEPS,
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer = transformers.Trainer(
+            Model(),
+            arguments,
+            train_dataset=rows[: HELD_OUT.start],
+            eval_dataset=rows[HELD_OUT],
+            compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())},
+        )
+        trainer.train()
+        history = trainer.state.log_history
+        curve = [(row["step"], 0.0, row["eval_accuracy"]) for row in history if "eval_accuracy" in row]
+        runs.append(Made(size, rate, curve))
+    return runs
+
+
+def ray_runs(folder: Path) -> list[Made]:
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "0"
+    import ray
+    from ray import tune
+
+    runs = all_runs()
+
+    def replayed(config: dict[str, Any]) -> None:
+        for step, seconds, value in runs[config["number"]].curve:
+            tune.report({"steps": step, "train_seconds": seconds, "val_acc": value})
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    space = {"grid": tune.grid_search([parts(one) | {"number": place} for place, one in enumerate(runs)])}
+    tune.Tuner(
+        lambda config: replayed(config["grid"]),
+        param_space=space,
+        run_config=tune.RunConfig(storage_path=str(folder), name="digits", verbose=0),
+    ).fit()
+    ray.shutdown()
+    return runs
+
+
+def optuna_runs(folder: Path) -> list[Made]:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(study_name="digits", storage=f"sqlite:///{folder / 'optuna.db'}", direction="maximize")
+    runs = []
+    for size, rate in itertools.product(SIZES, RATES):
+        study.enqueue_trial({"micro_batch_size": size // 2, "accumulation_steps": 2, "learning_rate": rate})
+
+    def objective(trial: optuna.Trial) -> float:
+        micro = trial.suggest_int("micro_batch_size", 1, 512)
+        size = micro * trial.suggest_int("accumulation_steps", 1, 2)
+        runs.append(trained(size, trial.suggest_float("learning_rate", 0.01, 2, log=True)))
+        for step, _, value in runs[-1].curve:
+            trial.report(value, step)
+        return runs[-1].curve[-1][2]
+
+    study.optimize(objective, n_trials=len(SIZES) * len(RATES))
+    return runs
+
+
+def slurm_runs(folder: Path) -> list[Made]:
+    runs = all_runs()
+    for number, one in enumerate(runs):
+        with (folder / f"slurm-{number}.out").open("w") as file:
+            print("Namespace(" + ", ".join(f"{name}={value!r}" for name, value in parts(one).items()) + ")", file=file)
+            for step, seconds, value in one.curve:
+                print(f"step {step} loss {1 - value:.3f} val_acc {value:.6f} time {seconds:.4f}s", file=file)
+    return runs
+
+
+def zeus_runs(folder: Path) -> list[Made]:
+    """Traces in the columns of Zeus's repository; an evaluation's steps are an epoch."""
+    runs = all_runs()
+    with (folder / "summary_train.csv").open("w") as train, (folder / "summary_power_cpu.csv").open("w") as power:
+        train.write("dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\n")
+        power.write("dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n")
+        for one in runs:
+            for level in (0.3, 0.6, TARGET):
+                epoch = next((place for place, (*_, value) in enumerate(one.curve, 1) if value >= level), "nan")
+                train.write(f"digits,mlp,{one.batch_size},sgd,{one.rate},1,{level},{epoch}\n")
+        for size in SIZES:
+            power.write(f"digits,mlp,{size},sgd,100,{size * EVERY / 1e5},50\n")
+    return runs
+
+
+Source = Callable[[Path], list[Made]]
+SOURCES: dict[str, tuple[Source, list[str]]] = {
+    "wandb": (wandb_runs, []),
+    "mlflow": (mlflow_runs, []),
+    "tensorboard": (tensorboard_runs, []),
+    "lightning": (lightning_runs, ["--column", "batch_size=micro_batch_size"]),
+    "trainer": (trainer_runs, ["--with", "world_size=1"]),
+    "ray": (ray_runs, []),
+    "optuna": (optuna_runs, ["--metric", "val_acc", "--steps", "step"]),
+    "slurm": (slurm_runs, []),
+    "zeus": (zeus_runs, ["--epoch-samples", "5120"]),
+}
+
+
+def wrong_of(name: str, runs: list[Made], trials: Sequence[TrialRecord]) -> list[str]:
+    """Return the runs that were read wrongly."""
+    found = {(one.configuration.batch_size, one.configuration.learning_rate): one.outcome for one in trials}
+    wrong = []
+    for one in runs:
+        outcome, expected = found.get((one.batch_size, one.rate)), one.crossing()
+        if outcome is None:  # Zeus's traces have no run that reaches no metric
+            wrong += [f"batch {one.batch_size}, rate {one.rate}: not found"] if expected or name != "zeus" else []
+            continue
+        steps = (outcome.last_miss_step, outcome.first_hit_step)
+        if name == "zeus" and expected is not None:  # steps of 5,120 samples an epoch
+            expected = (expected[0] * 256 // one.batch_size, expected[1] * 256 // one.batch_size)
+            expected = (steps[0] or 0, expected[1])
+        hit = outcome.first_hit_step
+        is_right = expected is None if hit is None else expected and steps[0] == expected[0] < hit <= expected[1]
+        if not is_right:  # Optuna's import interpolates the hit
+            wrong.append(f"batch {one.batch_size}, rate {one.rate}: {steps} instead of {expected}")
+    return wrong
+
+
+def command(folder: Path, *words: str) -> tuple[float, subprocess.CompletedProcess[str]]:
+    began = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-m", "bssearch", *words], cwd=folder, capture_output=True, text=True)
+    return time.perf_counter() - began, ended
+
+
+def try_source(name: str, folder: Path) -> bool:
+    """Make the runs, import them with one command, and print and judge."""
+    make, options = SOURCES[name]
+    place = folder / name
+    place.mkdir()
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(None):
+        runs = make(place)
+    what = str(place / "optuna.db") if name == "optuna" else str(place)
+    importer = "optuna" if name == "optuna" else "curves"
+    seconds, ended = command(folder, "import", importer, what, "--target", str(TARGET), "--name", name, *options)
+    wrong = [ended.stderr]
+    if ended.returncode == 0:
+        with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+            wrong = wrong_of(name, runs, store.trials.of(name))
+    print(f"{name:<12} {len(runs)} runs {seconds:6.1f} s  {len(wrong)} wrong", *wrong[:3], sep="\n    ", flush=True)
+    print(*(f"    {line}" for line in ended.stderr.splitlines()), sep="\n")
+    return not wrong and seconds <= LONGEST_S and len(runs) == len(SIZES) * len(RATES)
+
+
+class Digits:
+    """The task as a workload of a search."""
+
+    metrics: ClassVar = {"accuracy": bssearch.MetricInfo(low=0, high=1, chance=0.1)}
+
+    def load(self, device: Any) -> bssearch.Data:
+        train = bssearch.Part(IMAGES[: HELD_OUT.start], LABELS[: HELD_OUT.start])
+        held_out = bssearch.Part(IMAGES[HELD_OUT], LABELS[HELD_OUT])
+        return bssearch.Data(train=train, validation=held_out, test=held_out)
+
+    def build_model(self, *, dropout: float) -> torch.nn.Module:
+        return network()
+
+    def loss(self, model: Any, inputs: Any, targets: Any, *, label_smoothing: float) -> Any:
+        return torch.nn.functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
+
+    def evaluate(self, model: Any, part: Any) -> dict[str, float]:
+        return {"accuracy": float((model(part.inputs).argmax(1) == part.targets).float().mean())}
+
+
+def compare_with_search(folder: Path) -> bool:
+    """Import runs that are tuned, and runs of one learning rate; compare both with a search."""
+    spec = bssearch.load_spec(
+        {
+            "name": "searched",
+            "target": {"metric": "accuracy", "value": TARGET},
+            "space": {
+                "batch_size": list(SIZES),
+                "learning_rate": {"reference_batch": 64, "low": 0.02, "high": 4.0, "rule": "sqrt"},
+                "optimizer": {"name": "sgd", "momentum": 0.0},
+                "warmup_epochs": 0,
+            },
+            "default": {"batch_size": 64, "learning_rate": 0.1},
+            "confirm": {"top": 3, "runs": 3},
+            "budget": {"trials": 40, "trial_train_seconds": 3},
+            "executor": {"device": "cpu"},
+        }
+    )
+    searched = bssearch.run_study(spec, bssearch.Launch(workload=Digits, db=f"sqlite:///{folder / 'bssearch.db'}"))
+    rates = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+    rungs = {size: place for place, size in enumerate(SIZES)}
+    is_good = True
+    for name, tried in (("tuned", rates), ("untuned", rates[1:2])):
+        runs = [trained(size, rate, seed, 600) for size in SIZES for rate in tried for seed in range(3)]
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for number, one in enumerate(runs):
+                for step, seconds, value in one.curve:
+                    about = {"run": number, "batch_size": one.batch_size, "lr": one.rate, "seed": number % 3}
+                    file.write(json.dumps({**about, "step": step, "train_seconds": seconds, "val_acc": value}) + "\n")
+        command(folder, "import", "curves", f"{name}.jsonl", "--target", str(TARGET))
+        found = json.loads(command(folder, "best", name, "--format", "json")[1].stdout)
+        best = found["optimal"]["batch_size"]
+        apart = abs(rungs[best] - rungs[searched.optimal.batch_size])
+        untuned = [row["batch_size"] for row in found["batches"] if row["untuned"]]
+        missing = [one["command"] for one in [found["settling"]] if one] if found.get("settling") else []
+        is_good &= apart <= 1 if name == "tuned" else set(untuned) == set(SIZES) and bool(missing)
+        print(
+            f"{name}: batch {best}, {apart} rungs from the search's {searched.optimal.batch_size}; untuned: {untuned}"
+        )
+        print(f"    {missing}")
+    return is_good
+
+
+def many_rows() -> Iterator[str]:
+    yield "run,step,elapsed,train_loss,val_acc,batch_size,lr\n"
+    for run in range(100):
+        for place in range(10_000):
+            step = 10 * (place + 1)
+            yield f"{run},{step},{step / 50:.2f},{1 / (place + 1):.6f},{1 - 1 / (place + 2):.6f},{2 ** (run % 6)},0.1\n"
+
+
+def try_many(folder: Path) -> bool:
+    """Import a million evaluations in a process of its own."""
+    for part in range(2):  # a file has at most 64 MiB
+        lines = itertools.islice(many_rows(), 0, 500_001) if part == 0 else itertools.islice(many_rows(), 500_001, None)
+        header = "" if part == 0 else next(many_rows())
+        (folder / f"many{part}.csv").write_text(header + "".join(lines))
+    words = ("import", "curves", "many0.csv", "many1.csv", "--target", "0.999")
+    seconds = seconds_of(lambda: command(folder, *words))
+    megabytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"1,000,000 evaluations: {seconds:.1f} s, {megabytes:.0f} MB")
+    return seconds <= LONGEST_MANY_S and megabytes <= MOST_MB
+
+
+def main(
+    source: Annotated[list[str] | None, one_of(SOURCES, "this source alone; may be repeated")] = None,
+    search: bool = False,
+    many: bool = False,
+) -> bool:
+    """Try the sources, or only the search or the million evaluations."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if many:
+            return verdict(try_many(folder))
+        if search:
+            return verdict(compare_with_search(folder))
+        return verdict(all([try_source(name, folder) for name in source or SOURCES]))
+
+
+if __name__ == "__main__":
+    script(main, __doc__)

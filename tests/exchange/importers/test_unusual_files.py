@@ -1,0 +1,204 @@
+"""Unusual training logs: each is read right, or refused by what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.curves import import_curves
+from bssearch.records import Goal
+
+STEPS = range(10, 60, 10)
+HEADER = "step,val_acc,batch_size"
+
+
+def lines(row: Callable[[int], str], header: str = HEADER, end: str = "\n") -> str:
+    return end.join([header, *map(row, STEPS)]) + end
+
+
+def objects(row: Callable[[int], dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(row(step)) for step in STEPS)
+
+
+def accuracies(step: int) -> str:
+    return f"{step},{step / 100},8"
+
+
+TIMED = "step,{},val_acc,batch_size"
+READ: dict[str, tuple[str, str | bytes, dict[str, Any], tuple[int, int, float | None]]] = {
+    "header again": (
+        "a.csv",
+        lines(lambda s: f"{s},{s},{s / 100},8", TIMED.format("elapsed")) + f"{TIMED.format('elapsed')}\n60,60,.6,8\n",
+        {},
+        (8, 35, 35),
+    ),
+    "instants": (
+        "a.csv",
+        lines(lambda s: f"{s},2026-01-02T03:04:{s - 10:02d}Z,{s / 100},8", TIMED.format("time")),
+        {},
+        (8, 35, 35),
+    ),
+    "milliseconds of a clock": (
+        "a.csv",
+        lines(lambda s: f"{s},{1_700_000_000_000 + 1000 * s},{s / 100},8", TIMED.format("timestamp")),
+        {},
+        (8, 35, 35),
+    ),
+    "unit in a name": (
+        "a.csv",
+        lines(lambda s: f"{s},{1000 * s},{s / 100},8", TIMED.format("elapsed_ms")),
+        {},
+        (8, 35, 35),
+    ),
+    "hours and minutes": (
+        "a.csv",
+        lines(lambda s: f"{s},0:{s:02d}:00,{s / 100},8", TIMED.format("elapsed")),
+        {},
+        (8, 35, 2100),
+    ),
+    "a later part of a run": (
+        "a.csv",
+        lines(lambda s: f"{s + 5000},{s},{s / 100},8", TIMED.format("elapsed")),
+        {},
+        (8, 5035, 5035),
+    ),
+    "each row twice": (
+        "a.csv",
+        lines(lambda s: f"{s},{s},{s / 100},8\n{s},{s},{s / 100},8", TIMED.format("elapsed")),
+        {},
+        (8, 35, 35),
+    ),
+    "history of lists": (
+        "a.json",
+        json.dumps({"config": {"batch_size": 8}, "history": {"step": [*STEPS], "val_acc": [s / 100 for s in STEPS]}}),
+        {},
+        (8, 35, None),
+    ),
+    "history of objects": (
+        "a.json",
+        json.dumps(
+            {"args": {"bs": 8}, "log": [{"step": s, "val": {"acc": s / 100}, "seconds": s} for s in STEPS]}, indent=1
+        ),
+        {},
+        (8, 35, 35),
+    ),
+    "nested names": (
+        "a.jsonl",
+        objects(lambda s: {"progress": {"step": s}, "metrics": {"val": {"acc": s / 100}}, "cfg": {"batch_size": 8}}),
+        {},
+        (8, 35, None),
+    ),
+    "texts": ("a.jsonl", objects(lambda s: {"step": str(s), "val_acc": f"{s} %", "bs": "8"}), {}, (8, 35, None)),
+    "a part of a line": (
+        "a.jsonl",
+        objects(lambda s: {"step": s, "val_acc": s / 100, "bs": 8})[:-9],
+        {},
+        (8, 35, None),
+    ),
+    "a part of a row": ("a.csv", lines(accuracies) + "60,0.", {}, (8, 35, None)),
+    "an index without a name": (
+        "a.csv",
+        lines(lambda s: f"{s // 10},{accuracies(s)}", f",{HEADER}"),
+        {},
+        (8, 35, None),
+    ),
+    "an empty column": ("a.csv", lines(lambda s: f"{accuracies(s)},", f"{HEADER},"), {}, (8, 35, None)),
+    "Excel": ("a.csv", lines(lambda s: f"{s};0,{s};8", "sep=;\nstep;val_acc;batch_size"), {}, (8, 35, None)),
+    "thousands": ("a.tsv", lines(lambda s: f"{s},000\t{s / 100}\t8", HEADER.replace(",", "\t")), {}, (8, 35_000, None)),
+    "old line ends": ("a.csv", lines(accuracies, end="\r"), {}, (8, 35, None)),
+    "a mark of UTF-8": ("a.csv", b"\xef\xbb\xbf" + lines(accuracies, end="\r\n").encode(), {}, (8, 35, None)),
+    "Keras": (
+        "training.log",
+        lines(lambda s: f"{s // 10 - 1},1,{s / 100},2", "epoch,loss,val_accuracy,val_loss"),
+        {"given": ["batch_size=32"], "epoch_samples": 320},
+        (32, 35, None),
+    ),
+    "Ultralytics": (
+        "results.csv",
+        lines(lambda s: f"  {s // 10},  {s}.5,  1.2,  {s / 100}", "  epoch,  time,  val/box_loss,  metrics/mAP50(B)"),
+        {"given": ["batch=16"], "epoch_samples": 160, "metric": "metrics/mAP50(B)"},
+        (16, 35, 35.5),
+    ),
+    "fairseq": (
+        "a.jsonl",
+        objects(
+            lambda s: {"epoch": s // 10, "valid_loss": f"{6 - s / 10}", "valid_num_updates": f"{s}", "valid_wall": s}
+        ),
+        {
+            "given": ["batch_size=8"],
+            "metric": "valid_loss",
+            "step": "valid_num_updates",
+            "seconds": "valid_wall",
+            "goal": Goal.MINIMIZE,
+            "target": 2.5,
+        },
+        (8, 35, 35),
+    ),
+    "TensorBoard's table": (
+        "a.csv",
+        lines(lambda s: f"{1.7e9 + s},{s},{s / 100}", "Wall time,Step,Value"),
+        {"metric": "Value", "given": ["batch_size=8"]},
+        (8, 35, 35),
+    ),
+    "samples": (
+        "a.csv",
+        lines(lambda s: f"{8 * s},{s / 100},8", "samples_seen,val_acc,batch_size"),
+        {"step": "samples_seen", "epoch_samples": 1},
+        (8, 35, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_an_unusual_file_is_read(name: str, tmp_path: Path) -> None:
+    file, text, options, expected = READ[name]
+    (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    (study,) = import_curves([str(tmp_path / file)], **{"target": 0.35, **options}).studies
+    (trial,) = study.trials
+    outcome = trial.outcome
+    assert (trial.configuration.batch_size, outcome.steps_to_target) == expected[:2]
+    assert outcome.time_to_target_s == (None if expected[2] is None else pytest.approx(expected[2]))
+
+
+REFUSED: dict[str, tuple[str, str | bytes, str]] = {
+    "decimal commas and points": ("a.tsv", "step\tval_acc\tbatch_size\n10\t0,35\t8.0\n", "which is the decimal"),
+    "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, the header 1"),
+    "spaces": ("a.txt", "step val_acc batch_size\n10 0.4 8\n", "has 'step val_acc batch_size'|ambiguous"),
+    "thousands by letter": ("a.csv", lines(lambda s: f"{s}k,{s / 100},8"), "no optimizer steps"),
+    "another minus": ("a.csv", lines(lambda s: f"{s},−{s / 100},8"), "must be a number"),
+    "a column for each run": ("a.csv", lines(lambda s: f"{s},0.1,0.2", "step,a/val_acc,b/val_acc"), "ambiguous"),
+    "Latin-1": ("a.csv", "step,val_acc,batch_size,note\n10,.4,8,é\n".encode("latin-1"), "a.csv:2 is not UTF-8"),
+    "backwards": ("a.csv", "\n".join([HEADER, *map(accuracies, reversed(STEPS))]), "begin anew"),
+    "no gzip": ("a.csv.gz", lines(accuracies), "cannot be read"),
+    "tokens": ("a.jsonl", objects(lambda s: {"tokens": s, "val_acc": s / 100, "bs": 8}), "no optimizer steps"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_unusual_file_is_refused_by_what_is_wrong(name: str, tmp_path: Path) -> None:
+    file, text, message = REFUSED[name]
+    (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=message):
+        import_curves([str(tmp_path / file)], target=0.35)
+
+
+@pytest.mark.parametrize("name", ["config.json", "args.yaml", ".hydra/config.yaml"])
+def test_settings_may_be_in_a_file_beside_the_table(name: str, tmp_path: Path) -> None:
+    for size in (8, 16):
+        folder = tmp_path / f"run{size}"
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(json.dumps({"train": {"micro_batch_size": size // 2, "accum_steps": 2}, "lr": 0.5}))
+        (folder / "log.jsonl").write_text(objects(lambda s: {"step": s, "val_acc": s / 100}))
+    (study,) = import_curves([str(tmp_path)], target=0.35).studies
+    found = [(one.configuration.batch_size, one.configuration.learning_rate) for one in study.trials]
+    assert sorted(found) == [(8, 0.5), (16, 0.5)]
+
+
+def test_a_learning_rate_that_changes_counts_by_its_peak(tmp_path: Path) -> None:
+    text = "".join(f"{run},{s},{rate * (1 - s / 100)},{s / 100},8\n" for run, rate in ((1, 1), (2, 2)) for s in STEPS)
+    (tmp_path / "a.csv").write_text(f"run,step,lr,val_acc,batch_size\n{text}")
+    (study,) = import_curves([str(tmp_path / "a.csv")], target=0.35).studies
+    assert [one.configuration.learning_rate for one in study.trials] == pytest.approx([0.9, 1.8])
