@@ -536,7 +536,7 @@ def at_target(
 
 
 def _missed(trial: TrialRecord, last: Observation, target: Target) -> TrialRecord:
-    """Imported run that reached its target, but not this harder one by the end of its curve."""
+    # An imported run that reached its target, but not this harder one by the end of its curve
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return trial
     outcome = replace(

@@ -278,7 +278,7 @@ def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin
 
 
 def _are_curves(counts: Sequence[float], settings: Sequence[list[str]]) -> bool:
-    """True if rows of equal settings count up, at least three each."""
+    # True if rows of equal settings count up, at least three each
     curves: list[list[float]] = []
     for place, count in enumerate(counts):
         if not place or settings[place] != settings[place - 1] or not count >= counts[place - 1]:

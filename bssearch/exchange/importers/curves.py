@@ -397,7 +397,7 @@ def _target(
 
 
 def _judged(run: ImportedRun, target: Target) -> ImportedRun:
-    """The run with its crossing or end."""
+    # The run with its crossing or end
     found, last = first_crossing(run.curve, target), run.curve[-1]
     require(
         found is None or found.first_hit_step != 0, f"{target.in_words} is met before the first step ({run.origin})"

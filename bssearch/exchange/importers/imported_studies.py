@@ -209,7 +209,7 @@ def _slug(text: str) -> str:
 
 
 def _with_seeds(runs: Sequence[ImportedRun]) -> tuple[list[_SeededRun], list[str], int]:
-    """Make seeds unique; return the changed places and the fewest repeats."""
+    # Make seeds unique; return the changed places and the fewest repeats
     known = {id(one): one.key for one in {id(run.configuration): run.configuration for run in runs}.values()}
     keys = [known[id(run.configuration)] for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}

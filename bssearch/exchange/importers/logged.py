@@ -181,7 +181,7 @@ FEW, GROWTH = 5, 1.5  # rows in a rising order are hardly chance, if so many
 
 
 def _step_seconds(log: Log, names: Names) -> float | None:
-    """Median step time between evaluations, of rows without a metric; None if no log row is between."""
+    # Median step time between evaluations, of rows without a metric; None if no log row is between
     rows = [(row, _number(row, names.step, log), _seconds_in(row, names, log)) for row in log.rows]
     evaluated = {step for row, step, _ in rows if row.get(names.metric) not in (None, "")}
     paces: list[float] = []
@@ -202,7 +202,7 @@ FEWEST_PACES = 2
 
 
 def _is_apart(log: Log, names: Names, evaluations: Sequence[str], pace: float | None) -> bool:
-    """True if by the step time the log's seconds exclude evaluations, though it has their seconds."""
+    # True if by the step time the log's seconds exclude evaluations, though it has their seconds
     known = [(_number(row, names.step, log), _seconds_in(row, names, log)) for row in log.rows]
     known = [one for one in known if not math.isnan(sum(one))]
     if pace is None or not known:
@@ -293,7 +293,7 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
 
 
 def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int, float, float]]:
-    """Yield step, logged seconds (NaN if unknown) and metric."""
+    # Yield step, logged seconds (NaN if unknown) and metric
     shift = 1.0 if names.step == OF_LIGHTNING else 1.0 - log.first_step
     scale = 1.0
     if names.epoch_samples is not None:
@@ -318,7 +318,7 @@ def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int,
 
 
 def _evaluated(log: Log, names: Names) -> list[float]:
-    """Seconds of evaluations that each row's time includes, since the log's clock began."""
+    # Seconds of evaluations that each row's time includes, since the log's clock began
     if not names.evaluations:
         return [0.0] * len(log.rows)
     found: list[float] = []

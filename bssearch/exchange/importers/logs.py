@@ -180,7 +180,7 @@ _NO_VALUE = ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT")
 
 
 def _pickled(file: Path) -> dict[str, Any]:
-    """Plain numbers by the names of `_ARGUMENTS` in a pickle of `torch.save`, whose code is not run."""
+    # Plain numbers by the names of `_ARGUMENTS` in a pickle of `torch.save`, whose code is not run
     try:
         with zipfile.ZipFile(file) as archive:
             (name,) = (one for one in archive.namelist() if one.endswith("/data.pkl"))
@@ -397,7 +397,7 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
 
 
 def _events(file: Path) -> Iterator[Any]:
-    """Yield the events of a file; the last one may be incomplete."""
+    # Yield the events of a file; the last one may be incomplete
     raw = _library("tensorboard.backend.event_processing.event_file_loader", file).RawEventFileLoader
     event_of = _library("tensorboard.compat.proto.event_pb2", file).Event
     checksum = _library("tensorboard.compat.tensorflow_stub.pywrap_tensorflow", file).masked_crc32c
@@ -467,7 +467,7 @@ _TABLE = re.compile(r"[\w/. -]+(?:,[\w/. -]+)+\r?\n[-+\w.]*(?:,[-+\w.]*)+\r?\n")
 
 
 def _without_header(rows: list[tuple[int, Row]]) -> tuple[list[tuple[int, Row]], Row]:
-    """Rows after the first, and its values, if later rows lack most of their names: the settings of a run."""
+    # Rows after the first, and its values, if later rows lack most of their names: the settings of a run
     (_, first), *later = rows
     names = {name for _, row in later for name in row}
     own = {name: value for name, value in first.items() if name not in names}
@@ -559,7 +559,7 @@ def _whole_object(text: str) -> dict[str, Any] | None:
 
 
 def _rows_of(whole: Mapping[str, Any]) -> list[Any]:
-    """Rows of a history: a list of objects, or lists of one length by name; other values go into each row."""
+    # Rows of a history: a list of objects, or lists of one length by name; other values go into each row
     flat = flat_row(whole)
     for name, rows in flat.items():
         if isinstance(rows, list) and rows and all(isinstance(one, dict) for one in rows):

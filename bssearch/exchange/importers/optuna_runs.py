@@ -283,7 +283,7 @@ def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObj
 
 
 def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
-    """Study of the objective ``metric``; the values of others become user attributes of their names."""
+    # Study of the objective ``metric``; the values of others become user attributes of their names
     if len(found.directions) == 1:
         return found
     names = list(found.metric_names)
@@ -548,7 +548,7 @@ class _Reader:
             )
 
     def _check_attributes(self, ended: Sequence[FrozenTrial]) -> None:
-        """Raise `UsageError` if an attribute may be for the target while trials continued."""
+        # Raise `UsageError` if an attribute may be for the target while trials continued
         if self.figures_at is not None or self.is_ours:
             return
         for option, name in self._attributes():
@@ -666,7 +666,7 @@ class _Reader:
         steps: int | None,
         seconds: float | None,
     ) -> tuple[Observation, ...]:
-        """Reports by optimizer steps, if their unit is known; seconds are in proportion to steps."""
+        # Reports by optimizer steps, if their unit is known; seconds are in proportion to steps
         if self.steps not in (STEP, EPOCH) or not points:
             return ()
         at = [

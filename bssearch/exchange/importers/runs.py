@@ -105,7 +105,7 @@ class _Group:
 
 
 def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
-    """Evidence that runs did not end at the target; "" if some ended earlier."""
+    # Evidence that runs did not end at the target; "" if some ended earlier
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
         return ""
@@ -378,7 +378,7 @@ def _rows(
 
 
 def _unclear(columns: Sequence[Column], runs: Sequence[ImportedRun], derived: Target | None) -> str:
-    """Why steps and seconds may not be to the target; "" if the table tells."""
+    # Why steps and seconds may not be to the target; "" if the table tells
     figures = [one for one in columns if one.ours in ("steps", "train_seconds")]
     whole = [one.theirs for one in figures if one.is_whole]
     if not any(run.reached and (run.steps or run.train_seconds) for run in runs):
