@@ -549,7 +549,10 @@ def _missed(trial: TrialRecord, last: Observation, target: Target) -> TrialRecor
         final_metric=last.metric,
         last_miss_step=last.step,
         last_miss_seconds=last.train_seconds,
-        **dict.fromkeys(("time_to_target_s", "steps_to_target", "first_hit_step", "first_hit_seconds")),
+        time_to_target_s=None,
+        steps_to_target=None,
+        first_hit_step=None,
+        first_hit_seconds=None,
     )
     return replace(trial, state=TrialState.EXHAUSTED, outcome=outcome)
 
