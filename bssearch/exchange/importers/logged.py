@@ -308,7 +308,7 @@ def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int,
         timed = _seconds_in(row, names, log) - evaluated
         seconds = seconds if math.isnan(timed) else timed
         if names.step_seconds is not None:
-            seconds = (step + shift) * scale * names.step_seconds
+            seconds = (step + shift) * names.step_seconds
         if row.get(names.metric) in (None, "") or math.isnan(step):
             continue
         steps = (step + shift) * scale

@@ -731,6 +731,19 @@ def test_unknown_seconds_of_evaluations_are_left_out_by_the_step_time(name: str,
     assert (one.outcome.time_to_target_s, one.outcome.seconds_basis) == (pytest.approx(40), SecondsBasis.REPORTED)
 
 
+def test_steps_between_evaluations_may_be_counted_in_epochs(tmp_path: Path) -> None:
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for tenth in range(1, 51):
+            now = 1 + tenth + 5 * ((tenth - 1) // 10)
+            yield tenth / 10, now, ""
+            if tenth % 10 == 0:
+                yield tenth / 10, now + 5, tenth / 100
+
+    text = "epoch,elapsed,val_acc,batch_size\n" + "".join(",".join(map(str, row)) + ",8\n" for row in rows())
+    one = only_run(import_curves([table(tmp_path, text)], target=0.4, epoch_samples=800))
+    assert (one.outcome.steps_to_target, one.outcome.time_to_target_s) == (400, pytest.approx(40))
+
+
 def test_a_column_of_each_epoch_s_seconds_is_no_time_since_the_beginning(tmp_path: Path) -> None:
     rows = ((step, 12 + step % 20 / 100, step / 100) for step in range(10, 60, 10))
     assert timed(tmp_path, "time,val_acc", rows).outcome.time_to_target_s is None
