@@ -130,8 +130,8 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
 
 def _highest_rate(log: Log) -> Setting | None:
     # As a schedule changes the learning rate, its peak is the setting
-    names = dict.fromkeys(name for row in log.rows for name in row if _RATE.search(name))
-    for name in names:
+    names = dict.fromkeys(name for row in log.rows for name in row)
+    for name in filter(_RATE.search, names):
         rates = [one for row in log.rows if (one := number_in(row.get(name))) > 0 and math.isfinite(one)]
         if rates:
             return Setting(f"the highest {name}", max(rates))
@@ -302,7 +302,7 @@ def _runs(
     given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
     batches, assumed = step_batches(given, "--column batch_size={}")
     varied = hyperparameters(settings)
-    runs, without, resumed = [], [*without], []
+    runs, without, resumed, repeated = [], [*without], list[str](), list[str]()
     read: dict[str, None] = {}
     for log, own, batch in zip(logs, settings, batches, strict=True):
         named = names.of_log(log)
@@ -312,6 +312,7 @@ def _runs(
             continue
         read[named.sentence] = None
         resumed += [log.origin] if curve.resumes else []
+        repeated += [log.origin] if curve.repeats else []
         runs.append(_run(log, own, batch, varied, curve, named))
     if not runs:
         raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
@@ -320,6 +321,7 @@ def _runs(
     for found, what in (
         (without, f"were skipped, because they have no {names.metric}"),
         (resumed, "go back to an earlier step: taken as resumed"),
+        (repeated, "have several metrics at a step: the last one counts"),
         (untimed if len(untimed) < len(runs) else [], "have no seconds"),
     ):
         if found:

@@ -127,6 +127,8 @@ class Names:
                 hint="--step NAME; if it counts epochs, with --epoch-samples N; if it counts samples, with N = 1",
             )
         timed = self.seconds if self.seconds in there else _first(there, SECONDS)
+        if timed != self.seconds and timed is not None and len(log.rows) > FEW and _falls(log, step, timed):
+            timed = None  # the seconds of each epoch or step
         clock = None if timed else _first(there, CLOCKS)
         if timed is clock is None and (plain := _first(there, TIMES)) is not None:
             timed, clock = _kind_of_time(log, step, plain)
@@ -163,6 +165,18 @@ def _first(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
 _AROUND_NAME = re.compile(r"^.*\.|[ _]\(?\[?(?:ms|s|sec|secs|seconds|min|minutes|h|hours)\]?\)?$")
 
 
+def _falls(log: Log, step: str, name: str) -> bool:
+    rows = [(number_in(row.get(step)), number_in(row.get(name))) for row in log.rows]
+    rows = [one for one in rows if not math.isnan(sum(one))]
+    return any(later[0] > one[0] and later[1] < one[1] for one, later in itertools.pairwise(rows)) or _is_flat(rows)
+
+
+def _is_flat(rows: Sequence[tuple[float, float]]) -> bool:
+    # Seconds of an epoch hardly grow, though the steps do
+    (first, start), (last, end) = (rows or [(1.0, 1.0)])[0], (rows or [(1.0, 1.0)])[-1]
+    return len(rows) >= FEW and first > 0 and start > 0 and last / first > 2 * GROWTH and end / start < GROWTH
+
+
 def _kind_of_time(log: Log, step: str, name: str) -> tuple[str | None, str | None]:
     # Name of seconds since the run began, else of a clock, else neither: the seconds of an epoch or a step.
     rows = [(number_in(row.get(step)), number_in(row.get(name))) for row in log.rows]
@@ -182,23 +196,27 @@ FEW, GROWTH = 5, 1.5  # rows in a rising order are hardly chance, if so many
 
 def _step_seconds(log: Log, names: Names) -> float | None:
     # Median step time between evaluations, of rows without a metric; None if no log row is between
-    rows = [(row, _number(row, names.step, log), _seconds_in(row, names, log)) for row in log.rows]
-    evaluated = {step for row, step, _ in rows if row.get(names.metric) not in (None, "")}
+    rows = [
+        (step, _seconds_in(row, names, log), row.get(names.metric) not in (None, ""))
+        for step, row in zip(_counts(log, names), log.rows, strict=True)
+    ]
+    ends = {step: time for step, time, is_evaluation in reversed(rows) if is_evaluation}
     paces: list[float] = []
     steps = seconds = 0.0
     before: tuple[float, float] | None = None
-    for _, step, time in rows:
-        is_evaluation = step in evaluated
-        if before is not None and not is_evaluation and step > before[0] and time >= before[1]:
+    for step, time, is_evaluation in rows:
+        is_training = before is not None and not is_evaluation and step > before[0] and time >= before[1]
+        # A row of the evaluation's step may be logged after the evaluation: then hardly earlier than the metric
+        if before is not None and is_training and not ends.get(step, math.inf) - time <= SOON * (time - before[1]):
             steps, seconds = steps + step - before[0], seconds + time - before[1]
         if is_evaluation and steps:
             paces, steps, seconds = [*paces, seconds / steps], 0.0, 0.0
-        if not math.isnan(step):
-            before = None if math.isnan(time) else (step, time)
+        before = None if math.isnan(time) else (step, time)
     return statistics.median(paces) if len(paces) >= FEWEST_PACES and min(paces) > 0 else None
 
 
 FEWEST_PACES = 2
+SOON = 0.02  # a shorter evaluation hardly changes the step time
 
 
 def _is_apart(log: Log, names: Names, evaluations: Sequence[str], pace: float | None) -> bool:
@@ -239,19 +257,21 @@ def _metric(there: Sequence[str], place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Evaluations in order; whether the run diverged, and how often its steps went back."""
+    """Evaluations in order; whether the run diverged; how often its steps went back, and were repeated."""
 
     observations: tuple[Observation, ...]
     has_diverged: bool
     resumes: int
+    repeats: int
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
     """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on."""
     found: list[Observation] = []
-    offset, before, resumes = 0.0, -math.inf, 0
+    offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False
     rows = list(_evaluations(log, names, batch_size))  # all are checked, those after a divergence too
+    has_steps = len({step for step, *_ in rows}) > 1
     last = max((place for place, (*_, metric) in enumerate(rows) if not math.isnan(metric)), default=-1)
     for place, (step, logged, metric) in enumerate(rows):
         if math.isnan(metric) and place < last:
@@ -260,9 +280,9 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
             has_diverged = True
             break
         first = found[0].step if found else math.inf
+        if found and step == found[-1].step and has_steps:
+            repeats += found.pop().metric != metric
         is_resumed = bool(found) and step <= found[-1].step
-        if is_resumed and (step, metric) == (found[-1].step, found[-1].metric):
-            continue  # logged twice
         pace = _pace(found) if is_resumed else 0.0
         if is_resumed and step <= first:
             what = "are all" if step == first == found[-1].step else f"go back from {found[-1].step} to"
@@ -289,7 +309,7 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
                 learning_rate=0.0,
             )
         )
-    return Curve(tuple(_timed(found, names, log)), has_diverged, resumes)
+    return Curve(tuple(_timed(found, names, log)), has_diverged, resumes, repeats)
 
 
 def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int, float, float]]:
@@ -298,7 +318,8 @@ def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int,
     scale = 1.0
     if names.epoch_samples is not None:
         scale = names.epoch_samples / batch_size
-        counts = [_number(row, names.step, log) for row in log.rows if row.get(names.metric) not in (None, "")]
+        found = zip(_counts(log, names), log.rows, strict=True)
+        counts = [step for step, row in found if row.get(names.metric) not in (None, "")]
         shift = float(bool(counts) and counts[0] == 0 and all(one.is_integer() for one in counts))  # counted from 0
     step = seconds = math.nan
     for row, evaluated in zip(log.rows, _evaluated(log, names), strict=True):
@@ -315,6 +336,15 @@ def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int,
         if not 0 <= steps <= LARGEST:
             raise UsageError(f"step {steps:g} must be in [0, {LARGEST}] ({log.origin})")
         yield round(steps), seconds, float(f"{_number(row, names.metric, log):.{DIGITS}g}")
+
+
+def _counts(log: Log, names: Names) -> list[float]:
+    # Each row's number of the step; a row without a number belongs to the step before
+    found: list[float] = []
+    for row in log.rows:
+        here = _number(row, names.step, log)
+        found.append(found[-1] if found and math.isnan(here) else here)
+    return found
 
 
 def _evaluated(log: Log, names: Names) -> list[float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.columns import RESULT_NAME, scale
+from bssearch.exchange.importers.columns import scale
 from bssearch.exchange.importers.imported_run import read_text
 from bssearch.exchange.importers.logs import CLOCK, Log, LogKind
 from bssearch.exchange.trial_rows import flat_row
@@ -21,6 +21,7 @@ PATTERNS = {
     "object": '{"step": 100, "val_acc": 0.91}, of JSON or Python',
 }
 COUNTERS = frozenset({"step", "steps", "global_step", "train_step", "iter", "iteration", "iters", "epoch", "batch"})
+_RESULT = re.compile("acc|loss|err|f1|auc|ppl|perplexity|bleu|rouge|wer|mse|mae|map|score|val|eval|test", re.IGNORECASE)
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _NAMESPACE = re.compile(r"\b(\w{1,64})=('[^']*'|\"[^\"]*\"|[^,()\s]+)")
@@ -47,7 +48,7 @@ def read_file(file: Path) -> Iterator[Log]:
         pattern, found = "object", _object(text)
         if not found:
             pattern, found = "pairs", dict(pairs(text))
-        if found.keys() & COUNTERS or (rows and any(map(RESULT_NAME.fullmatch, found))):
+        if found.keys() & COUNTERS or (rows and any(map(_RESULT.search, found))):
             rows.append({**_clock(text), **found})
             used.add(pattern)
         elif not rows:
@@ -85,9 +86,10 @@ def pairs(text: str) -> Iterator[tuple[str, str]]:
     """Yield names and numbers of a line; times are in seconds."""
     for one in _PAIR.finditer(text):
         name, value, unit = one["name"].replace(" ", "_"), one["value"], one["unit"] or ""
+        counter = re.sub("^train(ing)?_", "", name.lower())
         is_plain = re.fullmatch(r"[-+.\deE]+", value) is not None
-        if name.lower() in COUNTERS:
-            name, value = name.lower(), value.replace(",", "")
+        if counter in COUNTERS:
+            name, value = counter, value.replace(",", "")
         elif one["of"] is not None and is_plain and int(one["of"]):
             value = str(float(value) / int(one["of"]))
         elif unit and unit != "%" and is_plain:

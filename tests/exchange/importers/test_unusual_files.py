@@ -202,3 +202,63 @@ def test_a_learning_rate_that_changes_counts_by_its_peak(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text(f"run,step,lr,val_acc,batch_size\n{text}")
     (study,) = import_curves([str(tmp_path / "a.csv")], target=0.35).studies
     assert [one.configuration.learning_rate for one in study.trials] == pytest.approx([0.9, 1.8])
+
+
+PYTORCH = "".join(
+    f"Epoch: [{epoch}][ 10/50]\tTime  0.512 ( 0.633)\tLoss 6.9e+00 (7.0e+00)\nTest: [ 0/20]\tAcc@1  12.0 ( 12.0)\n"
+    f" * Acc@1 {10 * epoch + 5}.100 Acc@5 89.00\n"
+    for epoch in range(5)
+)
+MNIST = "".join(
+    f"Train Epoch: {epoch} [0/60000 (0%)]\tLoss: 2.3\n\nTest set: Average loss: 0.05, Accuracy: {epoch}000/10000 (9%)\n"
+    for epoch in range(1, 6)
+)
+NANOGPT = "".join(
+    f"step {250 * part}: train loss 4.0, val loss {4.1 - part * 0.3:.4f}\niter {250 * part}: loss 3.1, time 12.34ms\n"
+    for part in range(6)
+)
+TRANSFORMERS = "".join(
+    f"{{'loss': 0.5, 'learning_rate': 0.1, 'epoch': {epoch}.0}}\n{{'eval_accuracy': {epoch / 10}, 'epoch': {epoch}.0}}\n"
+    for epoch in range(1, 6)
+)
+BARS = "".join(f"Epoch {epoch}: 100%|████| 50/50 [00:05<00:00, 9.9it/s, val_acc=0.{epoch}00]\n" for epoch in range(5))
+LOGGING = "".join(
+    f"2026-01-02 03:{minute:02d}:00,500 INFO iter={minute} loss=2.1\n"
+    f"2026-01-02 03:{minute:02d}:30,500 INFO eval: val/acc={minute / 100}\n"
+    for minute in range(5, 55, 5)
+)
+TEXTS: dict[str, tuple[str, dict[str, Any], tuple[int, int, float | None]]] = {
+    "PyTorch's example": (
+        "Namespace(batch_size=256, lr=0.1)\n" + PYTORCH,
+        {"metric": "Acc@1", "target": 35, "epoch_samples": 12_800},
+        (256, 200, None),
+    ),
+    "MNIST": ("Namespace(batch_size=64, test_batch_size=1000)\n" + MNIST, {"epoch_samples": 60_000}, (64, 3281, None)),
+    "nanoGPT": (
+        "batch_size = 12\ngradient_accumulation_steps = 5\n" + NANOGPT,
+        {"target": 3.0, "goal": Goal.MINIMIZE},
+        (60, 917, None),
+    ),
+    "transformers": ("python run.py --batch-size 32\n" + TRANSFORMERS, {"epoch_samples": 3200}, (32, 350, None)),
+    "bars": (BARS, {"epoch_samples": 3200, "given": ["batch_size=64"]}, (64, 225, None)),
+    # 4.5 minutes for 5 steps, and half a minute for an evaluation
+    "times of lines": ("2026-01-02 03:00:00 INFO bs=16 lr=0.3\n" + LOGGING, {}, (16, 35, 35 * 54)),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_is_read(name: str, tmp_path: Path) -> None:
+    text, options, expected = TEXTS[name]
+    (tmp_path / "slurm-1.out").write_text(text)
+    (study,) = import_curves([str(tmp_path)], **{"target": 0.35, **options}).studies
+    (trial,) = study.trials
+    assert (trial.configuration.batch_size, trial.outcome.steps_to_target) == expected[:2]
+    seconds = trial.outcome.time_to_target_s
+    assert seconds == (None if expected[2] is None else pytest.approx(expected[2]))
+
+
+def test_seconds_of_each_epoch_are_no_time_since_the_beginning(tmp_path: Path) -> None:
+    text = lines(lambda s: f"{s},{12 + s % 20 / 100},{s / 100},8\n{s + 5},12.1,{s / 100},8", TIMED.format("train_time"))
+    (tmp_path / "a.csv").write_text(text)
+    (study,) = import_curves([str(tmp_path / "a.csv")], target=0.35).studies
+    assert study.trials[0].outcome.time_to_target_s is None
