@@ -218,7 +218,7 @@ NANOGPT = "".join(
     for part in range(6)
 )
 TRANSFORMERS = "".join(
-    f"{{'loss': 0.5, 'learning_rate': 0.1, 'epoch': {epoch}.0}}\n{{'eval_accuracy': {epoch / 10}, 'epoch': {epoch}.0}}\n"
+    f"{{'loss': 0.5, 'lr': 0.1, 'epoch': {epoch}.0}}\n{{'eval_accuracy': {epoch / 10}, 'epoch': {epoch}.0}}\n"
     for epoch in range(1, 6)
 )
 BARS = "".join(f"Epoch {epoch}: 100%|████| 50/50 [00:05<00:00, 9.9it/s, val_acc=0.{epoch}00]\n" for epoch in range(5))
