@@ -126,12 +126,12 @@ class Names:
                 f"the log has no {missing}: it has {listed(list(there))} ({log.origin})",
                 hint="--step NAME; if it counts epochs, with --epoch-samples N; if it counts samples, with N = 1",
             )
-        timed = self.seconds if self.seconds in there else _first(there, SECONDS)
-        if timed != self.seconds and timed is not None and len(log.rows) > FEW and _falls(log, step, timed):
-            timed = None  # the seconds of each epoch or step
-        clock = None if timed else _first(there, CLOCKS)
-        if timed is clock is None and (plain := _first(there, TIMES)) is not None:
-            timed, clock = _kind_of_time(log, step, plain)
+        timed = self.seconds if self.seconds in there else None
+        clock = None
+        if timed is None and (usual := _first(there, SECONDS)) is not None:
+            timed, clock = _kind_of_time(log, step, usual, is_usual=True)
+        if timed is clock is None and (clock := _first(there, CLOCKS)) is None and (plain := _first(there, TIMES)):
+            timed, clock = _kind_of_time(log, step, plain, is_usual=False)
         is_training = (timed or "").lower() in WITHOUT_EVALUATION
         found = replace(self, step=step, seconds=timed, clock=clock, is_training=is_training)
         if is_training or timed is clock is None:
@@ -165,30 +165,22 @@ def _first(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
 _AROUND_NAME = re.compile(r"^.*\.|[ _]\(?\[?(?:ms|s|sec|secs|seconds|min|minutes|h|hours)\]?\)?$")
 
 
-def _falls(log: Log, step: str, name: str) -> bool:
+def _kind_of_time(log: Log, step: str, name: str, *, is_usual: bool) -> tuple[str | None, str | None]:
+    # Name of seconds since the run began, else of a clock, else neither: the seconds of an epoch or a step
     rows = [(number_in(row.get(step)), number_in(row.get(name))) for row in log.rows]
-    rows = [one for one in rows if not math.isnan(sum(one))]
-    return any(later[0] > one[0] and later[1] < one[1] for one, later in itertools.pairwise(rows)) or _is_flat(rows)
-
-
-def _is_flat(rows: Sequence[tuple[float, float]]) -> bool:
-    # Seconds of an epoch hardly grow, though the steps do
-    (first, start), (last, end) = (rows or [(1.0, 1.0)])[0], (rows or [(1.0, 1.0)])[-1]
-    return len(rows) >= FEW and first > 0 and start > 0 and last / first > 2 * GROWTH and end / start < GROWTH
-
-
-def _kind_of_time(log: Log, step: str, name: str) -> tuple[str | None, str | None]:
-    # Name of seconds since the run began, else of a clock, else neither: the seconds of an epoch or a step.
-    rows = [(number_in(row.get(step)), number_in(row.get(name))) for row in log.rows]
-    found = [(at, time) for at, time in rows if at > 0 and time > 0]
-    if len(found) < 3 or any(later[1] < one[1] for one, later in itertools.pairwise(found)):
+    rows = [(at, time) for at, time in rows if at > 0 and time > 0]
+    if any(later[0] > one[0] and later[1] < one[1] for one, later in itertools.pairwise(rows)):
         return None, None
-    (first, start), (last, end) = found[0], found[-1]
+    if len(rows) < 3:
+        return (name if is_usual else None), None
+    (first, start), (last, end) = rows[0], rows[-1]
     if start > LONGEST_S:
         return None, name
     # Seconds of an epoch hardly grow; those of a whole run grow as the steps do, unless the first has a warm-up
-    is_whole = end / start > last / first / 2 > 0.5 or (len(found) >= FEW and end / start > GROWTH)
-    return (name, None) if is_whole else (None, None)
+    growth, wanted = end / start, last / first
+    is_flat = len(rows) >= FEW and wanted > 2 * GROWTH and growth < GROWTH
+    is_whole = growth > wanted / 2 > 0.5 or (len(rows) >= FEW and growth > GROWTH)
+    return (name if is_whole or (is_usual and not is_flat) else None), None
 
 
 FEW, GROWTH = 5, 1.5  # rows in a rising order are hardly chance, if so many
