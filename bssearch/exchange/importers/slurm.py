@@ -20,16 +20,19 @@ PATTERNS = {
     "pairs": "step 100 loss 2.3 val_acc 0.91 time 12.3s, with = or : too",
     "object": '{"step": 100, "val_acc": 0.91}, of JSON or Python',
 }
-COUNTERS = frozenset({"step", "steps", "global_step", "train_step", "iter", "iteration", "iters", "epoch", "batch"})
+COUNTERS = frozenset({"step", "steps", "global_step", "train_step", "iter", "iteration", "iters", "epoch"})
 _RESULT = re.compile("acc|loss|err|f1|auc|ppl|perplexity|bleu|rouge|wer|mse|mae|map|score|val|eval|test", re.IGNORECASE)
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _NAMESPACE = re.compile(r"\b(\w{1,64})=('[^']*'|\"[^\"]*\"|[^,()\s]+)")
 _FLAG = re.compile(r"(?:^| )--([a-zA-Z][\w.-]*)[= ]([^ -][^ ]*|-\d[^ ]*)")
-_QUALIFIER = "train|training|val|valid|validation|test|eval|evaluation|dev|avg|average|mean|global|elapsed|wall|total"
+_QUALIFIER = (
+    "train|training|val|valid|validation|test|eval|evaluation|dev|avg|average|mean|global|elapsed|wall|total|best|max|"
+    "min|final|ema"
+)
 _NUMBER = r"[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf)\b"
 _PAIR = re.compile(
-    rf"(?<![\w/.@-])(?P<name>(?:(?:{_QUALIFIER}|batch|learning|weight|world|per device) )*[a-z][\w/.@-]{{0,63}}?)"
+    rf"(?<![\w/.@-])(?P<name>(?:(?:{_QUALIFIER}|batch|learning|weight|world|per device):? )*[a-z][\w/.@-]{{0,63}}?)"
     rf"(?: ?[=:] ?| )\[? ?(?P<value>\d+:\d\d(?::\d\d)?(?:\.\d+)?|{_NUMBER})"
     r"(?: ?/ ?(?P<of>\d+))?(?: ?(?P<unit>%|ms|sec|seconds|s|min|h))?(?=[ ,;|)\]}]|[:.](?: |$)|$)",
     re.IGNORECASE,
@@ -47,7 +50,7 @@ def read_file(file: Path) -> Iterator[Log]:
         text = " ".join(line.split())[:LONGEST_LINE]
         pattern, found = "object", _object(text)
         if not found:
-            pattern, found = "pairs", dict(pairs(text))
+            pattern, found = "pairs", dict(reversed([*pairs(text)]))  # the first of a name counts
         if found.keys() & COUNTERS or (rows and any(map(_RESULT.search, found))):
             rows.append({**_clock(text), **found})
             used.add(pattern)
@@ -85,7 +88,7 @@ def _object(text: str) -> Mapping[str, Any]:
 def pairs(text: str) -> Iterator[tuple[str, str]]:
     """Yield names and numbers of a line; times are in seconds."""
     for one in _PAIR.finditer(text):
-        name, value, unit = one["name"].replace(" ", "_"), one["value"], one["unit"] or ""
+        name, value, unit = re.sub(":? ", "_", one["name"]), one["value"], one["unit"] or ""
         counter = re.sub("^train(ing)?_", "", name.lower())
         is_plain = re.fullmatch(r"[-+.\deE]+", value) is not None
         if counter in COUNTERS:

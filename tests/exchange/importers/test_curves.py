@@ -677,6 +677,7 @@ def test_zeus_s_train_trace_alone_counts_steps(tmp_path: Path) -> None:
         ("step:1,250/1,390 val_loss:4.3 t:2ms", {"step": "1250", "val_loss": "4.3", "t": "0.002"}),
         ("2026-01-02 03:04:05,5 INFO [Epoch 3/10] val acc: 91.0% (best 92.0%)", {"epoch": "3", "val_acc": "91.0%"}),
         ("Test set: Average loss: 0.05, Accuracy: 9/10 (90%)", {"Average_loss": "0.05", "Accuracy": "0.9"}),
+        ("Epoch 2 Train: acc 0.9 Val: acc 0.8, best val acc 0.85", {"Train_acc": "0.9", "Val_acc": "0.8"}),
         ("iter 5: train loss 2.0, val loss 2.1.", {"iter": "5", "train_loss": "2.0", "val_loss": "2.1"}),
         ("Epoch: [0][ 10/50]\tTime 0.5 ( 0.6)\tAcc@1 70.10", {"epoch": "0", "Time": "0.5", "Acc@1": "70.10"}),
     ],
