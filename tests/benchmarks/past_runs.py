@@ -389,7 +389,7 @@ def compare_with_search(folder: Path) -> bool:
             "space": {
                 "batch_size": list(SIZES),
                 "learning_rate": {"reference_batch": 64, "low": 0.02, "high": 4.0, "rule": "sqrt"},
-                "optimizer": {"name": "sgd", "momentum": 0.0},
+                "optimizer": {"name": "sgd", "momentum": 0.0, "nesterov": False},
                 "warmup_epochs": 0,
             },
             "default": {"batch_size": 64, "learning_rate": 0.1},
