@@ -82,13 +82,7 @@ Settings = Mapping[str, Setting]  # by our names, else by the log's
 
 
 def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None) -> list[Settings]:
-    """Settings of each log.
-
-    Args:
-        column: Names of settings as THEIRS=OURS.
-        given: Further settings as NAME=VALUE, which replace those of the logs.
-        run: Name of the column that tells runs apart, which is no setting.
-    """
+    """Settings of each log; ``column`` renames them, ``given`` adds or replaces them."""
     there = dict.fromkeys(name for log in logs for name in (*log.settings, *log.mentioned))
     renamed = mappings("--column", column, there, "setting")
     added = {}

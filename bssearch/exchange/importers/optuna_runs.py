@@ -49,10 +49,8 @@ def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """True if a trial met the target early and its reports cover the training.
-
-    A value unlike all reports was measured later: training may have been longer.
-    """
+    """True if a trial met the target early and its reports cover the training."""
+    # A value unlike all reports was measured later: training may have been longer.
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
         return False
@@ -66,10 +64,8 @@ def says_target(name: str) -> bool:
 
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
-    """True if seconds cover the whole trial, by its duration; None if unknown.
-
-    20 % more than ``share`` of it allows for a slow first epoch.
-    """
+    """True if seconds cover the whole trial, by its duration; None if unknown."""
+    # 20 % more than ``share`` of it allows for a slow first epoch.
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
         return None
@@ -157,10 +153,8 @@ class ReportSteps:
 
     @property
     def epochs_before_first(self) -> int:
-        """1 if report 0 ends the first epoch, else 0.
-
-        Reports 4, 9, 14, … count from 0; 0, 100, 200, … are more likely steps.
-        """
+        """1 if report 0 ends the first epoch, else 0."""
+        # Reports 4, 9, 14, … count from 0; 0, 100, 200, … are more likely steps.
         gap = self.smallest_gap or 1
         return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
 
