@@ -414,7 +414,7 @@ def compare_with_search(folder: Path) -> bool:
         best = found["optimal"]["batch_size"]
         apart = abs(rungs[best] - rungs[searched.optimal.batch_size])
         untuned = [row["batch_size"] for row in found["batches"] if row["untuned"]]
-        missing = [one["command"] for one in [found["settling"]] if one] if found.get("settling") else []
+        missing = [one["why"] for one in found["next"] if "--to spec" in one["command"]]
         is_good &= apart <= 1 if name == "tuned" else set(untuned) == set(SIZES) and bool(missing)
         print(
             f"{name}: batch {best}, {apart} rungs from the search's {searched.optimal.batch_size}; untuned: {untuned}"
