@@ -42,6 +42,7 @@ def notices(
     """The caveats of an answer, the gravest first."""
     tried = [(one.configuration.batch_size, one.configuration.parameters) for one in trials if says_something(one)]
     caveats: list[Caveat] = [
+        _about_the_unit(spec, verdict.optimal),
         *_about_confirmation(spec, trials, verdict),
         *_about_the_choice(spec, trials, verdict),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
@@ -51,6 +52,13 @@ def notices(
         *((code, True, sentence) for code, sentence in about_devices(trials)),
     ]
     return [Notice(code=code, message=message) for code, holds, message in caveats if holds]
+
+
+def _about_the_unit(spec: StudySpec, optimal: Candidate) -> Caveat:
+    tokens, samples = (sum(getattr(one, name) or 0 for one in optimal.outcomes) for name in ("tokens", "samples"))
+    padding = f"; padding is {1 - tokens / samples:.0%} at batch {optimal.configuration.batch_size}" if tokens else ""
+    counted = "batch sizes, samples and B_crit count tokens, padding included"
+    return "batch_unit", spec.training.counts_tokens, f"training.batch_unit = tokens: {counted}{padding}"
 
 
 def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:

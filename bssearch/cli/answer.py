@@ -305,7 +305,15 @@ def _time_of(row: Batch) -> str | None:
 
 # Codes of caveats that go with exported values.
 GRAVE = frozenset(
-    {"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted", "predicted"}
+    {
+        "running",
+        "unconfirmed",
+        "confirmation_incomplete",
+        "confirmation_missed",
+        "retargeted",
+        "predicted",
+        "batch_unit",
+    }
 )
 
 

@@ -547,6 +547,7 @@ def program_of(spec: StudySpec) -> Program | None:
         names=spec.set_parameters,
         searched=spec.searched,
         needs_samples=spec.objective == SamplesToTarget.name,
+        counts_tokens=spec.training.counts_tokens,
     )
 
 

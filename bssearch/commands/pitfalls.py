@@ -25,7 +25,7 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
     """Yield the pitfalls of a spec, as (code, sentence)."""
     yield from about_batch_sizes(spec)
     yield from about_batch_norm(spec, found)
-    yield from _about_the_learning_rate(spec)
+    yield from _about_the_learning_rate(spec, found)
     fine_tuning = list(_about_fine_tuning(spec))
     if spec.preset == FINE_TUNING:
         yield from fine_tuning
@@ -72,7 +72,7 @@ def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
     return (untrained - info.chance) / (target.value - info.chance) > STARTS_TRAINED
 
 
-def _about_the_learning_rate(spec: StudySpec) -> Iterator[Finding]:
+def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
     space = spec.space
     default, largest, rates = spec.default.batch_size, spec.batch_sizes[-1], space.learning_rates
     reaches = f"batch sizes reach {largest}, {largest / default:.3g} × the default's {default}"
@@ -83,10 +83,11 @@ def _about_the_learning_rate(spec: StudySpec) -> Iterator[Finding]:
             f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}: larger batches train "
             "at an untuned learning rate; search the learning rate, starting from a rule",
         )
-    if is_far and not spec.is_program and bounds(space.warmup_epochs)[1] == 0:
+    if is_far and (found.starts_at_peak or not spec.is_program) and bounds(space.warmup_epochs)[1] == 0:
+        begins = "the first step has the whole learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"space.warmup_epochs = 0, and {reaches}: the literature recommends a warmup from {WARMUP_RATIO} × on; "
+            f"{begins}, and {reaches}: the literature recommends a warmup from {WARMUP_RATIO} × on; "
             "search the warmup, for example in [0, 1]",
         )
     if split_batch(largest, space.max_micro_batch_size)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:

@@ -48,6 +48,7 @@ class Program:
         report: expressions of `bssearch.executors.programs.reports`.
         searched: placeholders that a reporting command needs.
         needs_samples: whether the study's objective counts samples.
+        counts_tokens: whether batch sizes count tokens.
     """
 
     default: Configuration
@@ -59,6 +60,7 @@ class Program:
     report: Mapping[str, str] = field(default_factory=dict)
     searched: tuple[str, ...] = ()
     needs_samples: bool = False
+    counts_tokens: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
         """Values that the study sets, besides batch size and learning rate."""

@@ -69,7 +69,11 @@ class LoadedWorkload:
         self.revision = workload_revision(self._workload)
         check_unchanged(f"the file of workload {name!r}", load.revision, self.revision)
         try:
-            data = check_data(self._workload.load(torch.device("cpu")), self._workload)
+            data = check_data(
+                self._workload.load(torch.device("cpu")),
+                self._workload,
+                counts_tokens=settings.training.counts_tokens,
+            )
         except BaseException as error:
             if is_out_of_memory(error):
                 raise

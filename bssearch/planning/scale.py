@@ -1,8 +1,8 @@
 """Time, cost and efficiency of data parallelism on 1 … N devices.
 
 Step seconds: k·(α + β·micro-batch) for k accumulation steps, plus a ring all-reduce, 2(n − 1) messages of 1/n of the
-gradients (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"). Samples to the
-target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv 1812.06162).
+gradients (Patarasu & Yuan 2009). Samples to the target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv
+1812.06162).
 """
 
 from __future__ import annotations

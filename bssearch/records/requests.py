@@ -166,7 +166,10 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """A loaded workload; external programs may hide sample counts."""
+    """A loaded workload; external programs may hide sample counts.
+
+    ``starts_at_peak``: a program's first step has the whole learning rate, if known.
+    """
 
     train_samples: int | None
     validation_samples: int | None
@@ -176,6 +179,7 @@ class WorkloadDescription:
     model: ModelDescription
     tokens_per_sample: int | None = None
     notice: str | None = None
+    starts_at_peak: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -288,9 +288,11 @@ class StudySpec(StrictModel):
             raise ValueError(f"a command replaces the workload; workload = {self.workload!r}")
         if self.report and not self.command:
             raise ValueError("report reads the log of a command, but there is no command")
+        growth = self.space.batch_schedule
+        if growth is not None and self.training.counts_tokens:
+            raise ValueError("batch_schedule: a growing batch counts samples; training.batch_unit = tokens")
         if not self.is_program:
             return self
-        growth = self.space.batch_schedule
         if growth is not None and (self.command or self.workload == OBJECTIVE):
             raise ValueError(f"batch_schedule: {'a command' if self.command else 'a function'} takes one batch size")
         if growth is not None and NOISE_SCALE in growth.names:
@@ -299,8 +301,8 @@ class StudySpec(StrictModel):
             )
         if self.workload_settings:
             raise ValueError("workload_settings need a workload class; pass arguments to your own program")
-        if self.training != TrainingSpec():
-            set_here = [f"{name} = {one}" for name, one in self.training.model_dump(exclude_defaults=True).items()]
+        if own := self.training.model_dump(exclude_defaults=True, exclude={"batch_unit"}):
+            set_here = [f"{name} = {one}" for name, one in own.items()]
             hint = f"; name a class of the file, as in {self.workload}:MyTask" if self.workload.endswith(".py") else ""
             raise ValueError(
                 f"training ({', '.join(set_here)}) needs a workload class; your own program computes its steps "
@@ -438,8 +440,10 @@ class StudySpec(StrictModel):
             del question["space"]["batch_rules"]
         if self.training == TrainingSpec():
             del question["training"]
-        elif not self.training.sync_batch_norm:
-            del question["training"]["sync_batch_norm"]
+        else:
+            for name in ("sync_batch_norm", "batch_unit"):
+                if getattr(self.training, name) == TrainingSpec.model_fields[name].default:
+                    del question["training"][name]
         for name in OF_PROGRAMS:
             if not question[name]:
                 del question[name]

@@ -44,7 +44,7 @@ class TrainingSpec(StrictModel):
     ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data: device``
     keeps the data on the device; with ``host``, ``loader_workers`` stream the data; ``auto`` prefers ``device`` if the
     data fit. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the
-    micro-batches of all devices.
+    micro-batches of all devices. ``batch_unit: tokens``: batch sizes and samples are tokens, padding included.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -58,11 +58,19 @@ class TrainingSpec(StrictModel):
     data: Literal["auto", "device", "host"] = "auto"
     loader_workers: int = Field(default=2, ge=0, le=256)
     measure_noise: bool = True
+    batch_unit: Literal["samples", "tokens"] = "samples"
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True if batch sizes count tokens."""
+        return self.batch_unit == "tokens"
 
     @model_validator(mode="after")
     def _one_kind_of_batch_norm(self) -> Self:
         if self.ghost_batch_size is not None and self.sync_batch_norm:
             raise ValueError(f"ghost_batch_size = {self.ghost_batch_size} must be null with sync_batch_norm = true")
+        if self.ghost_batch_size is not None and self.counts_tokens:
+            raise ValueError(f"ghost_batch_size = {self.ghost_batch_size} must be null with batch_unit = tokens")
         return self
 
 

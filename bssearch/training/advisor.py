@@ -5,6 +5,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import require
 from bssearch.records import GradientNoise
 from bssearch.records.noise_scale import (
     CRITICAL_BATCH_OCTAVES,
@@ -28,8 +30,8 @@ from bssearch.records.noise_scale import (
     moments,
 )
 from bssearch.records.text import noise_scale
+from bssearch.training.course import first_line
 from bssearch.training.gradient_noise import Divisors, adam_divisors
-from bssearch.training.loop import batch_norm_layers
 
 SHARE = 0.01  # largest share of the training time for measurements
 
@@ -42,6 +44,8 @@ FEWEST_TIMED = 3  # measured steps before their cost counts as known, because th
 
 TIMED = 32  # number of newest steps whose median is the step time; measured and other steps have separate medians
 
+FARTHEST_SUM = 0.02  # relative distance of the halves' sum from the whole gradient, above bfloat16's rounding
+
 ENDLESS = 10**15  # samples of a dataset of unknown size
 
 
@@ -51,7 +55,6 @@ class BatchAdvice:
 
     Attributes:
         batch_size: Samples per optimizer step, of all ranks together.
-        samples: Samples seen.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
         step_seconds: Median seconds of a step, if known.
         reason: Cause of the last failure to measure a step.
@@ -64,18 +67,23 @@ class BatchAdvice:
     step_seconds: float | None
     reason: str = ""
 
-    def saved_steps(self, factor: float = 2.0) -> tuple[float, float, float] | None:
+    def saved_steps(self, factor: float = 2.0) -> tuple[float | None, float, float] | None:
         """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
 
         Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). B_crit differs from the noise scale, so the
-        range adds `CRITICAL_BATCH_OCTAVES` to both ends of the noise scale's interval.
+        range adds two deviations, 2 × `CRITICAL_BATCH_OCTAVES`, to both ends of the noise scale's interval.
         """
-        known, apart = self.noise_scale, 2**CRITICAL_BATCH_OCTAVES
-        if known.scale is None or known.low is None or known.high is None:
+
+        def share(b_crit: float) -> float:
+            per_batch = b_crit / self.batch_size
+            return 1 - (1 + per_batch / factor) / (1 + per_batch)
+
+        known, apart = self.noise_scale, 4**CRITICAL_BATCH_OCTAVES
+        if known.low is None:
             return None
-        b_crits = (known.scale, known.low / apart, known.high * apart)
-        share, *ends = (1 - (1 + one / (factor * self.batch_size)) / (1 + one / self.batch_size) for one in b_crits)
-        return share, min(ends), max(ends)
+        high = 1 - 1 / factor if known.high is None else share(known.high * apart)
+        ends = share(known.low / apart), high
+        return None if known.scale is None else share(known.scale), min(ends), max(ends)
 
     def __str__(self) -> str:
         known, size = self.noise_scale, self.batch_size
@@ -84,10 +92,13 @@ class BatchAdvice:
             return f"noise scale unknown: {self.reason}"
         if self.measured_steps < FEWEST_PASSES:
             return f"noise scale unknown: {self.measured_steps} steps were measured; {FEWEST_PASSES} are needed"
-        if known.low is None:
+        if saved is None or halved is None or known.low is None:
             return f"noise scale unknown: {self.measured_steps} measured steps do not tell the gradient from its noise"
-        if saved is None or halved is None:
-            return f"noise scale {noise_scale(None, known.low, None)} samples after {self.samples:,} samples"
+        if saved[0] is None or halved[0] is None:
+            return (
+                f"noise scale {noise_scale(None, known.low, None)} samples after {self.samples:,} samples: batch "
+                f"{2 * size} instead of {size} saves at least {saved[1]:.0%} of the steps"
+            )
         parts = [
             f"noise scale {noise_scale(known.scale, known.low, known.high)} samples after {self.samples:,} "
             f"samples: batch {2 * size} instead of {size} saves {saved[0]:.0%} [{saved[1]:.0%}, {saved[2]:.0%}] of the "
@@ -109,14 +120,14 @@ class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
     In some steps, hooks on the parameters take the gradient norms of each micro-batch and of their sum. This takes at
-    most `SHARE` of the training time. The ranks of DistributedDataParallel count as micro-batches. A loop with one
-    micro-batch per step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
+    most `SHARE` of the training time. The ranks of DistributedDataParallel count as micro-batches. If a step has one
+    micro-batch, a second backward pass takes the gradient of its first half.
 
     ::
 
         advisor = bssearch.BatchAdvisor(model, batch_size=256, optimizer=optimizer)
         for x, y in loader:
-            advisor.backward(lambda x, y: loss(model(x), y), x, y)
+            loss(model(x), y).backward()
             advisor.step()  # before clipping and optimizer.step()
             optimizer.step()
             optimizer.zero_grad()
@@ -127,10 +138,8 @@ class BatchAdvisor:
         optimizer: One or several optimizers; with Adam, the noise is measured as its update sees it.
         dataset_size: Samples of the training set. Small sets are drawn without replacement, which lowers the noise.
         micro_batches: Backward passes per step, of all ranks together; steps with another number are not measured.
+        aside: Context of the second backward passes.
         now: Clock in seconds.
-
-    Raises:
-        UsageError: If the batch size is not a number above 0, or no parameter is trained.
     """
 
     def __init__(
@@ -141,6 +150,7 @@ class BatchAdvisor:
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         dataset_size: int | None = None,
         micro_batches: int | None = None,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._parameters = list(model.parameters())  # all, because a loop may freeze parameters later
@@ -157,7 +167,8 @@ class BatchAdvisor:
         self._batch_size = self._first_batch_size = batch_size
         self._samples = 0
         self._dataset_size = dataset_size or ENDLESS
-        self._normalises = batch_norm_layers(model) > 0
+        self._halves = _Halves(model, self._parameters, aside)
+        self._splits = micro_batches == 1
         self._now = now
         self._began: float | None = None
         self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=TIMED) for kind in (False, True)}
@@ -166,44 +177,10 @@ class BatchAdvisor:
         self._paces: deque[float] = deque(maxlen=TIMED)  # seconds per step from one measured step to the next
         self._steps = 0
         self._norms: _StepNorms | None = None
-        self._given: int | None = None  # samples given to `backward`
         self._reason = f"step() recorded fewer than {FIRST_EVERY + 1} steps"  # why a step was not measured
         self._expected = micro_batches
         self._micro_batches = 0  # largest number in a step; an epoch's last step may have fewer
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
-
-    def backward(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
-        """Backward pass of ``loss(*batch)``, the mean over a batch's samples; returns the detached loss.
-
-        In a measured step the tensors are halved along their first dimension, and ``loss`` is called for each half.
-        The mean of the halves' losses must be the loss: ``loss`` must neither sum, weigh nor compare samples.
-
-        Raises:
-            UsageError: If the batch is not made of tensors of samples, or the model has batch normalisation, for which
-                half a batch is another batch.
-        """
-        require(
-            not self._normalises,
-            "BatchAdvisor.backward() halves batches, and the model has batch normalisation",
-            hint="train in several micro-batches, and call loss.backward() for each micro-batch",
-        )
-        if not batch or not all(isinstance(one, torch.Tensor) and one.ndim for one in batch):
-            kinds = ", ".join(type(one).__name__ for one in batch) or "nothing"
-            raise UsageError(
-                f"BatchAdvisor.backward(loss, {kinds}): the batch must be tensors with a sample in each row",
-                hint="advisor.backward(lambda x, y: loss_of({'x': x, 'y': y}), x, y)",
-            )
-        count = self._given = len(batch[0])
-        if self._norms is None or count % 2:
-            parts = [batch]
-        else:
-            parts = list(zip(*(torch.split(one, count // 2) for one in batch), strict=True))
-        total = torch.zeros(())
-        for part in parts:
-            share = loss(*part) / len(parts)
-            share.backward()  # type: ignore[no-untyped-call]
-            total = total.to(share.device) + share.detach()
-        return total
 
     def step(self, batch_size: int | None = None) -> None:
         """Record an optimizer step after backward and before clipping; pass a changed ``batch_size``."""
@@ -232,7 +209,11 @@ class BatchAdvisor:
                 self._left = int(shared)
         self._left -= 1
         if self._left <= 0:
-            self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers))
+            halves = None
+            if self._splits and not self._halves.problem and ranks_together() == 1:
+                halves = self._halves
+                halves.open(self._batch_size)
+            self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers), halves)
 
     def close(self) -> None:
         """Remove remaining hooks; call at the end of the training."""
@@ -279,17 +260,15 @@ class BatchAdvisor:
             size *= 2
         return found
 
-    def _note(self, found: Pass | None) -> None:
-        given, self._given = self._given, None
-        ranks = ranks_together()
-        if given is not None and given * ranks != self._batch_size:
-            self._reason = f"a batch had {given} samples on each of {ranks} ranks; batch_size is {self._batch_size}"
-            return  # not measured, because an epoch's last batch may be smaller
-        if found is None:
-            self._reason = "a step had one micro-batch, or a number that does not divide the batch: call backward()"
-        if found is not None and found.small_batches != (self._expected or found.small_batches):
+    def _note(self, found: Pass | int) -> None:
+        if isinstance(found, int):
+            self._splits = self._splits or found == 1
+            one = self._halves.problem or "no output of the model has rows for each sample"
+            self._reason = f"a step had {found} micro-batches, which do not divide the batch"
+            self._reason = f"a step had one micro-batch: {one}" if found == 1 else self._reason
+        elif found.small_batches != (self._expected if self._expected not in {None, 1} else found.small_batches):
             self._reason = f"a step had {found.small_batches} backward passes instead of {self._expected}"
-        elif found is not None and found.small_batches >= self._micro_batches:
+        elif found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
             self._passes.append((self._samples, found))
 
@@ -315,13 +294,94 @@ def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> NoiseScaleInterval:
     return estimate(newest) if len(newest) >= FEWEST_PASSES else NoiseScaleInterval()
 
 
-class _StepNorms:
-    """Squared gradient norms of micro-batches and their sum, plain and under Adam."""
+class _Halves:
+    """Gradient of the first half of the rows of the model's last output.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None) -> None:
+    The first measurement checks that both halves add up to the whole gradient; ``problem`` names a failure.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], aside: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._aside = aside
+        self._hooks: list[RemovableHandle] = []
+        self._row_hook: RemovableHandle | None = None
+        self._is_checked = False
+        self._missed = self._whole = 0.0
+        self.problem = ""
+        self.is_splitting = False
+        self.splits = 0
+        self.first: dict[nn.Parameter, torch.Tensor | None] = {}
+        self._second: dict[nn.Parameter, torch.Tensor | None] = {}
+
+    def open(self, batch_size: int) -> None:
+        self._batch_size, self.splits = batch_size, 0
+        self._hooks = [one.register_forward_hook(self._note) for one in self._model.modules()]
+
+    def close(self) -> None:
+        self._watch(None)
+        for hook in self._hooks:
+            hook.remove()
+        if self.splits == 1 and not self._is_checked:
+            self._is_checked = True
+            if self._missed > FARTHEST_SUM**2 * self._whole:
+                self.problem = "the loss does not depend on the model's last output alone"
+        self._hooks, self.first, self._second = [], {}, {}
+
+    def parts(self, parameter: nn.Parameter, gradient: torch.Tensor) -> list[torch.Tensor]:
+        if parameter not in self.first or self.splits != 1:
+            return [gradient]
+        zero = torch.zeros_like(gradient)
+        first, second = (zero if one is None else one for one in (self.first[parameter], self._second.get(parameter)))
+        if not self._is_checked:
+            self._missed += float((gradient - first - second).double().norm()) ** 2
+            self._whole += float(gradient.double().norm()) ** 2
+        return [first, gradient - first]
+
+    def _note(self, module: nn.Module, given: object, output: object) -> None:
+        size = self._batch_size
+        for one in tree_leaves(output) if size % 2 == 0 and torch.is_grad_enabled() else ():
+            if isinstance(one, torch.Tensor) and one.requires_grad and one.ndim and len(one) % size == 0 < len(one):
+                self._watch(one)
+                return
+
+    def _watch(self, rows: torch.Tensor | None) -> None:
+        # Only the last output counts: outputs before it do not lead to all of the loss.
+        if self._row_hook is not None:
+            self._row_hook.remove()
+        self._row_hook = None if rows is None else rows.register_hook(partial(self._split, rows))  # type: ignore[no-untyped-call]
+
+    def _split(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._watch(None)
+        self.splits += 1
+        first, middle = gradient.clone(), len(gradient) // 2
+        first[middle:] = 0
+        self.is_splitting = True
+        try:
+            with self._aside():
+                self.first = self._gradients(rows, first)
+                self._second = {} if self._is_checked else self._gradients(rows, gradient - first)
+        except RuntimeError as error:  # a graph that cannot run twice, or no memory
+            self.problem = first_line(error)
+        finally:
+            self.is_splitting = False
+
+    def _gradients(self, rows: torch.Tensor, gradient: torch.Tensor) -> dict[nn.Parameter, torch.Tensor | None]:
+        trained = [one for one in self._parameters if one.requires_grad]
+        found = torch.autograd.grad(rows, trained, gradient, retain_graph=True, allow_unused=True)
+        return dict(zip(trained, found, strict=True))
+
+
+class _StepNorms:
+    """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None, halves: _Halves | None) -> None:
         self._divisors = divisors
+        self._halves = halves
         self._counts: Counter[nn.Parameter] = Counter()
-        self._newest: dict[nn.Parameter, torch.Tensor] = {}
+        self._newest: dict[nn.Parameter, list[torch.Tensor]] = {}
         self._small: list[torch.Tensor] = []
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
@@ -330,13 +390,17 @@ class _StepNorms:
             self._hooks.append(one.register_post_accumulate_grad_hook(self._take_sum))  # type: ignore[no-untyped-call]
 
     def _take_one(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        self._newest[parameter] = self._squares(parameter, gradient)
+        if self._halves is None:
+            self._newest[parameter] = [self._squares(parameter, gradient)]
+        elif not self._halves.is_splitting:
+            parts = self._halves.parts(parameter, gradient.detach())
+            self._newest[parameter] = [self._squares(parameter, one) for one in parts]
 
     def _take_sum(self, parameter: nn.Parameter) -> None:
         # A gradient counts once PyTorch adds the gradient to the sum, unlike the gradient inside a gradient penalty.
-        if (square := self._newest.pop(parameter, None)) is not None:
-            self._counts[parameter] += 1
-            self._small.append(square)
+        if squares := self._newest.pop(parameter, None):
+            self._counts[parameter] += len(squares)
+            self._small += squares
         # Read the sum here, because a Trainer may clip gradients before callbacks. With several ranks, `take` reads.
         if parameter.grad is not None and ranks_together() == 1:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
@@ -344,14 +408,16 @@ class _StepNorms:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        if self._halves is not None:
+            self._halves.close()
 
-    def take(self, batch_size: int, samples: int) -> Pass | None:
+    def take(self, batch_size: int, samples: int) -> Pass | int:
         self.close()
         ranks = ranks_together()
         if ranks > 1:
             self._sums = {one: self._squares(one, one.grad) for one in self._counts if one.grad is not None}
         if not self._small or not self._sums:
-            return None
+            return 0
         small = torch.stack([one.to(self._small[0].device) for one in self._small]).sum(dim=0)
         if ranks > 1:
             dist.all_reduce(small)
@@ -359,8 +425,10 @@ class _StepNorms:
         big = torch.stack([one.to(small.device) for one in self._sums.values()]).sum(dim=0)
         small, big = small / count, big / (count // ranks) ** 2
         plain, adam = (Norms(*pair) for pair in zip(small.tolist(), big.tolist(), strict=True))
-        if count < 2 or batch_size % count or not plain.are_finite or not adam.are_finite:
-            return None
+        is_split = self._halves is not None and self._halves.splits > 0
+        is_wrong = is_split and (count != 2 or bool(self._halves and self._halves.problem))
+        if is_wrong or count < 2 or batch_size % count or not plain.are_finite or not adam.are_finite:
+            return max(self._counts.values())
         return Pass(
             small_batch=batch_size // count,
             small_batches=count,

@@ -6,7 +6,7 @@ import copy
 import itertools
 import random
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,7 +23,18 @@ from bssearch.records import Configuration
 from bssearch.records.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.training.computation import Computation
 from bssearch.training.course import first_line
-from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part, moved, pair_of, tensors
+from bssearch.workloads.data import (
+    Batch,
+    BatchStream,
+    Data,
+    DatasetPart,
+    HostPart,
+    Part,
+    TokenPart,
+    moved,
+    pair_of,
+    tensors,
+)
 
 DATA_SHARE = 0.3  # with data: auto, the largest share of device memory for the training part
 
@@ -84,6 +95,12 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
         for _ in range(growth.micro_batches):
             next(batches)
         return shared(batches)
+    if isinstance(train, TokenPart):
+        drawn = enumerate(_token_micro_batches(train, seed, growth.stage))
+        later = itertools.islice(drawn, growth.micro_batches, None)
+        return _streamed_from_host(
+            train.samples, shared((place, np.array(rows)) for place, rows in later), computation, seed
+        )
     epochs = _epochs(len(train), seed, growth.epoch)
     if placement_of(train, computation) == "device":
         return _gathered(train, shared(rows_of_steps(_ready(epochs, computation), growth)))
@@ -96,6 +113,69 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
     rows = rows_of_steps(epochs, copy.copy(growth), ahead=True)
     places = shared((place, one.numpy()) for place, one in enumerate(rows, growth.micro_batches))
     return _streamed_from_host(train, places, computation, seed)
+
+
+POOL = 50  # micro-batches whose random samples are sorted together, as in transformers' LengthGroupedSampler
+
+TokenStep = list[list[int]]  # rows of each micro-batch of a step
+
+
+class TokenBatches:
+    """Micro-batches of random samples of similar length, at most ``size`` tokens each, padding included.
+
+    Raises `UsageError` if ``size`` is below the longest sample, or if an epoch has no whole step.
+    """
+
+    def __init__(self, lengths: Sequence[int], size: int, micro_batches: int, seed: int) -> None:
+        longest = max(lengths)
+        require(
+            size >= longest,
+            f"a micro-batch of {size} tokens must hold the longest training sample, {longest} tokens",
+            hint="raise max_micro_batch_size and the smallest batch size, or cut long samples",
+        )
+        self.lengths = lengths
+        self._tokens = torch.tensor(lengths)
+        self._size = size
+        self._micro_batches = micro_batches
+        self._pool = max(1, POOL * size * len(lengths) // sum(lengths))
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def epoch(self) -> Iterator[TokenStep]:
+        """Yield the next epoch's whole steps."""
+        step: TokenStep = []
+        has_stepped = False
+        for rows in torch.split(torch.randperm(len(self.lengths), generator=self._generator), self._pool):
+            batches = self._cut(rows[self._tokens[rows].argsort(stable=True)].tolist())
+            for place in torch.randperm(len(batches), generator=self._generator).tolist():
+                step.append(batches[place])
+                if len(step) == self._micro_batches:
+                    yield step
+                    step, has_stepped = [], True
+        require(
+            has_stepped,
+            f"an epoch has {len(step)} micro-batches of {self._size} tokens; a step needs {self._micro_batches}",
+            hint="take smaller batch sizes",
+        )
+
+    def _cut(self, rows: list[int]) -> list[list[int]]:
+        found: list[list[int]] = [[]]
+        for row in rows:  # ascending lengths, so that this row sets the padded length
+            if (len(found[-1]) + 1) * self.lengths[row] > self._size:
+                found.append([])
+            found[-1].append(row)
+        return found
+
+
+def _token_micro_batches(train: TokenPart, seed: int, stage: Stage) -> Iterator[list[int]]:
+    batches = TokenBatches(train.lengths, stage.micro_batch_size, stage.accumulation_steps, seed)
+    while True:
+        yield from itertools.chain.from_iterable(batches.epoch())
+
+
+def tokens_trained(train: TokenPart, seed: int, growth: Growth) -> int:
+    """Tokens without padding in a trial's micro-batches."""
+    trained = itertools.islice(_token_micro_batches(train, seed, growth.stage), growth.micro_batches)
+    return sum(train.lengths[row] for rows in trained for row in rows)
 
 
 def _streamed_from_host(

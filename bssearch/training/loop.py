@@ -1,17 +1,15 @@
 """One trial: train, evaluate at a fixed cadence, and stop at the target or for another reason.
 
-* the target is met at an evaluation                      → `REACHED`
-* the train seconds pass the request's limit              → the request's ``limit_state``
-* ``stop``, called after every step, returns a state      → the returned state; `PAUSED` once saved
-* the schedule's horizon, or a branch, ends               → evaluated once more, then `EXHAUSTED`
-* the loss or the metric is not finite at an evaluation   → `DIVERGED`
-* the metric stays at chance for half of the whole budget → `DIVERGED`
-* the loss of the first step is not finite                → `DIVERGED`
-* memory runs out                                         → `OOM`
+* target met at an evaluation                     → `REACHED`
+* train seconds past the request's limit          → the request's ``limit_state``
+* ``stop``, called after every step               → its state; `PAUSED` once saved
+* end of the schedule's horizon or branch         → evaluated once more, then `EXHAUSTED`
+* loss or metric not finite                       → `DIVERGED`
+* metric at chance for half of the whole budget   → `DIVERGED`
+* out of memory                                   → `OOM`
 
 A trial that met its target and trains on ends as `REACHED`, unless the caller stops it. A resumed trial repeats an
-unpaused trial's steps, evaluations and random numbers, and its times add up. On the CPU, the same request and threads
-give the same steps to the target, bit for bit.
+unpaused trial's steps, evaluations and random numbers. On the CPU, equal requests give equal steps, bit for bit.
 """
 
 import math
@@ -34,6 +32,7 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.spec.space.micro_batches import batch_norm_caveats
+from bssearch.training.batches import tokens_trained
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
@@ -51,7 +50,7 @@ from bssearch.training.trial_checkpoint import (
     identity_with_workload,
 )
 from bssearch.workloads.base import Workload, measure, metric_value
-from bssearch.workloads.data import Data
+from bssearch.workloads.data import Data, TokenPart
 
 # after these states, the test part may be evaluated
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
@@ -278,6 +277,12 @@ class Trial:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return Ending(TrialState.OOM, f"out of memory, micro-batch {now.micro_batch_size}, {when}: {first}")
 
+    def _tokens(self, trainer: Trainer | None) -> int | None:
+        if trainer is not None and isinstance(trainer.train, TokenPart):
+            return tokens_trained(trainer.train, self._plan.seed, trainer.growth)
+        samples = 0 if trainer is None else trainer.growth.samples
+        return None if self._tokens_per_sample is None else samples * self._tokens_per_sample
+
     def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
         configuration, settings = self._plan.configuration, self._computation.settings
         normalised = configuration.micro_batch_size * (configuration.world_size if settings.sync_batch_norm else 1)
@@ -307,7 +312,7 @@ class Trial:
                 reason=ending.reason,
                 steps=0 if trainer is None else trainer.steps,
                 samples=samples,
-                tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
+                tokens=self._tokens(trainer),
                 train_seconds=clock.seconds("train"),
                 undelayed_train_seconds=clock.undelayed_train_seconds(self._threads),
                 reference_seconds=self._reference.seconds,

@@ -64,9 +64,8 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Median seconds of a step (with interval), its update and an evaluation.
 
-    Steps run between evaluations as in a trial, because cold caches then slow steps (by 10% or more). Short runs
-    (`RUN_SECONDS`) repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core
-    are dropped unless few other runs remain. Without enough memory the result has ``out_of_memory`` and no times.
+    Steps run between evaluations, whose cold caches slow them by 10% or more. Short runs repeat until the median's 95%
+    interval is within the precision, up to the limit. Runs on a slow core are dropped unless few others remain.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -359,6 +358,12 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         not own,
         f"the gradient noise scale cannot be measured for a workload with a method {' or '.join(own)}: "
         "the measurement needs loss() on training samples drawn at random",
+        error=WorkloadError,
+    )
+    require(
+        not computation.settings.counts_tokens,
+        "the gradient noise scale cannot be measured with training.batch_unit = tokens",
+        hint="set batch_unit: samples",
         error=WorkloadError,
     )
     require(

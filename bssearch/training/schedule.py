@@ -33,9 +33,8 @@ class RateSchedule:
     """Linear warmup, then a constant rate or a decay until the trial ends at the horizon.
 
     Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1). Decay from step w to horizon h, with u = (s − w)/(h −
-    w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017, one cycle). A horizon within the
-    warmup cuts the warmup off. ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u, in
-    which u grows from 0 to 1 (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is
+    w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017). ``warmup_stable_decay`` decays
+    in the last ``decay_share`` of the horizon, by 1 − √u (Hägele et al. 2024, arXiv 2405.18392). ``one_cycle`` is
     PyTorch's OneCycleLR with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup the rate rises
     for 30 % of the horizon.
     """

@@ -35,7 +35,7 @@ from bssearch.training.optimizers import (
 )
 from bssearch.training.schedule import schedule_for
 from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
-from bssearch.workloads.data import Batch, BatchStream, Data, Part
+from bssearch.workloads.data import Batch, Data, Part, TokenPart
 
 if TYPE_CHECKING:
     from bssearch.training.ranks import GradientSum, Ranks
@@ -227,9 +227,9 @@ class Trainer(AbstractContextManager["Trainer"]):
         with self.together("build", configuration, seed, computation.compiles):
             seed_everything(seed)
             self.steps = 0
-            is_stream = isinstance(train, BatchStream)
-            self.growth = Growth(configuration, None if is_stream else len(train))
-            self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
+            self.growth = Growth(configuration, len(train) if train.has_rows else None)
+            is_counted = train.has_rows and self.growth.schedule is None
+            self.dropped_samples = len(train) % configuration.batch_size if is_counted else None
             self.data_placement = placement_of(train, computation)
             self.schedule = schedule_for(workload, configuration, len(train))
             self.model = computation.build_model(
@@ -495,6 +495,12 @@ class Trainer(AbstractContextManager["Trainer"]):
         require(
             _scalar(loss, "loss", "a scalar tensor or a WeightedLoss with a scalar total").requires_grad,
             "loss() returned a tensor without a gradient; the loss must depend on the model",
+            error=WorkloadError,
+        )
+        require(
+            isinstance(loss, WeightedLoss) or not isinstance(self.train, TokenPart),
+            "training.batch_unit = tokens: loss() returned no WeightedLoss, so the batch's tokens are unknown",
+            hint="return bssearch.WeightedLoss(total=losses.sum(), weight=number of tokens)",
             error=WorkloadError,
         )
         return loss

@@ -1,8 +1,7 @@
 """A paused trial as a file, and trials that branch off a longer run's checkpoint.
 
-A paused trial is a zip archive, with a checksum for each part and no executable content: ``trial.json`` (identity),
-``training.pt`` (tensors and plain values), and ``measured.json`` (ledgers, with the time of writing). State outside
-parameters, buffers and ``get_extra_state`` is not saved.
+A paused trial is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
+(tensors and plain values), and ``measured.json`` (ledgers). Other state of a model is not saved.
 """
 
 import io

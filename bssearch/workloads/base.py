@@ -115,6 +115,8 @@ class Workload(Protocol):
     * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step; returns the loss to
       log. bssearch then measures no gradient noise scale.
     * ``tokens_per_sample: int``: tokens that a training sample predicts.
+    * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
+      then returns a `WeightedLoss`, so that a batch's loss is divided by all its tokens.
     * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
       global generators, which the trial seeds, for all samples at once on the inputs' device. Parameters under
       ``space.augmentation`` are keywords.

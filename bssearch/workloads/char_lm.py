@@ -19,12 +19,14 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError, require
 from bssearch.records import MetricInfo
+from bssearch.workloads.base import WeightedLoss
 from bssearch.workloads.data import Data, Part, evenly
 from bssearch.workloads.transformer import Block, blocks_of, check_sizes
 
 _HELD_OUT_SHARE = 20  # 1/20 of the characters validate, 1/20 test
 
 _EVALUATION_CHARACTERS = 8192
+_PADDING = -100  # target that PyTorch's cross-entropy ignores
 _SIZES = ("max_characters", "context", "layers", "heads", "width", "validation_sequences")
 
 
@@ -34,8 +36,8 @@ class CharLM:
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
     default: the standard library's top-level modules. Files are read in the order of their paths up to
-    ``max_characters``, and cut into windows of ``context`` + 1 characters. At most ``validation_sequences`` windows
-    validate.
+    ``max_characters``, and cut into windows of ``context`` + 1 characters, with ``lines`` at the ends of lines, too.
+    At most ``validation_sequences`` windows validate.
     """
 
     text: str | None = None
@@ -45,6 +47,7 @@ class CharLM:
     heads: int = 4
     width: int = 64
     validation_sequences: int = 128
+    lines: bool = False
     vocabulary: str = field(default="", init=False)  # characters of the training part; one more token means any other
     # mean cross-entropy in nats per character; chance is ln(tokens)
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
@@ -55,9 +58,9 @@ class CharLM:
             raise ValueError(f"text = {self.text!r} must be a path or a glob")
 
     @property
-    def tokens_per_sample(self) -> int:
-        """Characters that a sample predicts."""
-        return self.context
+    def tokens_per_sample(self) -> int | None:
+        """Characters that a sample predicts; None with ``lines``."""
+        return None if self.lines else self.context
 
     def load(self, device: torch.device) -> Data:
         """Sequences (sequences, context) of int64 tokens; targets are one character later."""
@@ -74,6 +77,10 @@ class CharLM:
         train, validation, test = text[: -2 * held_out], text[-2 * held_out : -held_out], text[-held_out:]
         self.vocabulary = "".join(sorted(set(train)))
         self.metrics = {"loss": MetricInfo(low=0.0, chance=math.log(len(self.vocabulary) + 1))}
+        if self.lines:
+            lines = self._lines(train)
+            self.sample_tokens = [len(one) - 1 for one in lines]
+            return Data(lines, self._lines(validation, self.validation_sequences), self._lines(test))
         return Data(
             train=self._part(train, device),
             validation=self._part(validation, device, self.validation_sequences),
@@ -102,22 +109,44 @@ class CharLM:
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | WeightedLoss:
         """Mean cross-entropy in nats per character."""
-        return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
+        scores, wanted = model(inputs).flatten(0, 1), targets.flatten()
+        if not self.lines:
+            return functional.cross_entropy(scores, wanted, label_smoothing=label_smoothing)
+        total = functional.cross_entropy(scores, wanted, label_smoothing=label_smoothing, reduction="sum")
+        return WeightedLoss(total, _predicted(targets))
+
+    def collate(self, samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pad lines (characters,) to (lines, characters); the loss ignores padded targets."""
+        inputs = nn.utils.rnn.pad_sequence([one[:-1] for one in samples], batch_first=True)
+        targets = [one[1:] for one in samples]
+        return inputs, nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=_PADDING)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
         """Mean cross-entropy in nats per character."""
-        total = sum(
-            functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
-            for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context))
-        )
-        return {"loss": total / part.targets.numel()}
+        total, characters = 0.0, 0
+        for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context)):
+            total += functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
+            characters += int(_predicted(targets))
+        return {"loss": total / characters}
+
+    def _tokens(self, text: str) -> torch.Tensor:
+        token_of = {character: token for token, character in enumerate(self.vocabulary)}
+        return torch.tensor([token_of.get(character, len(token_of)) for character in text], dtype=torch.int64)
+
+    def _lines(self, text: str, most: int | None = None) -> list[torch.Tensor]:
+        window = self.context + 1
+        found = [
+            self._tokens(line[start : start + window])
+            for line in text.splitlines(keepends=True)
+            for start in range(0, len(line) - 1, window)
+        ]
+        found = [one for one in found if len(one) > 1]
+        return found if most is None else [found[row] for row in evenly(np.arange(len(found)), min(most, len(found)))]
 
     def _part(self, text: str, device: torch.device, most: int | None = None) -> Part:
-        token_of = {character: token for token, character in enumerate(self.vocabulary)}
-        tokens = torch.tensor([token_of.get(character, len(token_of)) for character in text], dtype=torch.int64)
-        window = self.context + 1
+        tokens, window = self._tokens(text), self.context + 1
         windows = tokens[: len(tokens) // window * window].view(-1, window).to(device)
         if most is not None:
             windows = windows[evenly(np.arange(len(windows)), min(most, len(windows)))]
@@ -150,6 +179,10 @@ class CharTransformer(nn.Module):
         for block in self.blocks:
             stream = block(stream)
         return functional.linear(self.norm(stream), self.tokens.weight)
+
+
+def _predicted(targets: torch.Tensor) -> torch.Tensor:
+    return (targets != _PADDING).sum()
 
 
 def _files(text: str | None) -> list[Path]:

@@ -177,6 +177,23 @@ class BatchStream(HostPart):
         return self
 
 
+class TokenPart(HostPart):
+    """Training samples whose number is their tokens; ``lengths`` are the tokens of each sample."""
+
+    has_rows = False
+
+    def __init__(self, samples: DatasetPart, lengths: Sequence[int]) -> None:
+        self.samples = samples
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def to(self, device: torch.device) -> TokenPart:
+        """Stay on the host."""
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class Data:
     """Training, validation and test: each a `Part` or an argument of `Part.of`. Search trials never read ``test``.
@@ -227,9 +244,29 @@ def evenly(rows: np.ndarray, count: int) -> np.ndarray:
 TRIED_SAMPLES = 8  # number of samples in a test of collate()
 
 
-def check_data(data: object, workload: object = None) -> Data:
-    """The data as three parts; with ``train_batches``, train is a `BatchStream`."""
-    return Data(*(_part(data, name, workload) for name in ("train", "validation", "test")))
+def check_data(data: object, workload: object = None, *, counts_tokens: bool = False) -> Data:
+    """The data as three parts; train is a `BatchStream` with ``train_batches``, a `TokenPart` if it counts tokens."""
+    train, *others = (_part(data, name, workload) for name in ("train", "validation", "test"))
+    return Data(_token_part(train, workload) if counts_tokens else train, *others)
+
+
+def _token_part(train: Part, workload: object) -> TokenPart:
+    lengths = getattr(workload, "sample_tokens", None)
+    require(
+        lengths is not None and isinstance(train, DatasetPart) and not hasattr(workload, "training_step"),
+        "training.batch_unit = tokens needs a workload with sample_tokens, samples of unequal length and no "
+        "training_step()",
+        hint="let load() set sample_tokens, the tokens of each training sample, and return train as a list of samples; "
+        "collate() pads the samples of a batch",
+        error=WorkloadError,
+    )
+    found = [int(one) for one in cast(Iterable[Any], lengths)] or [0]
+    require(
+        len(found) == len(cast(DatasetPart, train).samples) and min(found) >= 1,
+        f"sample_tokens has {len(found)} numbers, the least {min(found)}; it must have {len(train)}, all >= 1",
+        error=WorkloadError,
+    )
+    return TokenPart(cast(DatasetPart, train), found)
 
 
 def _part(data: object, name: str, workload: object) -> Part:

@@ -173,6 +173,14 @@ def test_a_fine_tuning_begins_with_small_batches() -> None:
     assert "fine_tuning_batch_size" in dict(pitfalls(spec.from_preset("fine_tuning"), LawExecutor().describe()))
 
 
+@pytest.mark.parametrize("starts_at_peak", [True, False, None])
+def test_a_script_that_does_not_warm_up_is_told_so(starts_at_peak: bool | None) -> None:
+    space = {"batch_size": [8, 256], "learning_rate": {"low": 0.01, "high": 1.0}}
+    spec = make_spec(workload="train.py", workload_settings={}, space=space)
+    found = dict(pitfalls(spec, replace(LawExecutor().describe(), starts_at_peak=starts_at_peak)))
+    assert ("no_warmup" in found) == bool(starts_at_peak)
+
+
 def test_the_shipped_studies_have_no_pitfall() -> None:
     for path in shipped_studies().values():
         assert list(pitfalls(load_spec(path), LawExecutor().describe())) == [], path.name

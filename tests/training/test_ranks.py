@@ -22,7 +22,7 @@ from bssearch.training.loop import Trial
 from bssearch.training.ranks import Ranks
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import resolve
-from bssearch.workloads.data import BatchStream, DatasetPart, Part
+from bssearch.workloads.data import BatchStream, DatasetPart, Part, TokenPart
 from tests.factories import changed
 from tests.records.test_batch_schedule import milestones
 from tests.training.toys import CPU, Toy, configuration, growth_after, on_cpu, request, run_trial, toy_data
@@ -270,8 +270,9 @@ def made_batches(batch_size: int, seed: int) -> Iterator[tuple[torch.Tensor, tor
         (toy_data().train, {"data": "host", "loader_workers": 0}),
         (DatasetPart(Dataset()), {"data": "host", "loader_workers": 0}),
         (BatchStream(made_batches, 100), {}),
+        (TokenPart(DatasetPart(Dataset()), [1 + row % 3 for row in range(100)]), {"loader_workers": 0}),
     ],
-    ids=["on the device", "streamed", "dataset", "made by the workload"],
+    ids=["on the device", "streamed", "dataset", "made by the workload", "tokens"],
 )
 @pytest.mark.parametrize("steps_before", [0, 7])
 def test_the_ranks_together_take_the_micro_batches_of_one_process(

@@ -28,7 +28,7 @@ from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import SPINS, CorePace
 from bssearch.training.loop import Trial
-from bssearch.workloads.data import Batch, BatchStream, Data, Part
+from bssearch.workloads.data import Batch, Data, Part
 from tests.factories import make_request
 
 CPU = torch.device("cpu")
@@ -169,7 +169,7 @@ def request(
 
 def growth_after(steps: int, wanted: Configuration, train: Part) -> Growth:
     """Return a trial's position in the data after some steps."""
-    growth = Growth(wanted, None if isinstance(train, BatchStream) else len(train))
+    growth = Growth(wanted, len(train) if train.has_rows else None)
     for _ in range(steps):
         growth.stepped()
     return growth

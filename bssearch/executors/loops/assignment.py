@@ -131,6 +131,7 @@ class Assignment:
 
     Methods of this class do nothing. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to evaluate
     after each pass. ``is_look``: whether the work is a measurement or description.
+    ``counts_tokens``: whether batch sizes are tokens; None without a study.
     """
 
     parameters: Mapping[str, ParameterValue]
@@ -140,12 +141,14 @@ class Assignment:
     evaluates_passes = False
     is_look = False
     is_over = False
+    counts_tokens: bool | None = None
 
     def __init__(self, configuration: Configuration, assign: Assign | None = None) -> None:
         self.configuration = configuration
         self.stages = LoopStages(configuration)
         if assign is not None:
             self.device, self.parameters = assign.device, assign.parameters
+            self.counts_tokens = assign.program.counts_tokens
 
     def checkpoint(self) -> str | None:
         """Checkpoint to branch from, if any."""
@@ -173,6 +176,9 @@ class Assignment:
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
         """Note the trained modules."""
+
+    def first_rate(self, is_peak: bool) -> None:
+        """Note whether the first step has the whole learning rate."""
 
     def waited(self, seconds: float) -> None:
         """Record a wait for data."""

@@ -250,8 +250,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
 class AdvisorCallback(Callback):  # type: ignore[misc]
     """Callback for any fit. ``advisor`` prints a report at the end.
 
-    Noise needs gradient accumulation or several processes.
-
     Args:
         batch_size: Samples per optimizer step, of all processes and micro-batches together.
     """

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -90,6 +91,7 @@ class DescribedLoop(Looked):
         self._steps = 0
         self._warnings: list[str] = []
         self._batch_norm_layers = 0
+        self._starts_at_peak: bool | None = None
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
         """Count the layers whose statistics depend on the micro-batch."""
@@ -98,6 +100,10 @@ class DescribedLoop(Looked):
     def warned(self, sentence: str) -> None:
         """See `Assignment.warned`."""
         self._warnings.append(sentence)
+
+    def first_rate(self, is_peak: bool) -> None:
+        """See `Assignment.first_rate`."""
+        self._starts_at_peak = is_peak
 
     def stepped(self, step: int, samples: int | None) -> None:
         """Note the steps."""
@@ -113,17 +119,16 @@ class DescribedLoop(Looked):
                     self._metrics[str(name)] = number_of(metrics, name)
             self._first = step
         if self._steps:
-            self._answer(
-                describe_program(
-                    self._torch_device,
-                    self._metrics,
-                    self._metrics if self._first == 0 else {},
-                    memory_limit_bytes=self._assign.memory_limit_bytes,
-                    revision=self._assign.revision,
-                    batch_norm_layers=self._batch_norm_layers,
-                    notice="; ".join(self._warnings) or None,
-                )
+            described = describe_program(
+                self._torch_device,
+                self._metrics,
+                self._metrics if self._first == 0 else {},
+                memory_limit_bytes=self._assign.memory_limit_bytes,
+                revision=self._assign.revision,
+                batch_norm_layers=self._batch_norm_layers,
+                notice="; ".join(self._warnings) or None,
             )
+            self._answer(replace(described, starts_at_peak=self._starts_at_peak))
 
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError` for a loop without a step or without an evaluation."""

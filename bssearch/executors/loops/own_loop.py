@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,10 +21,11 @@ from bssearch.executors.loops.following import (
     in_words,
     rates_of,
 )
-from bssearch.executors.loops.passes import Given, GrowingSampler, Passes, SeededSampler
+from bssearch.executors.loops.passes import Given, GrowingSampler, Passes, SeededSampler, TokenSampler
 from bssearch.executors.loops.pitfalls import Averages, about_batch_norm, about_ranks, trained_modules
 from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
+from bssearch.training.batches import TokenBatches
 from bssearch.training.optimizers import take_over_states
 
 T = TypeVar("T")
@@ -40,9 +41,20 @@ SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 # Members for a user's loop, which `dir` lists. Other members serve Trainers and the search.
 PUBLIC = (
-    *("accumulation_steps", "batch_size", "batches", "checkpoint", "close", "device", "evaluation_due", "given"),
+    *(
+        "accumulation_steps",
+        "batch_size",
+        "batch_tokens",
+        "batches",
+        "checkpoint",
+        "close",
+        "device",
+        "evaluation_due",
+        "given",
+    ),
     *("is_look", "is_over", "is_searched", "learning_rate", "load_optimizer", "micro_batch_size", "parameters"),
-    *("no_sync", "rank", "report", "sampler", "seed", "should_stop", "state", "step", "steps", "test", "world_size"),
+    *("no_sync", "rank", "report", "sampler", "seed", "should_stop", "state", "step", "steps", "test"),
+    *("token_batches", "world_size"),
 )
 
 
@@ -89,6 +101,8 @@ class Trial:
         self._asked = FieldsRead(assignment.configuration, searched)
         self._followed = Followed(assignment, self._asked)
         self._sampler: SeededSampler | None = None
+        self._token_sampler: TokenSampler | None = None
+        self._skipped_in_all = 0
         self._counted = self._announced_at = self._evaluated_at = -1
         self._needs_samples = needs_samples
         self._rows = BatchRows()
@@ -279,7 +293,7 @@ class Trial:
             f"trial.step(): samples = {samples} must be >= 1",
             hint="trial.step(samples=len(x))",
         )
-        if samples is None and self._sampler is not None:
+        if self._counts_tokens or (samples is None and self._sampler is not None):
             samples = self._now.batch_size  # the sampler leaves an incomplete batch out
         if samples is None:
             self._untold("trial.step() does not know the samples of the step", "call trial.step(samples=len(x))")
@@ -323,7 +337,13 @@ class Trial:
         self._is_looping = True
         try:
             yield from self._looped(
-                Passes(loader, self._assignment, self._asked, lambda: self._sampler, self._now_seconds),
+                Passes(
+                    loader,
+                    self._assignment,
+                    self._asked,
+                    lambda: self._token_sampler or self._sampler,
+                    self._now_seconds,
+                ),
                 evaluate,
                 epochs,
             )
@@ -370,6 +390,38 @@ class Trial:
             else SeededSampler(samples, size, self.seed, after_steps=self._samples_behind // size)
         )
         return self._sampler
+
+    def token_batches(self, lengths: Sequence[int]) -> TokenSampler:
+        """Batch sampler for ``training.batch_unit: tokens``; ``lengths`` are the tokens of each sample.
+
+        A micro-batch has samples of similar length, at most ``micro_batch_size`` tokens with padding. Divide each
+        micro-batch's summed loss by `batch_tokens`.
+
+        ::
+
+            loader = DataLoader(data, batch_sampler=trial.token_batches(lengths), collate_fn=pad)
+        """
+        require(
+            self._assignment.counts_tokens is not False,
+            "trial.token_batches(): the study's batch sizes count samples",
+            hint="set training: {batch_unit: tokens} in the spec",
+        )
+        micro_batches = self.accumulation_steps * self.world_size
+        self._stages.refuse("trial.token_batches()", "its batches have one size")
+        batches = TokenBatches(lengths, self.micro_batch_size, micro_batches, self.seed)
+        after_steps = self._samples_behind // self._now.batch_size
+        self._token_sampler = TokenSampler(batches, self.rank, self.world_size, after_steps)
+        return self._token_sampler
+
+    @property
+    def batch_tokens(self) -> float:
+        """Tokens of this step's micro-batches, without padding, of all ranks ÷ ranks.
+
+        DistributedDataParallel averages the gradients of ranks. Raises `UsageError` without `token_batches`.
+        """
+        if self._token_sampler is None:
+            raise UsageError("the loop read trial.batch_tokens before trial.token_batches(lengths)")
+        return self._token_sampler.tokens[self.steps + self._skipped_in_all] / self.world_size
 
     def state(self, **objects: Any) -> None:
         """Register the objects to checkpoint, each with ``state_dict()``, so that the trial can pause.
@@ -426,6 +478,10 @@ class Trial:
         self._optimizer_steps.watch(optimizers)
 
     @property
+    def _counts_tokens(self) -> bool:
+        return self._assignment.counts_tokens or self._token_sampler is not None
+
+    @property
     def _step_at_hand(self) -> int | None:
         # None if the current body of the loop has not stepped
         return self._step_at_hand_after(is_whole=self._is_whole) if self._is_in_batch else self.steps
@@ -450,6 +506,8 @@ class Trial:
         if self._counted < 0:
             for sentence in self._asked.first_step(self.parameters, self._now.learning_rate):
                 self._assignment.warned(sentence)
+            if rates := rates_of(self._asked.optimizers, "lr"):
+                self._assignment.first_rate(any(math.isclose(one, self._now.learning_rate) for one in rates))
         self._counted, self._readings, self._skipped = step, 0, 0
         self._asked.check_accumulates()
         self._followed.check_step(self._now)
@@ -500,11 +558,16 @@ class Trial:
 
     def check_size(self, batch: Any) -> None:
         """See `Followed.check_size`."""
+        if self._counts_tokens:
+            self._followed.awaits_batch = False
+            return
         self._followed.check_size(batch, self._now.micro_batch_size, self.steps)
         self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Samples in a micro-batch. Warns if unknown."""
+        """Samples, or tokens with padding, in a micro-batch. Warns if unknown."""
+        if self._counts_tokens:
+            return self._now.micro_batch_size * self.world_size
         if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:
             return found * self.world_size
         self._untold(
@@ -539,6 +602,7 @@ class Trial:
 
     def _check_steps(self) -> None:
         self._skipped += 1
+        self._skipped_in_all += 1
         self._readings = 0
         if self._skipped < MOST_SKIPPED:
             return

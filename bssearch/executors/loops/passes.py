@@ -10,6 +10,7 @@ from bssearch.errors import require
 from bssearch.executors.loops.assignment import Assignment, LoopStages
 from bssearch.executors.loops.following import FieldsRead
 from bssearch.executors.loops.pitfalls import about_order
+from bssearch.training.batches import TokenBatches, TokenStep
 
 
 class SeededSampler(Sampler[int]):
@@ -117,6 +118,34 @@ class GrowingSampler(SeededSampler):
                 self._epoch, self._offset = self._epoch + 1, 0
 
 
+class TokenSampler(Sampler[list[int]]):
+    """Yields one rank's share of `TokenBatches`; ``tokens`` are each step's, of all ranks."""
+
+    def __init__(self, batches: TokenBatches, rank: int, ranks: int, after_steps: int) -> None:
+        self._batches = batches
+        self._rank = rank
+        self._ranks = ranks
+        self._epoch = batches.epoch()
+        self.is_at_start = True
+        self.tokens: list[int] = []
+        while len(self.tokens) < after_steps:
+            if (step := next(self._epoch, None)) is None:
+                self._epoch = batches.epoch()
+            else:
+                self._note(step)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self._epoch:
+            self._note(step)
+            share = len(step) // self._ranks
+            yield from step[self._rank * share : (self._rank + 1) * share]
+        self._epoch, self.is_at_start = self._batches.epoch(), True
+
+    def _note(self, step: TokenStep) -> None:
+        self.is_at_start = False
+        self.tokens.append(sum(self._batches.lengths[row] for rows in step for row in rows))
+
+
 T = TypeVar("T")
 
 MakeLoader = Callable[[int], Iterable[T]]
@@ -131,7 +160,7 @@ class Passes(Generic[T]):
         given: Given[T],
         assignment: Assignment,
         asked: FieldsRead,
-        sampler: Callable[[], SeededSampler | None],
+        sampler: Callable[[], SeededSampler | TokenSampler | None],
         now: Callable[[], float],
     ) -> None:
         self._assignment = assignment

@@ -203,6 +203,10 @@ class Leader(RankWork):
         """See `Assignment.modelled`."""
         self.work.modelled(modules)
 
+    def first_rate(self, is_peak: bool) -> None:
+        """See `Assignment.first_rate`."""
+        self.work.first_rate(is_peak)
+
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """Register objects whose parameters must stay finite."""
         return self.work.keep(objects)

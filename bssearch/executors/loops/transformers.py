@@ -207,10 +207,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback for any training. ``advisor`` prints a report at the end.
-
-    Noise needs gradient accumulation or several processes.
-    """
+    """Callback for any training. ``advisor`` prints a report at the end."""
 
     def __init__(self) -> None:
         self.advisor: BatchAdvisor | None = None

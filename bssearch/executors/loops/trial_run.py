@@ -5,8 +5,8 @@ import math
 import statistics
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,10 +42,18 @@ from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, S
 
 
 class NoiseNearTarget:
-    """Gradient noise scale of a loop's micro-batches near the target, see `BatchAdvisor`."""
+    """Gradient noise scale of a loop's steps near the target, see `BatchAdvisor`."""
 
-    def __init__(self, modules: Sequence[nn.Module], now: Configuration, target: Target) -> None:
-        self._advisor = BatchAdvisor(nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps)
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        now: Configuration,
+        target: Target,
+        aside: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._advisor = BatchAdvisor(
+            nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps, aside=aside
+        )
         self._approach = Approach(target)
         self._is_near = False
 
@@ -152,6 +160,17 @@ class LoopClock:
         self.pause()
         self._opened.enter_context(self.clock.ledger(name))
         self._name = name
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Book time within a training step outside the training."""
+        began = self._step_began
+        self.enter("other")
+        try:
+            yield
+        finally:
+            self.train()
+            self._step_began = began
 
     def pause(self) -> None:
         """Synchronise and stop timing."""
@@ -325,10 +344,17 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Measure the noise of steps with several micro-batches."""
+        """Measure the noise of a loop in one process."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
-        if trained and self.configuration.accumulation_steps > 1 and not self.configuration.grows:
-            self._noise = NoiseNearTarget(modules, self.configuration, self._request.target)
+        if trained and not self.configuration.grows:
+            self._noise = NoiseNearTarget(modules, self.configuration, self._request.target, self._aside)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        with self._clock.aside():
+            self._course.progress.note_peak(self._memory.peak_bytes())
+            yield
+            self._memory.restart()
 
     def checkpoint(self) -> str | None:
         """See `Assignment.checkpoint`. Notes that the script has read the path."""

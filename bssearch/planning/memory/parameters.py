@@ -4,9 +4,9 @@
 (Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). ``autocast`` (PyTorch): fp32 parameters and 16-bit copies during the
 passes; 18 bytes with Adam.
 
-A transformer's activations (Korthikanti et al. 2022, arXiv 2205.05198, § 4.1): in 16 bits with dropout and unfused
-attention, a layer keeps s·h·(34 + 5·a·s/h) bytes per sample, for s tokens, hidden size h and a heads (equation 2).
-Fused attention (Dao et al. 2022, arXiv 2205.14135) keeps one logarithm per row instead of scores.
+A transformer's layer keeps s·h·(34 + 5·a·s/h) bytes per sample in 16 bits, for s tokens, hidden size h and a heads
+(Korthikanti et al. 2022, arXiv 2205.05198, equation 2). Fused attention (Dao et al. 2022, arXiv 2205.14135) keeps one
+logarithm per row instead of scores.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ class StepLifetimes:
 class PeakByBatch:
     """Peak of a step by micro-batch size, from traces of two sizes.
 
-    Live bytes at each event are linear in the batch size; the peak is the highest line. If the traces' events differ (a
-    kernel depends on the batch size), the peak itself is taken as linear.
+    Live bytes at each event are linear in the batch size; the peak is the highest line. If the traces' events differ,
+    the peak itself is taken as linear.
     """
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:

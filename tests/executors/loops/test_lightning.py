@@ -537,14 +537,15 @@ def test_a_trial_does_not_begin_in_the_middle_of_another_run(branch: Branch | No
     assert hint in str(caught.value.hint)
 
 
-def test_the_advisor_s_callback_measures_the_noise_of_a_fit_that_accumulates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_advisor_s_callback_measures_the_noise_of_a_fit(
+    accumulation: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     advisor = ours.AdvisorCallback(batch_size=20)
     inputs = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
     trainer = lightning.Trainer(
         max_epochs=1,
-        accumulate_grad_batches=2,
+        accumulate_grad_batches=accumulation,
         gradient_clip_val=0.01,
         accelerator="cpu",
         logger=False,
@@ -555,7 +556,10 @@ def test_the_advisor_s_callback_measures_the_noise_of_a_fit_that_accumulates(
         default_root_dir=tmp_path,
         callbacks=[advisor],
     )
-    trainer.fit(Tiny(FakeTime()), DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=10))
+    trainer.fit(
+        Tiny(FakeTime()),
+        DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=20 // accumulation),
+    )
     assert advisor.advisor is not None
     found = advisor.advisor.report()
     assert (found.batch_size, found.samples) == (20, 4000)

@@ -10,9 +10,11 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
+from bssearch.executors.loops.measuring import DescribedLoop
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.pitfalls import Averages, about_ranks, trained_modules
-from tests.executors.loops.loops import Started, asked
+from bssearch.records import WorkloadDescription
+from tests.executors.loops.loops import FakeLine, Started, asked, assign
 from tests.training.toys import configuration
 
 DATA = TensorDataset(torch.randn(64, 4))
@@ -104,3 +106,19 @@ def test_an_average_is_told_by_its_tensors_alone(kept: Any, change: Any, is_told
     averages.step_begins()
     change(kept)
     assert (averages.changed() is not None) is is_told
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1])
+def test_a_description_says_whether_the_first_step_has_the_whole_rate(factor: float) -> None:
+    line = FakeLine()
+    trial = Trial(DescribedLoop(assign("describe"), line))
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate * factor)
+    trial.state(model=model, optimizer=optimizer)
+    loader = DataLoader(DATA, batch_size=trial.micro_batch_size, shuffle=True)
+    for (rows,) in trial.batches(loader, evaluate=lambda: {"accuracy": 0.5}):
+        model(rows).sum().backward()
+        optimizer.step()
+    (described,) = line.replies
+    assert isinstance(described, WorkloadDescription)
+    assert described.starts_at_peak == (factor == 1.0)

@@ -489,15 +489,16 @@ def test_an_argument_of_ones_own_stands_for_it(tmp_path: Path) -> None:
     assert (made.optim, made.lr_scheduler_type, made.max_steps) == ("adagrad", "cosine", 300)
 
 
-def test_the_advisor_s_callback_measures_the_noise_of_a_training_that_accumulates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_advisor_s_callback_measures_the_noise_of_a_training(
+    accumulation: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     advisor = AdvisorCallback()
     arguments = TrainingArguments(
         str(tmp_path),
         max_steps=40,
-        per_device_train_batch_size=5,
-        gradient_accumulation_steps=2,
+        per_device_train_batch_size=10 // accumulation,
+        gradient_accumulation_steps=accumulation,
         max_grad_norm=0.01,
         use_cpu=True,
         remove_unused_columns=False,

@@ -12,6 +12,7 @@ from bssearch.errors import CheckpointError, TrialStopped, UsageError
 from bssearch.executors.loops.measuring import end_work
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import COULD_NOT_PAUSE, Configuration, Observation, TrialOutcome, TrialState
+from bssearch.training.advisor import _Halves
 from tests.executors.loops.loops import FORMS, Started, Training, asked, assign, trained
 from tests.factories import changed
 from tests.training.toys import configuration
@@ -306,26 +307,46 @@ def test_a_trial_that_does_not_stop_at_the_target_trains_on_to_its_limit() -> No
     assert (outcome.state, outcome.steps, outcome.steps_to_target) == (TrialState.REACHED, 9, 3)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_noise_of_accumulated_steps_is_measured_near_the_target_alone(form: str) -> None:
-    halves = configuration(20, micro_batch_size=10, accumulation_steps=2)
+SPLITS = [configuration(20), configuration(20, micro_batch_size=10, accumulation_steps=2)]
 
-    def passes(metric: float, at: Configuration = halves) -> int | None:
+
+@pytest.mark.parametrize("at", SPLITS, ids=["one micro-batch", "two"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_noise_is_measured_near_the_target_alone(form: str, at: Configuration) -> None:
+    def passes(metric: float) -> int | None:
         request = asked(configuration=at, target=0.9)
         started, _ = trained(form, request, stop_at=80, metric=lambda step: metric if step else 0.0)
         return started.line.outcome.noise.passes
 
     assert passes(0.89)
     assert passes(0.5) is None, "far from the target"
-    assert passes(0.89, configuration(20)) is None, "a step has one micro-batch"
 
 
+def test_the_second_backward_pass_of_a_split_step_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = asked(configuration=configuration(20), target=0.9, train_seconds_limit=80.5)
+    started = Started(request)
+    training = Training(started.trial, started.time, metric=lambda step: 0.89 if step else 0.0)
+    split = _Halves._gradients
+    passes = []
+
+    def slow(*given: Any) -> Any:
+        passes.append(started.time.seconds)
+        started.time.pass_by(50.0)
+        return split(*given)
+
+    monkeypatch.setattr(_Halves, "_gradients", slow)
+    training.go("batches")
+    started.run.finish()
+    outcome = started.line.outcome
+    assert outcome.noise.passes and len(passes) > 1
+    assert outcome.steps == pytest.approx(outcome.train_seconds) == 81
+    assert outcome.other_seconds == 50.0 * len(passes)
+
+
+@pytest.mark.parametrize("at", SPLITS, ids=["one micro-batch", "two"])
 @pytest.mark.parametrize("form", FORMS)
-def test_measuring_the_noise_changes_no_weight(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = asked(
-        configuration=configuration(20, micro_batch_size=10, accumulation_steps=2),
-        target=0.9,
-    )
+def test_measuring_the_noise_changes_no_weight(form: str, at: Configuration, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = asked(configuration=at, target=0.9)
     weights = []
     for measures in (True, False):
         if not measures:
