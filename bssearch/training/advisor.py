@@ -70,8 +70,8 @@ class BatchAdvice:
     def saved_steps(self, factor: float = 2.0) -> tuple[float | None, float, float] | None:
         """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
 
-        Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). B_crit differs from the noise scale, so the
-        range adds two deviations, 2 × `CRITICAL_BATCH_OCTAVES`, to both ends of the noise scale's interval.
+        Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range adds 2 × `CRITICAL_BATCH_OCTAVES`,
+        two deviations of B_crit, to both ends of the noise scale's interval.
         """
 
         def share(b_crit: float) -> float:

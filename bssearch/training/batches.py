@@ -121,10 +121,7 @@ TokenStep = list[list[int]]  # rows of each micro-batch of a step
 
 
 class TokenBatches:
-    """Micro-batches of random samples of similar length, at most ``size`` tokens each, padding included.
-
-    Raises `UsageError` if ``size`` is below the longest sample, or if an epoch has no whole step.
-    """
+    """Micro-batches of random samples of similar length, at most ``size`` tokens each, padding included."""
 
     def __init__(self, lengths: Sequence[int], size: int, micro_batches: int, seed: int) -> None:
         longest = max(lengths)

@@ -292,10 +292,7 @@ REMEMBERED = 8  # number of averaged passes: only the newest, because the noise 
 
 
 class NoiseGrowth:
-    """Grows the batch, after evaluations, to the largest size within a share of the noise scale.
-
-    With Adam, gradients are divided as in Adam's update.
-    """
+    """Grows the batch, after evaluations, to the largest size within a share of the noise scale."""
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
         self._make = passes

@@ -417,7 +417,7 @@ class Trial:
     def batch_tokens(self) -> float:
         """Tokens of this step's micro-batches, without padding, of all ranks ÷ ranks.
 
-        DistributedDataParallel averages the gradients of ranks. Raises `UsageError` without `token_batches`.
+        DistributedDataParallel averages the gradients of ranks.
         """
         if self._token_sampler is None:
             raise UsageError("the loop read trial.batch_tokens before trial.token_batches(lengths)")
