@@ -245,6 +245,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "data": "auto",
             "loader_workers": 2,
             "measure_noise": True,
+            "batch_unit": "samples",
         },
         "sampler": {"name": "auto", "options": {}},
         "pruner": {"name": "balanced", "options": {}, "slack": None, "checkpoint_gib": 10.0},

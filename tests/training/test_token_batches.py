@@ -105,7 +105,7 @@ def test_an_own_loop_s_gradient_is_that_of_the_padded_batch(workload: CharLM, da
         model.zero_grad()
         for inputs, targets in itertools.islice(trial.batches(loader), 4 // ranks):
             total = loss_of(workload, model, inputs, targets).total
-            torch.autograd.backward(total / trial.batch_tokens)
+            torch.autograd.backward(total / trial.batch_tokens())
         shares.append([one.grad.clone() for one in model.parameters() if one.grad is not None])
     averaged = [torch.stack(each).mean(0) for each in zip(*shares, strict=True)]  # as DistributedDataParallel does
     assert_equal(averaged, padded(workload, model, data, flat(next(steps_of(data))))[1])

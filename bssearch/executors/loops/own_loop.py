@@ -413,14 +413,13 @@ class Trial:
         self._token_sampler = TokenSampler(batches, self.rank, self.world_size, after_steps)
         return self._token_sampler
 
-    @property
     def batch_tokens(self) -> float:
         """Tokens of this step's micro-batches, without padding, of all ranks ÷ ranks.
 
         DistributedDataParallel averages the gradients of ranks.
         """
         if self._token_sampler is None:
-            raise UsageError("the loop read trial.batch_tokens before trial.token_batches(lengths)")
+            raise UsageError("the loop called trial.batch_tokens() before trial.token_batches(lengths)")
         return self._token_sampler.tokens[self.steps + self._skipped_in_all] / self.world_size
 
     def state(self, **objects: Any) -> None:
