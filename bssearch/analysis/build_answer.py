@@ -281,27 +281,29 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objectiv
 def _speedup(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, largest: Largest, known: Beliefs | None
 ) -> Speedup:
-    optimal = verdict.optimal
+    optimal, pooled = verdict.optimal, verdict.pooled_noise
     default = _default(spec, trials, optimal.objective)
     retuned = None if default is None else verdict.by_batch.get(default.configuration.batch_size)
     if default is not None and retuned is not None and retuned.configuration.trains_like(default.configuration):
         default = retuned  # the same configuration has no gain from retuning
     return Speedup(
         default_batch_size=spec.default.batch_size if spec.default_is_known else None,
-        over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal, known),
-        over_default=_ratio(default, optimal, known if default is retuned else None),
-        from_retuning=_ratio(default, retuned),
-        from_batch_size=_ratio(retuned, optimal, known),
+        over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal, pooled, known),
+        over_default=_ratio(default, optimal, pooled, known if default is retuned else None),
+        from_retuning=_ratio(default, retuned, pooled),
+        from_batch_size=_ratio(retuned, optimal, pooled, known),
     )
 
 
-def _ratio(other: Candidate | None, optimal: Candidate | None, known: Beliefs | None = None) -> Ratio | None:
+def _ratio(
+    other: Candidate | None, optimal: Candidate | None, noise: tuple[float, float] | None, known: Beliefs | None = None
+) -> Ratio | None:
     if other is not None and other is optimal and math.isfinite(other.value):
         return Ratio(value=1.0, at_least=False, low=1.0, high=1.0)
     if other is None or optimal is None or not other.objective.has_ratios or not math.isfinite(optimal.value):
         return None
     if math.isfinite(other.value):
-        value, interval = other.value / optimal.value, ratio_interval(other.estimate, optimal.estimate)
+        value, interval = other.value / optimal.value, ratio_interval(other.estimate, optimal.estimate, noise)
         if known is not None:
             ends = known.log_ratio(other.configuration.batch_size, optimal.configuration.batch_size)
             from_log = other.objective.from_log

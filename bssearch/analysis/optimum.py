@@ -32,6 +32,14 @@ FEWEST_ALIKE = 3  # this many equal runs show that the training ignores seeds
 
 HALF = 0.5  # least share of runs that reach the target, for a median
 
+BEATEN_MARGIN = 0.17  # log ratio that neither the range of interest (5 %) nor better tuning (12 % on average) makes up
+
+FAR_BEHIND = math.log(2)  # log ratio from which more runs come last, when the noise is known
+
+BEATEN_FREEDOM = 4  # degrees of freedom from which repeats show the noise
+
+BEATEN_CONFIDENCE = 0.995  # two-sided; the test is repeated for each configuration
+
 
 @dataclass(frozen=True, slots=True)
 class PlainMiss:
@@ -59,6 +67,43 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
         if counted and at_most(reached, len(counted)) < HALF:
             found.append(PlainMiss(runs[0].configuration, reached, len(counted)))
     return found
+
+
+def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
+    """Keys of configurations that are shown to be slower than the best by `BEATEN_MARGIN`.
+
+    One run may suffice, because all repeats share a noise. A missed run counts with its last miss.
+    """
+    by_key = _runs_by_configuration(trials)
+    groups = _logs_by_key(by_key, objective)
+    means = {key: statistics.fmean(logs) for key, logs in groups.items()}
+    freedom = sum(len(logs) - 1 for logs in groups.values())
+    missed = {key for key in groups if any(run.state.is_censored for run in by_key[key])}
+    complete = [key for key, logs in groups.items() if len(logs) >= FEWEST_RUNS and key not in missed]
+    if freedom < BEATEN_FREEDOM or not complete:
+        return set()
+    least = min(complete, key=means.__getitem__)
+    squares = math.fsum((log - means[key]) ** 2 for key, logs in groups.items() for log in logs)
+    noise = student_t(freedom, BEATEN_CONFIDENCE) * math.sqrt(squares / freedom)
+    error = {key: noise * math.sqrt(1 / len(logs) + 1 / len(groups[least])) for key, logs in groups.items()}
+    return {key for key, mean in means.items() if mean - means[least] > BEATEN_MARGIN + error[key]}
+
+
+def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
+    """Keys of configurations whose mean is slower than the best mean by `FAR_BEHIND`."""
+    groups = _logs_by_key(_runs_by_configuration(trials), objective)
+    means = {key: statistics.fmean(logs) for key, logs in groups.items()}
+    return {key for key, mean in means.items() if mean > min(means.values()) + FAR_BEHIND}
+
+
+def _logs_by_key(by_key: Mapping[str, Sequence[TrialRecord]], objective: Objective) -> dict[str, list[float]]:
+    return {key: logs for key, runs in by_key.items() if (logs := _logs(runs, objective))}
+
+
+def _logs(runs: Sequence[TrialRecord], objective: Objective) -> list[float]:
+    told = {run.seed: run for run in reversed(runs) if says_something(run)}  # a seed's first run
+    figures = [objective.bound(run) if (one := objective.figure(run)) is None else one for run in told.values()]
+    return [log for one in figures if one is not None and (log := objective.log(one)) is not None]
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
@@ -98,28 +143,29 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """The fewest ended runs of a configuration in confirmation, without plain misses."""
-    missed = {one.configuration.key for one in plain_misses(trials, objective)}
-    had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in missed]
+    """The fewest ended runs of a configuration in confirmation, without plain misses and `beaten` configurations."""
+    excluded = _need_no_more(trials, objective)
+    had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in excluded]
     return min(had, default=confirmation_runs)
 
 
-def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
+def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
     """Keys and batch sizes of incomplete configurations that started after all other configurations were complete."""
     by_configuration = _runs_by_configuration(trials)
-    enough = min(confirmation_runs, FEWEST_RUNS)
-    lacking = {key: runs for key, runs in by_configuration.items() if len(_had(runs)) < enough}
-    if confirmation_runs < 2 or not lacking or len(lacking) == len(by_configuration):
+    enough, excluded = min(confirmation_runs, FEWEST_RUNS), _need_no_more(trials, objective)
+    counted = {key: runs for key, runs in by_configuration.items() if key not in excluded}
+    lacking = {key: runs for key, runs in counted.items() if len(_had(runs)) < enough}
+    if confirmation_runs < 2 or not lacking or len(lacking) == len(counted):
         return {}
-    missed = {one.configuration.key for one in plain_misses(trials, objective)}
-    complete = max(
-        _complete_at(runs, confirmation_runs if key not in missed else enough)
-        for key, runs in by_configuration.items()
-        if key not in lacking
-    )
+    complete = max(_complete_at(runs, confirmation_runs) for key, runs in counted.items() if key not in lacking)
     if any(runs[0].number < complete for runs in lacking.values()):
         return {}
     return {key: runs[0].configuration.batch_size for key, runs in lacking.items()}
+
+
+def _need_no_more(trials: Sequence[TrialRecord], objective: Objective) -> set[str]:
+    missed = {one.configuration.key for one in plain_misses(trials, objective)}
+    return missed | beaten(trials, objective)
 
 
 def _runs_by_configuration(trials: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
@@ -252,14 +298,22 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
     return deviation, statistics.median(whole) if whole else 0.0
 
 
-def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:
+def ratio_interval(
+    slower: Estimate, faster: Estimate, pooled: tuple[float, float] | None = None
+) -> tuple[float, float] | None:
     """The 95 % interval of slower / faster by Welch's t on logarithms; None if either interval is unknown.
 
-    The interval includes step-time errors and the difference of `PooledStepTime.excess`.
+    The interval includes step-time errors and the difference of `PooledStepTime.excess`. An estimate with too few runs
+    takes ``pooled``, a deviation and its degrees of freedom.
     """
-    if slower.low is None or faster.low is None:
-        return None
-    parts = [part for one in (slower, faster) for part in of_runs(one.log_deviation, one.unresolved, one.runs)]
+    parts = list[tuple[float, float]]()
+    for one in (slower, faster):
+        if one.low is not None:
+            parts += of_runs(one.log_deviation, one.unresolved, one.runs)
+        elif pooled is not None and one.runs == one.reached:
+            parts.append((pooled[0] ** 2 / one.runs, pooled[1]))
+        else:
+            return None
     if slower.step_time is None or slower.step_time != faster.step_time:
         parts += [*_of_step_time(slower.step_time), *_of_step_time(faster.step_time)]
     half = half_width(parts)
@@ -419,6 +473,12 @@ class Verdict:
     def seed_deviation(self) -> float | None:
         """The pooled seed-to-seed standard deviation of the log figure."""
         return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
+
+    @cached_property
+    def pooled_noise(self) -> tuple[float, float] | None:
+        """`seed_deviation` and its degrees of freedom, if known."""
+        freedom = sum(max(0, one.estimate.reached - 1) for one in self.by_batch.values() if one.is_confirmed)
+        return (self.seed_deviation, float(freedom)) if self.seed_deviation else None
 
     @cached_property
     def ignores_seeds(self) -> bool:

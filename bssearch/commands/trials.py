@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
@@ -23,9 +24,7 @@ from bssearch.records import (
     Phase,
     ProbeRecord,
     TrialPlan,
-    TrialRecord,
     TrialState,
-    train_seconds_of,
 )
 from bssearch.records.batch_schedule import (
     NOISE_SCALE,
@@ -276,22 +275,21 @@ class Status:
         }
 
 
-def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None) -> Status:
-    """A study's progress; ``trials``, if given, are all of its trials."""
-    spec = spec_of(store.studies.get(study))
-    trials = store.trials.of(study) if trials is None else trials
-    searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]
-    best = least_of(searched)
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for trial in trials:
-        counts[trial.phase.value][trial.state.value] += 1
+def status(store: Store, study: str) -> Status:
+    """A study's progress."""
+    spec, groups = spec_of(store.studies.get(study)), store.trials.counts(study)
+    best = least_of(store.trials.fast(study, None if spec.is_imported else Phase.SEARCH))
+    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for phase, state, count, _ in groups:
+        counts[phase.value][state.value] = count
+    searched = [(state, count) for phase, state, count, _ in groups if spec.is_imported or phase is Phase.SEARCH]
     return Status(
         study=study,
         is_imported=spec.is_imported,
         budget_trials=spec.budget.trials,
-        spent_trials=sum(not trial.state.is_missing for trial in searched),
-        running=tuple(trial.number for trial in trials if trial.state is TrialState.RUNNING),
-        train_seconds=train_seconds_of(trials),
+        spent_trials=sum(count for state, count in searched if not state.is_missing),
+        running=tuple(trial.number for trial in store.trials.of(study, states=[TrialState.RUNNING])),
+        train_seconds=math.fsum(seconds for _, state, _, seconds in groups if state.is_finished),
         fastest=None
         if best is None
         else Fastest(
@@ -301,13 +299,13 @@ def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None
             basis=trial_basis(best),
         ),
         search_ended=None if spec.is_imported else _search_ended(store, spec, searched),
-        trials={phase: dict(by_state) for phase, by_state in counts.items()},
+        trials=dict(counts),
     )
 
 
-def _search_ended(store: Store, spec: StudySpec, searched: Sequence[TrialRecord]) -> str | None:
-    if any(not trial.state.is_finished for trial in searched):
+def _search_ended(store: Store, spec: StudySpec, searched: Collection[tuple[TrialState, int]]) -> str | None:
+    if any(not state.is_finished for state, _ in searched):
         return None
     end = stored_end(store, spec.name)
-    spent = sum(not trial.state.is_missing for trial in searched)
+    spent = sum(count for state, count in searched if not state.is_missing)
     return end.reason if end is not None and (end.spent, end.budget) == (spent, spec.budget) else None

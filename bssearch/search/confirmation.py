@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
-from bssearch.analysis.optimum import PlainMiss, Verdict, decide, plain_misses, plainly_missed, says_something
+from bssearch.analysis.optimum import (
+    PlainMiss,
+    Verdict,
+    beaten,
+    decide,
+    far_behind,
+    plain_misses,
+    plainly_missed,
+    says_something,
+)
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, train_seconds_of
 from bssearch.records.step_times import step_seconds_of
 from bssearch.search.history import History, trial_seed
@@ -116,19 +125,31 @@ def next_run(history: History) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
     """Missing runs, seed by seed over all finalists in random order.
 
-    Each configuration with runs stays a finalist, except a `PlainMiss`. Lost and cancelled runs repeat; failed runs
-    repeat once. After out of memory, all runs of the batch size repeat in smaller micro-batches.
+    Each configuration with runs stays a finalist, except the `beaten` and a `PlainMiss`. Lost and cancelled runs
+    repeat; failed runs repeat once. After out of memory, all runs of the batch size repeat in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
-    runs = history.spec.confirm.runs
-    if first := list(interleaved(history, made, _chosen(history, trials, made), runs)):
+    if first := _planned(history, trials, made, _chosen(history, trials, made)):
         return first
     verdict = verdict_of(history, trials)
     if verdict is None or not verdict.confirmed:
         return []
-    return list(interleaved(history, made, _beside(history, trials, verdict), runs)) or _further(
+    return _planned(history, trials, made, _beside(history, trials, verdict)) or _further(
         history, trials, made, verdict
     )
+
+
+def _planned(
+    history: History, trials: Sequence[TrialRecord], made: CompletedRuns, chosen: Sequence[Configuration]
+) -> list[TrialPlan]:
+    # Slow configurations get further seeds last, unless they are `beaten`.
+    done, runs = in_force(history, trials), history.spec.confirm.runs
+    left, slow = beaten(done, history.objective), far_behind(done, history.objective)
+    first = list(interleaved(history, made, chosen, min(1, runs)))
+    first += interleaved(history, made, [one for one in chosen if one.key not in slow | left], runs)
+    if first or any(not one.state.is_finished for one in done):
+        return list({(one.configuration.key, one.seed): one for one in first}.values())
+    return list(interleaved(history, made, [one for one in chosen if one.key not in left], runs))
 
 
 def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:

@@ -238,6 +238,26 @@ class TrialStore(StorePart):
         return self._probes.timed(connection, study_id, found)
 
     @reads
+    def counts(self, connection: Connection, study_id: int) -> list[tuple[Phase, TrialState, int, float]]:
+        """Phase, state, number of trials and their train seconds, in the order of the first trials."""
+        one = TRIAL_ROWS.c
+        seconds = func.coalesce(func.sum(one.train_seconds), 0.0)
+        query = select(one.phase, one.state, func.count(), seconds).where(one.study_id == study_id)
+        query = query.group_by(one.phase, one.state).order_by(func.min(one.number))
+        return [(phase, state, count, total) for phase, state, count, total in connection.execute(query)]
+
+    @reads
+    def fast(self, connection: Connection, study_id: int, phase: Phase | None = None) -> list[TrialRecord]:
+        """The fastest trial that was not contended, and all contended trials that reached the target."""
+        one = TRIAL_ROWS.c
+        reached = TRIALS.where(one.study_id == study_id, one.time_to_target_s.is_not(None))
+        reached = reached if phase is None else reached.where(one.phase == phase)
+        first = reached.where(~one.contended).order_by(None).order_by(one.time_to_target_s, one.number).limit(1)
+        queries = first, reached.where(one.contended)
+        rows = [row for query in queries for row in connection.execute(query).mappings()]
+        return self._probes.timed(connection, study_id, [trial_record(row) for row in rows])
+
+    @reads
     def get(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
         """Trial by its number."""
         [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study_id, number)])

@@ -187,7 +187,7 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
 
     ``is_live`` also holds between trials, so that the page keeps its layout.
     """
-    found = status(store, study.name, trials)
+    found = status(store, study.name)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
     curves = store.trials.curves(study.name, [trial.number for trial in drawn]) if drawn else {}

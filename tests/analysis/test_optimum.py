@@ -7,8 +7,18 @@ from hypothesis import given, strategies as st
 from bssearch.analysis.batches import survival
 from bssearch.analysis.law.batch_model import fit_step_time, throughput_knee
 from bssearch.analysis.objectives import TIME, CommonSeconds
-from bssearch.analysis.optimum import Verdict, decide, fewest_runs, ignore_their_seeds, runs_to_settle
+from bssearch.analysis.optimum import (
+    Verdict,
+    beaten,
+    decide,
+    estimate,
+    fewest_runs,
+    ignore_their_seeds,
+    ratio_interval,
+    runs_to_settle,
+)
 from bssearch.records import Phase, StepTime, TrialRecord, TrialState
+from bssearch.records.intervals import student_t
 from tests.factories import make_probe, make_trial, not_none, with_outcome
 
 
@@ -76,12 +86,33 @@ def test_the_flat_range_ends_at_the_first_batch_size_that_is_not_flat_on_either_
 
 
 def test_three_runs_of_each_decide_though_more_were_asked_for() -> None:
-    trials = confirmed({32: [1.0, 1.0, 1.0, 1.0], 64: [2.0, 2.0, 2.0]})
+    trials = confirmed({32: [1.0, 1.0, 1.0, 1.0], 64: [1.1, 1.1, 1.1]})
     assert fewest_runs(trials, 7) == 3
     assert not_none(decide(trials, 7)).confirmed
     assert decide([*trials, *confirmed({128: [0.5]})], 7) is None, (
         "one configuration has had a single run: nothing is decided, and there is no search"
     )
+
+
+def test_a_beaten_configuration_needs_one_run() -> None:
+    close = {32: [0.9, 1.0, 1.1], 64: [1.0, 1.1, 1.2]}
+    trials = confirmed({**close, 128: [9.0]})
+    [one] = {trial.configuration.key for trial in trials if trial.configuration.batch_size == 128}
+    assert beaten(trials) == {one}
+    assert fewest_runs(trials, 3) == 3
+    assert not_none(decide(trials, 3)).by_batch[128].value == 9.0
+    noisy = {32: [0.3, 1.0, 3.0], 64: [0.4, 1.1, 3.0]}
+    for undecided in (confirmed({**close, 128: [1.3]}), confirmed({**noisy, 128: [9.0]}), confirmed({128: [9.0]})):
+        assert beaten(undecided) == set()
+
+
+def test_a_single_run_has_the_pooled_noise_in_a_ratio() -> None:
+    runs = confirmed({32: [0.9, 1.0, 1.1], 128: [9.0]})
+    several, single = (estimate([one for one in runs if one.configuration.batch_size == size]) for size in (32, 128))
+    assert ratio_interval(single, several) is None
+    low, high = not_none(ratio_interval(single, several, (0.1, 8.0)))
+    half = student_t(8.0) * 0.1
+    assert low < math.exp(single.log_mean - several.log_mean - half) and high > 9.0 * math.exp(half)
 
 
 def test_seed_deviation_is_pooled_over_batch_sizes() -> None:

@@ -9,9 +9,9 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -26,15 +26,23 @@ from bssearch.errors import InterruptedRunError, SpecError, TrialStopped, UsageE
 from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.executors.loops import trial_run
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState, WorkloadDescription
+from bssearch.records import Lease, Phase, TrialRecord, TrialState, WorkloadDescription
 from bssearch.search.driver import Listener
 from bssearch.spec import load_spec
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import spec_of
-from bssearch.storage.repository import Store, open_store
+from bssearch.storage.repository import open_store
 from bssearch.training.memory import SampledMemoryMeter
 from tests.documents import OWN_TRAINING
-from tests.factories import EPOCH, SPEC as OPENED, make_environment, make_spec, make_trial, not_none
+from tests.factories import (
+    SPEC as OPENED,
+    make_environment,
+    make_plan,
+    make_spec,
+    make_trial,
+    not_none,
+    store_study,
+)
 from tests.search.law import LawExecutor
 from tests.waiting import Ear
 
@@ -281,18 +289,15 @@ def test_what_is_no_objectives_study_is_refused(tmp_path: Path) -> None:
 
 
 def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
-    study = StudyRecord.created(make_spec(**changes).new_study("tester"), EPOCH, make_environment())
-    return status(
-        cast(
-            Store,
-            SimpleNamespace(
-                studies=SimpleNamespace(get=lambda name: study),
-                trials=SimpleNamespace(of=lambda name: list(trials)),
-                findings=SimpleNamespace(last=lambda name: {}),
-            ),
-        ),
-        "toy",
-    ).document()
+    spec, environment, lease = make_spec(**changes), make_environment(), Lease(owner="here/1/1.00/x", seconds=60.0)
+    with TemporaryDirectory() as folder, open_store(url(Path(folder))) as store:
+        store_study(store, spec, environment)
+        for one in trials:
+            plan = make_plan(configuration=one.configuration, phase=one.phase)
+            started = not_none(store.trials.start(spec.name, plan, environment=environment, lease=lease))
+            if one.outcome is not None:
+                store.trials.finish(spec.name, started.number, one.outcome, steps_x_step_time_s=None)
+        return status(store, spec.name).document()
 
 
 def test_missing_trials_and_confirmation_runs_are_not_spent_and_all_train_seconds_count() -> None:

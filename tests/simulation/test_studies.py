@@ -49,7 +49,7 @@ def test_a_batch_size_that_is_clearly_best_is_recommended(clear: StudiesSummary)
     assert clear.recommended == {"32": 2}
     assert (clear.recommended_within_5, clear.recommended_within_10, clear.repeats) == (1.0, 1.0, 2)
     assert clear.claimed_within_5 == 1.0
-    assert clear.covered_95 is not None and clear.covered_95 > 0.5
+    assert clear.covered_95 is not None and clear.covered_95 >= 0.5  # of few: beaten sizes have no interval
     assert clear.cost_s > 400.0, "the confirmation comes on top"
     assert clear.runs > 10
 
