@@ -6,7 +6,6 @@ https://github.com/ml-energy/zeus, ``examples/research_reproducibility/zeus_nsdi
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bssearch.errors import require
 from bssearch.exchange.importers.imported_run import number
@@ -43,24 +42,24 @@ def _read(folder: Path, choice: str) -> Iterator[Log]:
             yield Log(origin=origin, rows=curve, settings={**settings, "device": device})
 
 
-def _rows(file: Path, names: Sequence[str]) -> list[tuple[int, Row]]:
+def _rows(file: Path, names: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     found = list(table_rows(file))
     missing = [name for name in names if found and name not in found[0][1]]
     require(not missing, f"{file}:1 has no column {', '.join(missing)}, as Zeus's trace does")
-    return found
+    return [(line, {name: str(row.get(name, "")) for name in names}) for line, row in found]
 
 
-def _workload(row: Mapping[str, Any]) -> str:
+def _workload(row: Mapping[str, str]) -> str:
     return f"{row['dataset']}/{row['network']}"
 
 
-def _setting(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in _SETTING)
+def _setting(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in _SETTING)
 
 
-def _reached(rows: Iterable[Row]) -> list[tuple[float, float]]:
+def _reached(rows: Iterable[Mapping[str, str]]) -> list[tuple[float, float]]:
     # Epochs and the metrics that they reached; NaN: not reached
-    found = ((number(str(row["target_epoch"])), number(str(row["target_metric"]))) for row in rows)
+    found = ((number(row["target_epoch"]), number(row["target_metric"])) for row in rows)
     return sorted(one for one in found if not math.isnan(sum(one)))
 
 
