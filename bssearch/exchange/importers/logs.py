@@ -6,6 +6,7 @@ No log is executed: only plain values of pickles and YAML are read.
 import itertools
 import json
 import math
+import os
 import pickletools
 import re
 import struct
@@ -567,7 +568,9 @@ def _rows_of(whole: Mapping[str, Any]) -> list[Any]:
             return [{**about, **one} for one in rows]
     lists = {name: one for name, one in flat.items() if isinstance(one, list) and one}
     length = max(map(len, lists.values()), default=0)
-    columns = {name.rpartition(".")[2]: one for name, one in lists.items() if len(one) == length}
+    of_length = {name: one for name, one in lists.items() if len(one) == length}
+    start = os.path.commonprefix([*of_length]).rfind(".") + 1  # of names such as history.step
+    columns = {name[start:]: one for name, one in of_length.items()}
     if length < 2 or len(columns) < 2:
         return [whole]
     about = {name: value for name, value in flat.items() if not isinstance(value, list)}

@@ -85,6 +85,14 @@ READ: dict[str, tuple[str, str | bytes, dict[str, Any], tuple[int, int, float | 
         {},
         (8, 35, 35),
     ),
+    "history of two parts": (
+        "a.json",
+        json.dumps(
+            {"bs": 8, "step": [*STEPS], "val": {"acc": [s / 100 for s in STEPS]}, "train": {"acc": [1 for _ in STEPS]}}
+        ),
+        {},
+        (8, 35, None),
+    ),
     "nested names": (
         "a.jsonl",
         objects(lambda s: {"progress": {"step": s}, "metrics": {"val": {"acc": s / 100}}, "cfg": {"batch_size": 8}}),
