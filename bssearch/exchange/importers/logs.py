@@ -6,7 +6,6 @@ No log is executed: only plain values of pickles and YAML are read.
 import itertools
 import json
 import math
-import os
 import pickletools
 import re
 import struct
@@ -569,8 +568,8 @@ def _rows_of(whole: Mapping[str, Any]) -> list[Any]:
     lists = {name: one for name, one in flat.items() if isinstance(one, list) and one}
     length = max(map(len, lists.values()), default=0)
     of_length = {name: one for name, one in lists.items() if len(one) == length}
-    start = os.path.commonprefix([*of_length]).rfind(".") + 1  # of names such as history.step
-    columns = {name[start:]: one for name, one in of_length.items()}
+    is_one_part = len({name.rpartition(".")[0] for name in of_length}) == 1  # as in history.step and history.loss
+    columns = {name.rpartition(".")[2] if is_one_part else name: one for name, one in of_length.items()}
     if length < 2 or len(columns) < 2:
         return [whole]
     about = {name: value for name, value in flat.items() if not isinstance(value, list)}
