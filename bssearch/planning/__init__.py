@@ -1,1 +1,1 @@
-"""Plans before anything runs, from numbers or traced models."""
+"""Plans from numbers or traced models, before any trial."""

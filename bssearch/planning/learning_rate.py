@@ -1,4 +1,4 @@
-"""Rules of thumb that carry a tuned configuration to another batch size."""
+"""Rules of thumb that scale a tuned configuration to another batch size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,18 +32,18 @@ from bssearch.records.scaling import (
 from bssearch.registry import Option
 from bssearch.spec.space import OPTIMIZERS, BatchRules
 
-WARMUP_EPOCHS = 5.0  # epochs of gradual warmup if needed and not given; 5 of 90 in Goyal et al. 2017, § 2.2
+WARMUP_EPOCHS = 5.0  # default epochs of gradual warmup if necessary; 5 of 90 in Goyal et al. 2017, § 2.2
 
-LABEL_SMOOTHING = 0.1  # value recommended for large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
+LABEL_SMOOTHING = 0.1  # recommended value for large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
 
-ROUNDING = 1e-9  # κ(1 − β) this close to 1 counts as 1; above double-precision rounding
+ROUNDING = 1e-9  # κ(1 − β) counts as 1 within this distance, which is above double-precision rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule of thumb and its source."""
+    """A rule of thumb with the source."""
 
-    rate: LearningRateRule | None = None  # None: the optimizer's usual rule
+    rate: LearningRateRule | None = None  # None means the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
     scales_dropout: bool = False
     smooths_labels: bool = False
@@ -51,7 +51,7 @@ class RuleOfThumb:
     holds: str
     breaks: str
     source: str
-    audited_as: tuple[str, ...] = ()  # the rule's names in `bssearch study audit`
+    audited_as: tuple[str, ...] = ()  # names of the rule in `bssearch study audit`
 
 
 NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRateRule.SQRT
@@ -59,7 +59,7 @@ NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRat
 RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "none": RuleOfThumb(
         rate=NONE,
-        holds="for batches of a few times the tuned batch; beyond the noise scale, because no larger rate trains there",
+        holds="for batches a few times larger; beyond the noise scale, because no larger rate trains there",
         breaks="below the noise scale: at batch 8,192 with the rate of batch 256, ResNet-50 has 41.67 % error instead "
         "of 23.60 %",
         source="Goyal et al. 2017, arXiv 1706.02677, table 2",
@@ -83,7 +83,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sde": RuleOfThumb(
         rate=SQRT,
         batch_rules={"betas": "sde"},
-        holds="for Adam while κ(1 − β) < 1 for both β; this is the whole square root scaling rule",
+        holds="for Adam while κ(1 − β) < 1 for both β (the full square root scaling rule)",
         breaks="from κ(1 − β) = 1 on, at κ = 10 for β₁ = 0.9; also without scaled β and ε",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
         audited_as=("SDE",),
@@ -91,7 +91,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "half_life": RuleOfThumb(
         batch_rules={"betas": "half_life"},
         holds="for language models with AdamW from batch 1 to 512: β₂^κ keeps the half-life in tokens",
-        breaks="unknown beyond 512 times the tuned batch; the best rate moved 2× over κ = 512, less than by any rule",
+        breaks="unknown beyond 512 times the tuned batch; over κ = 512 the best rate moved by only 2×",
         source="Marek et al. 2025, arXiv 2507.07101",
         audited_as=("BETA_HALF_LIFE",),
     ),
@@ -106,7 +106,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sqrt_weight_decay": RuleOfThumb(
         batch_rules={"weight_decay": "sqrt"},
         needs="weight_decay",
-        holds="for AdamW with the rate ∝ √batch: then the rule equals the timescale rule",
+        holds="for AdamW with the rate ∝ √batch, where the rule equals the timescale rule",
         breaks="with the rate ∝ batch, because λ must stay; with a constant rate, because λ must grow ∝ batch",
         source="folklore; Wang & Aitchison 2024, arXiv 2405.13698",
         audited_as=("WEIGHT_DECAY",),
@@ -114,7 +114,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "timescale": RuleOfThumb(
         batch_rules={"weight_decay": "timescale"},
         needs="weight_decay",
-        holds="for AdamW with the same data and model: the rule keeps τ = B/(ηλN) in epochs",
+        holds="for AdamW with the same data and model, because τ = B/(ηλN) in epochs stays equal",
         breaks="for L2 in the gradient (SGD, Adam), and for another number of samples or epochs",
         source="Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738",
         audited_as=("TIMESCALE",),
@@ -122,14 +122,14 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sqrt_dropout": RuleOfThumb(
         scales_dropout=True,
         needs="dropout",
-        holds="never shown to hold: the rule is an analogy with the gradient's noise",
+        holds="never shown; the rule is an analogy with the gradient's noise",
         breaks=f"at large κ, if the rule gives {LARGEST_DROPOUT:g} or more",
         source="folklore",
         audited_as=("DROPOUT",),
     ),
     "label_smoothing": RuleOfThumb(
         smooths_labels=True,
-        holds="for long trainings of classifiers at any batch size; large batches are not shown to need more",
+        holds="for long trainings of classifiers at any batch size; no evidence that large batches need more",
         breaks="for losses other than cross-entropy over classes, and for teachers in distillation",
         source="Szegedy et al. 2016, arXiv 1512.00567, § 7; Müller et al. 2019, arXiv 1906.02629",
     ),
@@ -137,17 +137,17 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
 
 
 class LearningRateRequest(Request):
-    """A configuration tuned at ``from_batch``, and the ``batch`` to train with."""
+    """A tuned configuration at ``from_batch``, and the ``batch`` to train with."""
 
     from_batch: Annotated[
-        Count, Option("The batch size at which the configuration was tuned.", label="Tuned at batch", unit="samples")
+        Count, Option("Batch size of the tuned configuration.", label="Tuned at batch", unit="samples")
     ]
-    learning_rate: Annotated[Positive, Option("The learning rate at that batch size.")]
-    batch: Annotated[Count, Option("The batch size to train with.", label="Wanted batch", unit="samples")]
+    learning_rate: Annotated[Positive, Option("Learning rate of the tuned configuration.")]
+    batch: Annotated[Count, Option("Batch size to train with.", label="Wanted batch", unit="samples")]
     rule: Annotated[
         Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)] | None,
         Option(
-            "A rule; may be repeated.",
+            "Rule of thumb; repeat for several rules.",
             shown_default="all",
             choices=tuple(RULES_OF_THUMB),
         ),
@@ -155,7 +155,7 @@ class LearningRateRequest(Request):
     rate_rule: Annotated[
         str | None,
         Option(
-            "The learning rate under rules for other parameters.",
+            "Learning-rate rule beside rules for other parameters.",
             label="Learning rate under other rules",
             shown_default="linear with sgd and lars, else sqrt",
             choices=tuple(LearningRateRule),
@@ -164,17 +164,17 @@ class LearningRateRequest(Request):
     optimizer: Annotated[
         str,
         Option(
-            "The optimizer, as a spec names it; sgd has momentum.",
+            "Optimizer; sgd has momentum.",
             label="Optimizer of the training",
             choices=tuple(OPTIMIZERS),
         ),
     ] = "sgd"
     warmup_epochs: Annotated[
-        NotNegative, Option("Epochs of warmup at that batch size.", label="Warmup", unit="epochs")
+        NotNegative, Option("Epochs of warmup of the tuned configuration.", label="Warmup", unit="epochs")
     ] = 0.0
-    weight_decay: Annotated[NotNegative, Option("Weight decay at that batch size; 0 for no decay.")] = 0.0
-    dropout: Annotated[ShareBelowOne, Option("Dropout at that batch size.")] = 0.0
-    label_smoothing: Annotated[ShareBelowOne, Option("Label smoothing at that batch size.")] = 0.0
+    weight_decay: Annotated[NotNegative, Option("Weight decay of the tuned configuration.")] = 0.0
+    dropout: Annotated[ShareBelowOne, Option("Dropout of the tuned configuration.")] = 0.0
+    label_smoothing: Annotated[ShareBelowOne, Option("Label smoothing of the tuned configuration.")] = 0.0
     beta1: Annotated[ShareBelowOne | None, Option("Adam's β₁.", label="β₁", shown_default="the optimizer's")] = None
     beta2: Annotated[ShareBelowOne | None, Option("Adam's β₂.", label="β₂", shown_default="the optimizer's")] = None
     epsilon: Annotated[Positive | None, Option("Adam's ε.", label="ε", shown_default="the optimizer's")] = None
@@ -192,7 +192,7 @@ class LearningRateRequest(Request):
         require(
             self.rate_rule is None or any(RULES_OF_THUMB[name].rate is None for name in self.rules),
             f"rate_rule = {self.rate_rule!r} contradicts rule = {', '.join(self.rules)}, which scales the "
-            "learning rate itself",
+            "learning rate; omit one of them",
         )
         return self
 
@@ -207,7 +207,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """Tuned values that a rule may change, by default the optimizer's."""
+        """Values that a rule may change, by default the optimizer's."""
         return {
             name: self._own.get(name) if (value := getattr(self, name)) is None else value
             for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
@@ -216,7 +216,7 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """An audit's verdict on a rule."""
+    """A study's audit verdict on a rule."""
 
     study: str
     rule: str
@@ -228,7 +228,7 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """Configuration by a rule, the rule's limits, and verdicts of the user's ``audits``."""
+    """A rule's configuration and limits, with verdicts of the user's ``audits``."""
 
     learning_rate: float
     warmup_epochs: float
@@ -248,7 +248,7 @@ class RuledConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRatePlan(Plan):
-    """Configurations by rule; ``ratio`` is batch / from_batch."""
+    """Configurations by rule; ``ratio`` is ``batch`` / ``from_batch``."""
 
     from_batch: int
     batch: int
@@ -259,10 +259,10 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Configuration by each rule; parameters that the rule does not name stay equal.
+    """Scale the configuration by each rule; a rule keeps all other parameters.
 
-    Rules without a learning rate follow ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
-    times the tuned batch size on, every rule but ``none`` has at least `WARMUP_EPOCHS`.
+    Rules without a learning rate use ``rate_rule``, by default linear with SGD and LARS, else square root. From 8 times
+    the tuned batch size on, each rule except ``none`` has at least `WARMUP_EPOCHS`.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}
@@ -309,15 +309,15 @@ def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningR
     has_betas = tuned["beta1"] is not None and tuned["beta2"] is not None
     reached = max(ratio * (1 - tuned[name]) for name in ("beta1", "beta2")) if has_betas else 0.0
     caveats = {
-        f"the linear rule is for SGD; the optimizer is {asked.optimizer}": ratio > 1
+        f"the linear rule is for SGD, but the optimizer is {asked.optimizer}": ratio > 1
         and rate_rule is LINEAR
         and asked.optimizer in ADAM_LIKE,
-        f"the rule is about Adam's β; {asked.optimizer} has no β": "betas" in rule.batch_rules
+        f"the rule is about Adam's β, but {asked.optimizer} has no β": "betas" in rule.batch_rules
         and tuned["beta2"] is None,
-        f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here": reached > 1 - ROUNDING
+        f"κ(1 − β) = {reached:.3g} is not below 1, so the rule does not hold": reached > 1 - ROUNDING
         and rule.batch_rules.get("betas") == "sde",
-        f"the rule is about AdamW; the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
+        f"the rule is about AdamW, but the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
         and asked.optimizer != "adamw",
-        f"no {rule.needs} is given to scale": rule.needs and not getattr(asked, rule.needs),
+        f"{rule.needs} is missing; give a value to scale": rule.needs and not getattr(asked, rule.needs),
     }
     return [caveat for caveat, bears in caveats.items() if bears]

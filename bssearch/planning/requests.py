@@ -1,4 +1,4 @@
-"""Plan requests: pydantic models that define the options of command line, page and Python."""
+"""Plan requests, as pydantic models that define the options of command line, page and Python."""
 
 import inspect
 import re
@@ -20,9 +20,9 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import split_batch
 from bssearch.spec.space.domains import RelativeLearningRate
 
-LARGEST_COUNT = 10**15  # far above any real count, and exact as a float
+LARGEST_COUNT = 10**15  # far above real counts, and exact as a float
 
-SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30  # far beyond real values; products of a few stay finite
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30  # far beyond real values; products of a few such values are finite
 
 MOST_PARAMETERS = 10**18
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -40,7 +40,7 @@ def parameter_count(given: Any) -> int | None:
         match = re.fullmatch(r"\s*([-+]?[\d_.]+(?:e[-+]?\d+)?)\s*([kmbt]?)\s*", str(given).lower())
         value = Decimal(match[1]) * _FACTORS[match[2]] if match else Decimal(float(given))
     except (TypeError, ValueError, ArithmeticError):
-        raise ValueError("must be a number, as 110000000, 1.1e8, 110M or 7B") from None
+        raise ValueError("must be a number such as 110000000, 1.1e8, 110M or 7B") from None
     if not value.is_finite() or not 0 < value <= MOST_PARAMETERS or value != int(value):
         raise ValueError(f"must be a whole number from 1 to {MOST_PARAMETERS:.0e}")
     return int(value)
@@ -54,11 +54,11 @@ Finite = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, Field(min_length=1)]
 Parameters = Annotated[Any, BeforeValidator(parameter_count)]
-Database = Annotated[str | None, Option("Database of the studies.", metavar="URL")]
+Database = Annotated[str | None, Option("Database with the studies.", metavar="URL")]
 
 
 class RequestError(UsageError):
-    """Wrong fields of a request; ``problems`` maps fields to messages."""
+    """A request has wrong fields; ``problems`` maps fields to messages."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -66,7 +66,7 @@ class RequestError(UsageError):
 
 
 class Request(BaseModel):
-    """Input of a plan, with strict types; only `read` accepts texts."""
+    """A plan's input, with strict types; only `read` accepts texts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -78,21 +78,21 @@ class Request(BaseModel):
         for one in value if isinstance(value, list) else [value]:
             if known and one is not None and one not in known:
                 near = get_close_matches(str(one).lower(), known, n=3, cutoff=0.5)
-                raise ValueError(f"is not known; did you mean {' or '.join(near)}?" if near else _must_be(known))
+                raise ValueError(f"is unknown; did you mean {' or '.join(near)}?" if near else _must_be(known))
         return value
 
 
 class Plan:
-    """The answer to a request."""
+    """The base class of answers to requests."""
 
     def document(self) -> dict[str, Any]:
-        """Plan as JSON values."""
+        """The plan as JSON values."""
         return asdict(cast(Any, self))
 
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """A request's options by field; fields without an option are for Python only."""
+    """A request's options by field, without fields for Python only."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }
@@ -107,7 +107,7 @@ def type_of(model: type[Request], name: str) -> Any:
 
 
 def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
-    """Request from values or texts; raise `RequestError` naming wrong fields and bounds."""
+    """Create a request from values or texts; raise `RequestError` with wrong fields and bounds."""
     try:
         return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
     except ValidationError as error:
@@ -130,7 +130,7 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
 
 
 def shown(value: object) -> str:
-    """Value for a message; huge integers by their number of digits."""
+    """Format a value for a message; huge integers by the number of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)
@@ -141,7 +141,7 @@ def _problem(model: type[Request], name: str, problem: Any) -> str:
         return f"{name} is missing: {options_of(model)[name].help}"
     if problem["type"] == "extra_forbidden":
         near = get_close_matches(name, model.model_fields, n=1)
-        return f"there is no option {name!r}; {f'did you mean {near[0]}?' if near else _must_be(model.model_fields)}"
+        return f"unknown option {name!r}; {f'did you mean {near[0]}?' if near else _must_be(model.model_fields)}"
     return f"{name} = {shown(problem['input'])} {problem_in_words(problem)}"
 
 
@@ -149,15 +149,15 @@ def _must_be(known: Sequence[str] | Mapping[str, Any]) -> str:
     return f"must be one of {', '.join(known)}"
 
 
-MANY_STEPS = 16  # with more accumulation steps, gradients are said to be stale
+MANY_STEPS = 16  # a common claim says that gradients of more accumulation steps are stale
 
-# optimizers with running means of the gradient and its square
+# optimizers with running means of the gradient and of the squared gradient
 ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark: ``code`` for programs, ``message`` for people."""
+    """A remark, with a ``code`` for programs and a ``message`` for people."""
 
     code: str
     message: str
@@ -165,7 +165,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim as ``said``, the ``right`` statement, and its ``source``."""
+    """A common claim, the ``right`` statement, and the ``source``."""
 
     said: str
     right: str
@@ -173,11 +173,11 @@ class Claim:
 
     @property
     def message(self) -> str:
-        """Claim, correction and source in one line."""
+        """The claim, correction and source in one line."""
         return f"“{self.said}”: {self.right} ({self.source})"
 
 
-# corrections by the code of their note
+# corrections by code of the note
 CLAIMS = {
     "gradients_not_of_batch": Claim(
         "gradients take memory ∝ batch",
@@ -186,19 +186,18 @@ CLAIMS = {
     ),
     "eighty_percent_feasible": Claim(
         "80 % of memory is the optimal batch",
-        "this batch is feasible, not optimal: with steps of α + β·B seconds, B = √(B_crit·α/β) takes the least time",
+        "this batch is feasible, not optimal; if steps take α + β·B seconds, B = √(B_crit·α/β) takes the least time",
         "McCandlish et al. 2018, arXiv 1812.06162, with the step's seconds; Shallue et al. 2019, arXiv 1811.03600",
     ),
     "accumulation_not_stale": Claim(
         "gradients accumulated over more than 16 steps are stale",
-        "the weights stay constant meanwhile: 64 steps differ from one batch by 5e-16; batch normalisation and means "
-        "over unequal micro-batches differ",
+        "false, because weights are constant during accumulation; 64 steps differ from one batch by 5e-16, except for "
+        "batch normalisation and means over unequal micro-batches",
         "measured here; huggingface/transformers#34191",
     ),
     "accumulation_cost": Claim(
         "accumulation is 1.5 to 2 times slower",
-        "the factor varies: micro-batches compute the same, but fill the device less; `bssearch study audit` times "
-        "them",
+        "the factor varies, because micro-batches fill the device less; `bssearch study audit` measures the factor",
         "measured per study; Lightning-AI/pytorch-lightning#4092 for a missing no_sync",
     ),
     "layerwise_not_needed": Claim(
@@ -219,7 +218,8 @@ CLAIMS = {
     ),
     "weight_decay_rule": Claim(
         "weight decay grows ∝ √batch",
-        "true for AdamW if the learning rate also does: λ ∝ batch / learning rate keeps AdamW's timescale",
+        "true for AdamW if the learning rate is also ∝ √batch, because λ ∝ batch / learning rate keeps AdamW's "
+        "timescale",
         "Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738",
     ),
     "largest_not_best": Claim(
@@ -232,12 +232,12 @@ CLAIMS = {
 
 
 def notes_on(codes: Mapping[str, object]) -> list[Note]:
-    """Corrections for the codes that map to a true value."""
+    """Corrections for codes with a true value."""
     return [Note(code, CLAIMS[code].message) for code, bears in codes.items() if bears]
 
 
 def notes_on_spec(spec: StudySpec) -> list[Note]:
-    """Corrections of claims that a spec seems to follow."""
+    """Corrections of common claims that a spec seems to follow."""
     space, largest = spec.space, spec.batch_sizes[-1]
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None

@@ -1,4 +1,4 @@
-"""Time, cost and efficiency of data parallelism on 1 … N devices.
+"""The time, cost and efficiency of data parallelism on 1 … N devices.
 
 Step seconds: k·(α + β·micro-batch) for k accumulation steps, plus a ring all-reduce, 2(n − 1) messages of 1/n of the
 gradients (Patarasu & Yuan 2009). Samples to the target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv
@@ -39,22 +39,22 @@ from bssearch.spec.space.micro_batches import TINY_BATCH, batch_norm_caveats
 LARGEST_BATCH = 10**9
 
 Batch = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
-Micro = Annotated[int, Field(ge=1, le=10**6)]  # micro-batches up to the limit are tried one by one
+Micro = Annotated[int, Field(ge=1, le=10**6)]  # the plan tries all micro-batches up to the limit
 
 
 class AccumulationRequest(Request):
-    """A batch size, and the devices that share the batch."""
+    """A batch size, with the devices that share the batch."""
 
     batch: Annotated[
         Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
     ]
     micro: Annotated[
-        Micro | None, Option("Samples that run at once on a device.", label="Exact micro-batch", unit="samples")
+        Micro | None, Option("Samples of a micro-batch on a device.", label="Exact micro-batch", unit="samples")
     ] = None
     max_micro: Annotated[
         Micro | None,
         Option(
-            "Instead: the most samples that fit on a device; the largest divisor is used.",
+            "Instead: most samples that fit on a device; the plan uses the largest divisor.",
             label="Largest micro-batch",
             unit="samples",
         ),
@@ -62,7 +62,7 @@ class AccumulationRequest(Request):
     devices: Annotated[Batch, Option("Devices that share the batch.")] = 1
     batch_norm_layers: Annotated[
         Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None,
-        Option("Batch normalisation layers of the model, which see micro-batches.", shown_default="not known"),
+        Option("Model with batch normalisation, which depends on the micro-batch.", shown_default="unknown"),
     ] = None
 
     @model_validator(mode="after")
@@ -87,10 +87,10 @@ class AccumulationPlan(Plan):
 
 @planned(AccumulationRequest)
 def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
-    """Exact split of a batch into micro-batches on ``devices``.
+    """Split a batch exactly into micro-batches on ``devices``.
 
-    Without ``micro``, the micro-batch is the largest divisor of a device's share up to ``max_micro``. Raises
-    `UsageError` naming the nearest batches if no split exists.
+    Without ``micro``, the micro-batch is the largest divisor of a device's share up to ``max_micro``. If no split
+    exists, the `UsageError` names the nearest batches.
 
     Example: ``bssearch.plan_accumulation(batch=1024, max_micro=48, devices=2)``
     """
@@ -114,10 +114,9 @@ def _share(batch: int, micro: int, devices: int) -> int:
     count, hint = f"{devices} device{'s' * (devices > 1)}", None
     if batch % devices == 0:
         whole = split_batch(batch // devices, micro)[0]
-        hint = f"the largest micro-batch up to {micro} that splits {batch} on {count} exactly is {whole}"
+        hint = f"use a micro-batch of {whole}, the largest up to {micro} that splits {batch} on {count} exactly"
     raise UsageError(
-        f"batch = {batch} cannot be split exactly into micro-batches of {micro} on {count}: "
-        f"it must be a multiple of {unit}; the nearest are {near}",
+        f"batch = {batch} must be a multiple of {unit} for micro-batches of {micro} on {count}; the nearest are {near}",
         hint=hint,
     )
 
@@ -127,24 +126,26 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(
             "batch_norm",
-            f"batch normalisation sees {micro} samples at a time, not the batch: the model differs by 13 % to 28 % in "
-            "measurements, unless it has GroupNorm or ghost batches",
+            f"batch normalisation is over {micro} samples, not the batch, which changed measured models by 13 % to 28 "
+            "%; use "
+            "GroupNorm or ghost batches",
         )
     for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
         yield Note(*caveat)
     if micro < TINY_BATCH and steps > 1:
         yield Note(
             "tiny_micro_batch",
-            f"micro-batches of {micro} seldom fill a device; time them with `bssearch probe step-time`",
+            f"micro-batches of {micro} seldom fill a device; measure the step time with `bssearch probe step-time`",
         )
     if is_split:
         yield Note(
             "token_weighted_loss",
-            "if samples have unequal numbers of tokens, sum the loss over the whole batch and divide by its tokens: "
-            "the mean of the micro-batches' means differs (huggingface/transformers#34191: up to 10 %)",
+            "if samples have unequal numbers of tokens, sum the loss and divide by the batch's tokens, because the "
+            "mean of "
+            "micro-batch means differs by up to 10 % (huggingface/transformers#34191)",
         )
     if asked.devices > 1 and steps > 1:
-        yield Note("no_sync", "gradients travel between devices only after the last micro-batch (DDP's no_sync)")
+        yield Note("no_sync", "use DDP's no_sync, so that devices exchange gradients only after the last micro-batch")
     yield from notes_on({"accumulation_not_stale": steps > MANY_STEPS, "accumulation_cost": steps > 1})
 
 
@@ -152,9 +153,9 @@ MOST_DEVICES = 4096  # most devices of a plan
 
 LARGEST_MICRO = 65_536
 
-SHOWN_ROWS = 16  # rows shown to people; longer plans show powers of two and the last row
+SHOWN_ROWS = 16  # most rows in a table; longer plans show powers of two and the last row
 
-# More devices pay while each does at least this share of a single device's work; at B_crit, half the samples are waste.
+# More devices pay if each does at least this share of a single device's work; at B_crit, half the samples are waste
 PAYS = 0.5
 
 SECONDS_PER_HOUR = 3600
@@ -163,20 +164,20 @@ _split = lru_cache(maxsize=MOST_DEVICES)(split_batch)
 
 
 class ScaleRequest(Request):
-    """A scale plan's input; a step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds."""
+    """A scale plan's input; without accumulation, m samples take ``alpha_s`` + ``beta_s``·m seconds."""
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
-        Option("The most devices to plan for.", label="Devices to plan for"),
+        Option("Most devices to plan for.", label="Devices to plan for"),
     ]
     batch: Annotated[
         Batch | None,
-        Option("Samples of a step over all devices, the same for all.", label="Wanted batch", unit="samples"),
+        Option("Samples of a step over all devices.", label="Wanted batch", unit="samples"),
     ] = None
     per_device_batch: Annotated[
         Batch | None,
         Option(
-            "Instead: samples per device; the batch grows with the devices.",
+            "Instead: samples per device, so that the batch grows with the devices.",
             label="Batch of each device",
             unit="samples",
         ),
@@ -186,27 +187,25 @@ class ScaleRequest(Request):
         Option("Largest micro-batch of a device.", label="Largest micro-batch", unit="samples"),
     ] = None
     alpha_s: Annotated[
-        NotNegative | None, Option("Seconds of a step at any batch size.", label="α, of any step", unit="s")
+        NotNegative | None, Option("Seconds per step at any batch size.", label="α, of any step", unit="s")
     ] = None
-    beta_s: Annotated[Positive | None, Option("Seconds of a step per sample.", label="β, of a sample", unit="s")] = None
+    beta_s: Annotated[Positive | None, Option("Seconds per sample.", label="β, of a sample", unit="s")] = None
     step_times: Annotated[
         Annotated[Path, Field(strict=False)] | None,
         Option("Instead of alpha_s and beta_s: a CSV with batch_size and step_seconds."),
     ] = None
-    parameters: Annotated[
-        Parameters, Option("Parameters of the model, whose gradients travel: 25000000, 25M.", metavar="N")
-    ] = None
+    parameters: Annotated[Parameters, Option("Parameters of the model, such as 25000000 or 25M.", metavar="N")] = None
     gradient_bytes: Annotated[
-        Positive, Option("Bytes of each gradient: 4 in fp32, 2 in bf16.", label="Bytes of a gradient", unit="B")
+        Positive, Option("Bytes per gradient: 4 in fp32, 2 in bf16.", label="Bytes of a gradient", unit="B")
     ] = 4.0
     bandwidth_gb_s: Annotated[
         Positive | None,
         Option("Bandwidth of a device, in 10⁹ bytes per second.", label="Bandwidth", unit="GB/s"),
     ] = None
-    latency_us: Annotated[NotNegative, Option("Microseconds of one message.", label="Latency", unit="µs")] = 0.0
+    latency_us: Annotated[NotNegative, Option("Microseconds per message.", label="Latency", unit="µs")] = 0.0
     overlap: Annotated[
         Annotated[float, Field(ge=0, le=1)],
-        Option("Share of the communication that is hidden behind computing, 0 to 1."),
+        Option("Share of communication during computing, 0 to 1."),
     ] = 0.0
     b_crit: Annotated[
         Positive | None, Option("Critical batch size in samples.", label="Critical batch size", unit="samples")
@@ -221,12 +220,12 @@ class ScaleRequest(Request):
     ] = None
     samples_to_target: Annotated[
         Positive | None,
-        Option("Samples to the target of a training; without them, times are relative.", unit="samples"),
+        Option("Samples to the target; if missing, times are relative.", unit="samples"),
     ] = None
     at_batch: Annotated[
         Batch | None,
         Option(
-            "The batch size of the training with samples_to_target.",
+            "Batch size of the training with samples_to_target.",
             label="Counted at batch",
             unit="samples",
             shown_default="the batch of one device",
@@ -234,11 +233,11 @@ class ScaleRequest(Request):
     ] = None
     price_per_device_hour: Annotated[
         Positive | None,
-        Option("Price of a device for an hour.", label="Price of a device", unit="an hour"),
+        Option("Price per device-hour.", label="Price of a device", unit="an hour"),
     ] = None
     study: Annotated[
         str | None,
-        Option("A stored study, for step times, B_crit, samples and, on several devices, bandwidth not given here."),
+        Option("Stored study, for missing step times, B_crit, samples and, on several devices, bandwidth."),
     ] = None
     db: Database = None
 
@@ -247,8 +246,7 @@ class ScaleRequest(Request):
         low, high = self.b_crit_low, self.b_crit_high
         require(
             (self.batch is None) != (self.per_device_batch is None),
-            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}: give exactly one, the batch over "
-            "all devices or the batch of each device",
+            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}; give exactly one of them",
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),
@@ -256,11 +254,11 @@ class ScaleRequest(Request):
         )
         require(
             (self.alpha_s is None) == (self.beta_s is None),
-            "alpha_s and beta_s go together: a step of m samples takes alpha_s + beta_s·m seconds",
+            "give both alpha_s and beta_s; a step of m samples takes alpha_s + beta_s·m seconds",
         )
         require(
             self.b_crit or (low is None and high is None),
-            "b_crit_low and b_crit_high need b_crit: they are its interval",
+            "b_crit_low and b_crit_high need b_crit; give the estimate, too",
         )
         require(
             not low or not self.b_crit or low <= self.b_crit, f"b_crit_low = {low} must be <= b_crit = {self.b_crit}"
@@ -271,15 +269,15 @@ class ScaleRequest(Request):
         )
         require(
             self.samples_to_target or self.study or self.price_per_device_hour is None,
-            f"price_per_device_hour = {self.price_per_device_hour} needs samples_to_target: time and cost depend on it",
+            f"price_per_device_hour = {self.price_per_device_hour} needs samples_to_target; give this number, too",
         )
         require(
             self.samples_to_target or self.at_batch is None,
-            f"at_batch = {self.at_batch} needs samples_to_target, the samples counted at that batch size",
+            f"at_batch = {self.at_batch} needs samples_to_target; give this number, too",
         )
         require(
             self.devices == 1 or self.study or (self.bandwidth_gb_s and self.parameters),
-            f"devices = {self.devices} exchange gradients: give bandwidth_gb_s and parameters, or a study with "
+            f"devices = {self.devices} exchange gradients; give bandwidth_gb_s and parameters, or a study with "
             "executor.devices",
         )
         return self
@@ -289,35 +287,35 @@ class ScaleRequest(Request):
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Ring all-reduce's seconds, 2(n − 1)·(latency + bytes / (n·bandwidth))."""
+        """Seconds of a ring all-reduce, 2(n − 1)·(latency + bytes / (n·bandwidth))."""
         if devices == 1 or self.bandwidth_gb_s is None:
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def bandwidth_of(self, devices: int, seconds: float) -> float:
-        """Bandwidth (GB/s) at which the ring all-reduce takes these ``seconds``."""
+        """The bandwidth (GB/s) for a ring all-reduce in ``seconds``."""
         return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
-        """Communication seconds that ``compute_s`` does not hide."""
+        """Seconds of communication beyond ``compute_s``."""
         communication = self.all_reduce_seconds(devices)
         return communication - min(self.overlap * communication, compute_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow:
-    """Step and time to the target on one number of devices."""
+    """The step and the time to the target on a number of devices."""
 
     devices: int
     batch: int
     micro_batch: int
     accumulation_steps: int
     compute_s: float
-    communication_s: float  # not hidden behind computing
+    communication_s: float  # without communication during computing
     step_s: float
     samples_per_s: float
-    throughput_efficiency: float  # by samples per second
+    throughput_efficiency: float  # from samples per second
     relative_samples: float
     speedup: float
     efficiency: float  # speedup per device
@@ -328,7 +326,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleInterval:
-    """A number with its interval; None if unknown or open."""
+    """A number with the interval; None if unknown or open."""
 
     estimate: float | None
     low: float | None = None
@@ -337,18 +335,18 @@ class ScaleInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan(Plan):
-    """Plan for 1 … ``devices`` devices."""
+    """The plan for 1 … ``devices`` devices."""
 
     devices: int
     b_crit: ScaleInterval
     rows: list[ScaleRow]
-    passes_b_crit: ScaleInterval  # fewest devices whose batch exceeds B_crit, with its interval
-    pays_up_to: ScaleInterval  # most devices that each do at least half of a single device's work
+    passes_b_crit: ScaleInterval  # fewest devices with a batch above B_crit, with the interval
+    pays_up_to: ScaleInterval  # most devices if each does at least half of a single device's work
     fastest: int
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """The rows; if many, only powers of two, the last row, and rows that the plan names."""
+        """The rows; if many, only powers of two, the last row, and rows in the plan's text."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -356,7 +354,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for the numbers of devices that divide a fixed batch. Needs ``alpha_s``, ``beta_s``, ``b_crit``."""
+    """Plan for the numbers of devices that divide a fixed batch, from ``alpha_s``, ``beta_s`` and ``b_crit``."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(device_rows(asked, value)))
@@ -375,7 +373,7 @@ def plan_devices(asked: ScaleRequest) -> ScalePlan:
 
 
 def device_rows(asked: ScaleRequest, b_crit: float) -> list[ScaleRow]:
-    """Rows if the critical batch size is ``b_crit``."""
+    """The plan's rows for a critical batch size ``b_crit``."""
     found: list[ScaleRow] = []
     for count in range(1, asked.devices + 1):
         if (share := asked.share(count)) is not None:
@@ -435,28 +433,28 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
     batch, b_crit = asked.batch, asked.b_crit or 0.0
     if batch is not None and len(rows) < asked.devices:
         yield (
-            f"of 1 to {asked.devices} devices, batch {batch} is split exactly on "
-            f"{', '.join(str(row.devices) for row in rows)}; other numbers would train another batch"
+            f"of 1 to {asked.devices} devices, only {', '.join(str(row.devices) for row in rows)} divide batch {batch}"
         )
     if batch is not None and batch > b_crit:
         yield (
-            f"batch {batch} is above B_crit = {b_crit:.4g} on any number of devices: a smaller batch wastes fewer "
+            f"batch {batch} is above B_crit = {b_crit:.4g} on any number of devices; use a smaller batch to waste "
+            "fewer "
             "samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"all these numbers pay; the limit is beyond {rows[-1].devices} devices"
+        yield f"all these numbers of devices pay; the limit is beyond {rows[-1].devices} devices"
     if any(row.accumulation_steps > 1 for row in rows):
-        yield "each accumulated micro-batch counts a whole α; the real time may be shorter"
+        yield "the plan counts α for each accumulated micro-batch; the real time may be shorter"
     if asked.samples_to_target is None:
         yield "without samples_to_target, times are relative to one device"
 
 
-BEYOND = 8  # factor by which the batch sizes extend past B_crit, the optimum and the micro-batch
+BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and the micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """A batch size's ``row`` on one device; time and samples relative to the least."""
+    """A batch size's ``row`` on a device, with time and samples relative to the least."""
 
     row: ScaleRow
     relative_time: float
@@ -465,16 +463,16 @@ class ScalePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff:
-    """Batch sizes with time and samples to the target."""
+    """Time and samples to the target by batch size."""
 
     points: Sequence[ScalePoint]
-    fastest: ScalePoint  # takes the least time
+    fastest: ScalePoint  # the least time
     optimum: float  # batch size √(B_crit·α/β), without accumulation
     b_crit: float
 
 
 def plan_trade_off(asked: ScaleRequest) -> TradeOff:
-    """Time and samples to the target by batch size on one device."""
+    """Plan the `TradeOff` on a device."""
     alpha, beta, b_crit, micro = asked.alpha_s or 0.0, asked.beta_s or 1.0, asked.b_crit or 1.0, asked.max_micro or 0
     optimum = math.sqrt(b_crit * alpha / beta)
     marked = [one for one in (b_crit, optimum, micro) if one]

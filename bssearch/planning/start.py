@@ -1,4 +1,4 @@
-"""Questions for a first study, and its spec from ``start.yaml``."""
+"""Questions for a first study, and the study's spec from ``start.yaml``."""
 
 import json
 import math
@@ -32,31 +32,31 @@ from bssearch.registry import Option
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.space.optimizers import FINE_TUNING_FACTOR, SCRATCH_RATES
 
-SAFE_SHARE = 1 - HEADROOM  # share of a device's memory that a plan fills; feasible, not optimal
+SAFE_SHARE = 1 - HEADROOM  # a plan fills this share of a device's memory, which is feasible, not optimal
 
-# Memory is the bottleneck if the fixed part takes more than this share, or if fewer samples fit at once.
+# Memory is the bottleneck if the fixed part takes more than this share, or if fewer samples fit
 TIGHT_SHARE = 0.5
 SMALL_MICRO_BATCH = 16
 
-# shipped workload that the spec runs without changes, and its number of training samples
+# a shipped workload as a runnable stand-in, and the number of training samples
 STAND_IN = "digits"
 STAND_IN_SAMPLES = 1077
 
-# trials per batch size, and a trial's limit over today's training seconds
+# trials per batch size, and a trial's limit / today's training seconds
 TRIALS_PER_SIZE = 5
 LIMIT_OVER_SECONDS = 3
 
 # each priority's objective and meaning
 OBJECTIVES = {
     "speed": ("time_to_target", "least seconds to the target at any batch size"),
-    "accuracy": ("metric_in_budget", "quality before speed: the best metric within trial_train_seconds"),
+    "accuracy": ("metric_in_budget", "the best metric within trial_train_seconds"),
     "cost": ("cost_to_target", "least device-hours to the target"),
     "memory": ("time_to_target", "least seconds to the target among batches that fit"),
 }
 
 UNKNOWN = "not known"
 
-# options to ask a person, in order
+# the options that a person answers, in order
 QUESTIONS = (
     "memory_gib",
     "parameters",
@@ -77,20 +77,22 @@ class StartRequest(Request):
     """Answers to `QUESTIONS`, and optional details."""
 
     memory_gib: Annotated[Positive, Option("Memory of a device, in GiB.")] = 24.0
-    parameters: Annotated[Parameters, Option("Parameters of the model: 25000000, 25M.", metavar="N")] = 25_000_000
-    precision: Annotated[str, Option("Precision.", choices=("fp32", "bf16", "fp16"))] = "bf16"
-    optimizer: Annotated[str, Option("Optimizer, as a spec names it.", choices=tuple(SCRATCH_RATES))] = "adamw"
-    priority: Annotated[str, Option("First priority.", choices=tuple(OBJECTIVES))] = "speed"
-    start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=("scratch", "fine_tuning"))] = (
-        "scratch"
+    parameters: Annotated[Parameters, Option("Parameters of the model, such as 25000000 or 25M.", metavar="N")] = (
+        25_000_000
     )
+    precision: Annotated[str, Option("Precision.", choices=("fp32", "bf16", "fp16"))] = "bf16"
+    optimizer: Annotated[str, Option("Optimizer.", choices=tuple(SCRATCH_RATES))] = "adamw"
+    priority: Annotated[str, Option("First priority.", choices=tuple(OBJECTIVES))] = "speed"
+    start: Annotated[
+        str, Option("Start from scratch or from a pretrained model.", choices=("scratch", "fine_tuning"))
+    ] = "scratch"
     devices: Annotated[Count, Option("Devices of the final training.")] = 1
-    workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = STAND_IN
+    workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped workload as a stand-in.")] = (
+        STAND_IN
+    )
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
     target: Annotated[Finite, Option("Value of the metric to reach.")] = 0.97
-    goal: Annotated[str, Option("Whether the metric should rise or fall.", choices=("maximize", "minimize"))] = (
-        "maximize"
-    )
+    goal: Annotated[str, Option("Direction of the metric.", choices=("maximize", "minimize"))] = "maximize"
     seconds: Annotated[Positive, Option("Seconds to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
@@ -108,16 +110,14 @@ class StartRequest(Request):
     learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="the usual one")] = (
         None
     )
-    price_per_device_hour: Annotated[Positive | None, Option("Price of a device for an hour, with priority cost.")] = (
-        None
-    )
+    price_per_device_hour: Annotated[Positive | None, Option("Price per device-hour, with priority cost.")] = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         require(
             self.price_per_device_hour is None or self.priority == "cost",
-            f"price_per_device_hour = {self.price_per_device_hour} contradicts priority = {self.priority!r}: a price "
-            "needs priority = 'cost'",
+            f"price_per_device_hour = {self.price_per_device_hour} needs priority = 'cost', but priority = "
+            f"{self.priority!r}",
         )
         require(
             (self.batch or 0) <= (self.samples or math.inf),
@@ -128,13 +128,15 @@ class StartRequest(Request):
     @model_validator(mode="after")
     def _has_one_source_of_memory(self) -> Self:
         given = self.model_fields_set & {"parameters", "sample_mib"}
-        require(self.model is None or not given, f"model = {self.model} contradicts {' and '.join(sorted(given))}")
-        require(self.model is not None or self.input_shape is None, "input_shape needs a model")
+        require(
+            self.model is None or not given, f"model = {self.model} contradicts {' and '.join(sorted(given))}; omit one"
+        )
+        require(self.model is not None or self.input_shape is None, "input_shape needs a model; give both or none")
         return self
 
     @property
     def samples(self) -> int | None:
-        """Samples of an epoch; None if unknown."""
+        """Samples per epoch; None if unknown."""
         return STAND_IN_SAMPLES if self.train_samples is None and self.workload == STAND_IN else self.train_samples
 
     @property
@@ -149,16 +151,16 @@ class StartRequest(Request):
 
     @property
     def memory(self) -> MemoryPlanRequest:
-        """Input of the memory plan."""
+        """The memory plan's input."""
         return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=self.state)
 
     @property
     def state(self) -> str:
-        """Optimizer as memory plans name it; the sgd of a spec has momentum."""
+        """The optimizer's name in memory plans, because the sgd of a spec has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:
-        """With the parameters and the memory of a sample of the named model."""
+        """A copy with the model's parameters and memory per sample."""
         if self.model is None:
             return self
         source: dict[str, Any] = {"network" if self.model in ARCHITECTURES else "model": self.model}
@@ -168,17 +170,17 @@ class StartRequest(Request):
 
     @property
     def sample_bytes(self) -> float:
-        """Bytes that a sample adds to memory; 0 if unknown."""
+        """Bytes per sample; 0 if unknown."""
         return (self.sample_mib or 0.0) * MIB
 
     @property
     def room_bytes(self) -> float:
-        """Bytes left for samples within `SAFE_SHARE` of memory."""
+        """Bytes for samples within `SAFE_SHARE` of memory."""
         return SAFE_SHARE * math.floor(self.memory_gib * GIB) - parameter_bytes(self.memory).fixed
 
     @property
     def safe_micro_batch(self) -> int | None:
-        """Samples that fit at once; None if unknown."""
+        """The most samples that fit; None if unknown."""
         return min(math.floor(self.room_bytes / self.sample_bytes), 2**30) if self.sample_mib else None
 
     @property
@@ -191,7 +193,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """Plan of a first study, with ``reasons`` by field."""
+    """The plan of a first study, with ``reasons`` by field."""
 
     answers: dict[str, Any]
     spec: StudySpec
@@ -208,7 +210,7 @@ class StartPlan(Plan):
 
 @planned(StartRequest)
 def plan_start(asked: StartRequest) -> StartPlan:
-    """Spec of a first study.
+    """Plan the spec of a first study.
 
     Raises `UsageError` for wrong or contradictory answers, `LaunchError` if the model does not fit.
 
@@ -224,13 +226,15 @@ def plan_start(asked: StartRequest) -> StartPlan:
     below, above = (30, 3) if asked.is_fine_tuning else (10, 10)
     micros = [_power_below(asked.safe_micro_batch)] if asked.safe_micro_batch else []
     micro = min([*micros, 64] if asked.devices > 1 else micros, default=high)
-    sizes = high.bit_length() - low.bit_length() + 1  # both are powers of two
+    sizes = high.bit_length() - low.bit_length() + 1  # low and high are powers of two
     max_micro = micro if micro < max(high, batch) else None
-    room = "The memory probe finds the samples that fit beside the parameters; `bssearch plan memory` estimates them."
+    room = "The memory probe finds the largest micro-batch; `bssearch plan memory` estimates this size."
     if asked.safe_micro_batch is not None:
-        room = f"{asked.safe_micro_batch} samples fit at once in {SAFE_SHARE:.0%} of the memory."
+        room = f"A micro-batch of {asked.safe_micro_batch} fits in {SAFE_SHARE:.0%} of the memory."
     reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
-    environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # no escaping: the text is YAML
+    environment = Environment(
+        trim_blocks=True, keep_trailing_newline=True
+    )  # without escaping, because the text is YAML
     environment.filters |= {"text": json.dumps, "number": _number}
     text = environment.from_string(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).render(
         asked=asked,
@@ -274,10 +278,10 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
     room = asked.room_bytes + fixed - asked.sample_bytes
     cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "none; use a smaller model"
     raise LaunchError(
-        f"memory_gib = {asked.memory_gib:g} does not hold {asked.parameters:,} parameters in {asked.precision} with "
-        f"{asked.optimizer}: they take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g}, and "
-        f"{SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * asked.memory_gib:.3g}",
-        hint=f"options of `bssearch plan memory` that fit: {cures}",
+        f"memory_gib = {asked.memory_gib:g} is too small: {asked.parameters:,} parameters in {asked.precision} with "
+        f"{asked.optimizer} take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g} GiB, but "
+        f"{SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * asked.memory_gib:.3g} GiB",
+        hint=f"use options of `bssearch plan memory` that fit: {cures}",
     )
 
 
@@ -299,23 +303,23 @@ def _ladder(asked: StartRequest) -> tuple[int, int, int]:
 
 def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[str, str]:
     tuning, accurate, is_script = asked.is_fine_tuning, asked.priority == "accuracy", asked.is_script
-    precision = "bf16 if the device has bf16, else fp32: fp16 would need loss scaling"
-    ladder = "powers of two from a small size on: the largest size that fits is rarely the fastest"
+    precision = "bf16 if the device has bf16, else fp32, because fp16 needs loss scaling"
+    ladder = "powers of two from a small size on, because the largest size that fits is rarely the fastest"
     of_devices = (
-        f"of all {asked.devices} devices together, like the steps to the target; give their step times to "
+        f"the batch of all {asked.devices} devices together; give step times of {asked.devices} devices to "
         "`bssearch best --step-times` and `bssearch plan scale`"
     )
-    micro = "larger batches accumulate micro-batches: the steps are exact except for batch normalisation"
+    micro = "larger batches accumulate micro-batches, exactly except for batch normalisation"
     return {
-        "preset": "from a pretrained model: few small steps keep its knowledge" if tuning else "",
-        "workload": "YOURS: replace this runnable stand-in by your own; `bssearch init` writes a start"
+        "preset": "few small steps keep the pretrained model's knowledge" if tuning else "",
+        "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a start"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: the metric of your training today, or a bit less; `check --suggest-target` proposes one",
+        "target": "YOURS: the metric of your training today, or a bit less; `check --suggest-target` proposes a value",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
-        else "as asked; auto takes bf16 if available"
+        else "your answer; auto takes bf16 if available"
         if asked.precision == "fp32"
         else precision,
         "activation_checkpointing": "saves memory by recomputing activations, for about a quarter more time; the "
@@ -327,12 +331,12 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else of_devices
         if asked.devices > 1
         else ladder,
-        "learning_rate": f"around today's rate at batch {batch}; the search begins at the rule and audits the rule",
-        "warmup_epochs": "little warmup: the weights are good already"
+        "learning_rate": f"around today's rate at batch {batch}; the search starts from the rule and audits the rule",
+        "warmup_epochs": "little warmup, because the weights are already good"
         if tuning
-        else "searched: large batches with large rates need warmup, by common advice from 8× on",
-        "weight_decay": "searched: the best value moves with batch size and rate",
-        "dropout": "searched: a larger batch may need more dropout; YOURS must use dropout" if accurate else "",
+        else "searched, because large batches with large rates need warmup, by common advice from 8× on",
+        "weight_decay": "searched, because the best value depends on batch size and learning rate",
+        "dropout": "searched, because a larger batch may need more dropout; YOURS must use dropout" if accurate else "",
         "label_smoothing": "likewise" if accurate else "",
         "optimizer": "tuned SGD and Adam are as good at 32k (Nado et al. 2021, arXiv 2102.06356)"
         if asked.optimizer in ("lars", "lamb")
@@ -342,7 +346,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else f"32 to 64 samples a device are usual; {micro}"
         if asked.devices > 1
         else micro,
-        "default": "YOURS: your configuration today; it runs first",
+        "default": "YOURS: your configuration today, which runs first",
         "default.learning_rate": ""
         if asked.learning_rate
         else "a tenth of the usual rate from scratch"
@@ -350,7 +354,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else "usual from scratch",
         "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",
         "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training today; YOURS if that differs",
-        "confirm": "fresh seeds for the finalists: the best of many is partly luck",
+        "confirm": "fresh seeds for the finalists, because the best of many trials is partly luck",
         "executor": "one device; cuda if available",
     }
 
@@ -360,6 +364,6 @@ def _power_below(size: int) -> int:
 
 
 def _number(value: float) -> str:
-    # YAML 1.1 would read 1e-05 as text
+    # YAML 1.1 reads 1e-05 as text
     text = repr(value)
     return text if "." in text else text.replace("e", ".0e")

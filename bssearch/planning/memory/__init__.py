@@ -1,4 +1,4 @@
-"""The memory of a training step, from numbers or a traced model (needs torch)."""
+"""Plan the memory of a training step, from numbers or from a traced model (needs torch)."""
 
 from bssearch.planning.memory.request import MemoryPlan, MemoryPlanRequest, plan_numbers
 from bssearch.planning.requests import planned
@@ -8,14 +8,14 @@ __all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]
 
 @planned(MemoryPlanRequest)
 def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Training step's memory per device by term, and the micro-batches that fit.
+    """Plan a training step's memory per device by term, and the micro-batches that fit.
 
-    Takes ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
-    ``model_settings`` and inputs of ``input_shape``. ``stage`` is ZeRO's.
+    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
+    ``model_settings`` and ``input_shape``. ``stage`` is ZeRO's stage.
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.
-        LaunchError: The parameters do not fit; the hint names options that would.
+        LaunchError: The parameters do not fit; the hint names options that fit.
 
     Example: ``bssearch.plan_memory(parameters="110M", precision="bf16", optimizer="adamw", memory_gib=24)``
     """

@@ -24,7 +24,7 @@ from bssearch.planning.memory.request import MemoryPlanRequest
 from bssearch.training.computation import checkpoint_modules
 from bssearch.workloads.base import found_attribute
 
-TOKENS = 512  # per sample, if neither model nor command gives them
+TOKENS = 512  # tokens per sample, if unknown from model and command
 
 Loss = Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -35,7 +35,7 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module, its batch of a given size, and its loss with the output, if known."""
+    """A module, with functions for a batch of a size and for the loss and output."""
 
     module: nn.Module
     batch: Callable[[int], Any]
@@ -43,21 +43,21 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Model in training mode with fake tensors; weights of ``dtype`` if given."""
+    """Build the model in training mode with fake tensors, and weights of ``dtype`` if given."""
     with _without_network(asked.name):
         try:
             with mode:
                 made = _maker(asked)
         except BSSearchError:
             raise
-        except (Exception, SystemExit):  # the model reads values, which fake tensors lack: use real tensors
+        except (Exception, SystemExit):  # the model reads values, which only real tensors have
             made = real_model(asked)
     _take_into(mode, made.module, dtype)
     made.module.train()
     return made
 
 
-# methods that turn checkpointing on: of transformers from 5.23 on, of older transformers, and of timm
+# methods that enable checkpointing: of transformers from 5.23 on, of older transformers, and of timm
 WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
     "activation_checkpointing_enable": {"activation_checkpointing_kwargs": {"use_reentrant": False}},
     "gradient_checkpointing_enable": {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
@@ -66,19 +66,20 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Turn on activation checkpointing by the model's method, else for repeated modules of its lists."""
+    """Enable activation checkpointing by the model's method, else for repeated modules in the model's lists."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:
             getattr(module, way)(**WAYS_TO_CHECKPOINT[way])
-        except Exception as error:  # some models have the method only to refuse
+        except Exception as error:  # some models have a method that only raises
             raise NoBlocksError(f"--checkpointing: {name} does not support checkpointing: {error}") from error
     elif blocks := list(_blocks(module)):
         checkpoint_modules(blocks)
     else:
         raise NoBlocksError(
-            f"--checkpointing: {name} has no blocks to compute twice: neither gradient_checkpointing_enable(), nor "
-            "modules of one kind in an nn.ModuleList or nn.Sequential"
+            f"--checkpointing: {name} has no blocks to recompute; add gradient_checkpointing_enable(), or put modules "
+            "of "
+            "the same kind into an nn.ModuleList or nn.Sequential"
         )
 
 
@@ -90,14 +91,14 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
-    """Model with real tensors."""
+    """Build the model with real tensors."""
     try:
         return _maker(asked)
     except BSSearchError:
         raise
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
-        raise UsageError(f"--model {asked.name} does not build: {type(error).__name__}: {lines[0]}") from error
+        raise UsageError(f"--model {asked.name} failed to build: {type(error).__name__}: {lines[0]}") from error
 
 
 def _maker(asked: MemoryPlanRequest) -> ModelUnderPlan:
@@ -132,13 +133,14 @@ def _of_user(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
         return ModelUnderPlan(module, lambda size: size, lambda model, size: (loss(model, size), None))
     if not isinstance(made, nn.Module):
         raise UsageError(
-            f"--model {asked.name} returned {type(made).__name__}: the result must be a torch.nn.Module, or a pair of "
-            "a module and a function loss(module, size)"
+            f"--model {asked.name} returned {type(made).__name__}; return a torch.nn.Module, or a pair of a module and "
+            "a function loss(module, size)"
         )
     if asked.input_shape is None:
         raise UsageError(
-            f"--model {asked.name} needs --input, the shape of one sample as in 3x224x224 (with --vocabulary: of "
-            "tokens)"
+            f"--model {asked.name} needs --input; give a sample's shape, such as 3x224x224, or the number of tokens "
+            "with "
+            "--vocabulary"
         )
     return ModelUnderPlan(made, _batches(asked.input_shape, asked.vocabulary, made), _loss_of_output)
 
@@ -169,8 +171,8 @@ def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.T
 def _of_timm(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
     timm = _library("timm", asked.name)
     if not timm.is_model(rest):
-        near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "no similar one"
-        raise UsageError(f"--model {asked.name}: timm has no model {rest!r}; it has {near}")
+        near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "no similar model"
+        raise UsageError(f"--model {asked.name}: timm has no model {rest!r}; choose from {near}")
     module = timm.create_model(rest, pretrained=False, **asked.settings)
     return ModelUnderPlan(
         module, _batches(asked.input_shape or module.default_cfg["input_size"], None, module), _loss_of_output
@@ -187,8 +189,8 @@ def _of_transformers(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
         configuration = library.AutoConfig.for_model(**{**document, **asked.settings})
     elif "/" in rest or not hasattr(library, rest) or not isinstance(getattr(library, rest), type):
         raise UsageError(
-            f"--model {asked.name}: transformers has no class {rest!r}, and there is no file {path}",
-            hint="nothing is downloaded: name a class, as transformers:BertForMaskedLM, or the path of a config.json",
+            f"--model {asked.name}: transformers has no class {rest!r}, and the file {path} does not exist",
+            hint="plans do not download; name a class, such as transformers:BertForMaskedLM, or a config.json",
         )
     else:
         configuration = getattr(library, rest).config_class(**asked.settings)
@@ -229,7 +231,7 @@ def _library(name: str, model: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise UsageError(f"--model {model} needs {name}, which does not import: {error}") from error
+        raise UsageError(f"--model {model} needs the package {name}, but the import failed: {error}") from error
 
 
 @contextmanager
@@ -238,7 +240,7 @@ def _without_network(name: str) -> Iterator[None]:
 
     def refuse(*arguments: Any, **named: Any) -> Any:
         wanted.append(str(arguments[0]))
-        raise OSError(f"bssearch plan memory uses no network (wanted: {arguments[0]})")
+        raise OSError(f"bssearch plan memory uses no network (blocked: {arguments[0]})")
 
     try:
         with (
@@ -249,7 +251,7 @@ def _without_network(name: str) -> Iterator[None]:
     except BSSearchError as error:
         if wanted or "connect" in f"{error} {error.__cause__}":
             raise UsageError(
-                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); plans use no network",
-                hint="build the model with random weights: from its configuration, without pretrained=True",
+                f"--model {name} needs the network ({wanted[0] if wanted else 'blocked'}), but plans use no network",
+                hint="build the model with random weights, without pretrained=True",
             ) from error
         raise

@@ -1,6 +1,6 @@
-"""Convolutional networks by numbers: parameters, and elements that the backward pass keeps for a sample.
+"""Count the parameters of convolutional networks, and the elements that a sample's backward pass keeps.
 
-A layer keeps its input for the gradients; an in-place activation's output is the next layer's input. He et al. 2015
+A layer keeps the input for the gradients. An in-place activation's output is the next layer's input. He et al. 2015
 (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022 (arXiv 2201.03545), Ronneberger et al. 2015 (arXiv
 1505.04597, with padding and batch normalisation).
 """
@@ -11,33 +11,33 @@ from types import MappingProxyType
 
 from bssearch.errors import require
 
-INDEX_BYTES = 8  # of a maximum that pooling keeps
+INDEX_BYTES = 8  # per index of a maximum in pooling
 
 
 @dataclass(slots=True)
 class Block:
-    """Layers that checkpointing recomputes, in elements for a sample."""
+    """Layers that checkpointing recomputes, in elements per sample."""
 
-    given: int  # its input
+    given: int  # elements of the input
     kept: int = 0
-    widest: int = 0  # its largest tensor
+    widest: int = 0  # elements of the largest tensor
 
     @property
     def backward(self) -> int:
-        """Kept elements, and the gradients of a layer's output and input."""
+        """Kept elements plus the gradients of a layer's output and input."""
         return self.kept + 2 * self.widest
 
 
 @dataclass(slots=True)
 class Network:
-    """A network built layer by layer; sizes are of the current tensor."""
+    """A network, built layer by layer; sizes are of the current tensor."""
 
     channels: int
     height: int
     width: int
     parameters: int = 0
     pooled: int = 0  # elements behind max pooling
-    blocks: list[Block] = field(default_factory=lambda: [Block(0)])  # the first block is never computed twice
+    blocks: list[Block] = field(default_factory=lambda: [Block(0)])  # checkpointing never recomputes the first block
     is_kept: bool = False
 
     @property
@@ -46,7 +46,7 @@ class Network:
         return self.channels * self.height * self.width
 
     def sample_bytes(self, width: int, *, checkpointing: bool) -> int:
-        """Bytes kept for a sample with elements of ``width`` bytes."""
+        """Bytes per sample, with elements of ``width`` bytes."""
         first, *others = self.blocks
         if checkpointing and others:
             elements = first.kept + sum(one.given for one in others) + max(one.backward for one in others)
@@ -55,11 +55,11 @@ class Network:
         return width * elements + INDEX_BYTES * self.pooled
 
     def begin_block(self) -> None:
-        """Begin a `Block`."""
+        """Start a `Block`."""
         self.blocks.append(Block(self.elements))
 
     def keep(self, elements: int | None = None) -> None:
-        """Keep the current tensor once, or another tensor."""
+        """Keep the current tensor once, or a tensor of ``elements``."""
         if elements is None and self.is_kept:
             return
         block = self.blocks[-1]
@@ -81,19 +81,19 @@ class Network:
         self.is_kept = False
 
     def activate(self, *, in_place: bool) -> None:
-        """Activate; if not in place, the input is kept."""
+        """Activate; keep the input unless in place."""
         self.keep()
         self.is_kept = in_place
 
     def pool(self) -> None:
-        """Max-pool, halving the sides."""
+        """Max-pool, which halves the sides."""
         self.keep()
         self.height, self.width = -(-self.height // 2), -(-self.width // 2)
         self.pooled += self.elements
         self.is_kept = False
 
     def classify(self, classes: int) -> None:
-        """Average over positions, then a linear layer."""
+        """Average over positions, then apply a linear layer."""
         self.parameters += (self.channels + 1) * classes
         self.keep(self.channels)
 
@@ -119,7 +119,7 @@ def _residual(net: Network, width: int, stride: int, expansion: int) -> None:
             net.activate(in_place=True)
     if stride > 1 or inputs != out:
         net.parameters += (inputs + 2) * out
-        net.keep(net.elements)  # input of the shortcut's normalisation
+        net.keep(net.elements)  # the input of the shortcut's normalisation
     net.activate(in_place=True)
 
 
@@ -178,7 +178,8 @@ def _unet(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
     fits = net.height % side == net.width % side == 0
     require(
         fits,
-        f"input_shape = {net.height}x{net.width} must have sides that {side} divides: {len(levels)} levels halve them",
+        f"input_shape = {net.height}x{net.width} must have sides divisible by {side}, because {len(levels)} levels "
+        "halve each",
     )
     for blocks, width in zip(stages, levels, strict=False):
         _convolutions(net, width, blocks)
@@ -201,7 +202,7 @@ def _convolutions(net: Network, width: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A kind of network, with the usual blocks and channels of its stages."""
+    """A kind of network, with the usual blocks and channels per stage."""
 
     build: Callable[[Network, Sequence[int], Sequence[int]], None]
     stages: tuple[int, ...]
@@ -231,14 +232,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 def network(
     name: str, shape: Sequence[int], stages: Sequence[int] | None = None, channels: Sequence[int] | None = None
 ) -> Network:
-    """Network on an input of ``shape`` (channels, height, width); `UsageError` if the shape or stages do not fit."""
+    """Build a network on inputs of ``shape`` (channels, height, width); `UsageError` for a wrong shape or stages."""
     kind = ARCHITECTURES[name]
     blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
     require(
-        len(shape) == 3, f"input_shape = {'x'.join(map(str, shape))} must be channels x height x width, as 3x224x224"
+        len(shape) == 3,
+        f"input_shape = {'x'.join(map(str, shape))} must be channels x height x width, such as 3x224x224",
     )
     given = f"stages = {','.join(map(str, blocks))} and channels = {','.join(map(str, widths))}"
-    require(len(blocks) == len(widths), f"{given} must be as many")
+    require(len(blocks) == len(widths), f"{given} must have equal lengths")
     if name == "efficientnet_b0":
         require(len(blocks) == len(_EFFICIENT), f"{given} must be {len(_EFFICIENT)} each for {name}")
     net = Network(channels=shape[0], height=shape[1], width=shape[2])

@@ -33,8 +33,8 @@ class NumberFormat:
     weight: int
     gradient: int
     master: int
-    state: int  # of the optimizer
-    copy: int  # of autocast
+    state: int  # optimizer state
+    copy: int  # copy by autocast
     activation: int
 
 
@@ -52,7 +52,7 @@ BY_NAME = {(one.precision, one.mixed): one for one in FORMATS}
 PRECISIONS = tuple(dict.fromkeys(one.precision for one in FORMATS))
 MIXED = tuple(dict.fromkeys(one.mixed for one in FORMATS if one.mixed))
 
-# Numbers that each optimizer keeps per parameter. sgd has no momentum. adafactor keeps a first moment;
+# Numbers per parameter in an optimizer's state. sgd has no momentum. adafactor keeps a first moment;
 # adafactor-factored (torch.optim.Adafactor, T5) only a row and a column per matrix (Shazeer & Stern 2018, arXiv
 # 1804.04235, § 3 and 9). muon keeps momentum for matrices (Jordan et al. 2024), and AdamW's two for embedding and head.
 STATES: Mapping[str, float] = MappingProxyType(
@@ -76,31 +76,31 @@ STATES: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# Parameters per fp32 scale of each state in 8-bit Adam (Dettmers et al. 2022, arXiv 2110.02861, § 2; bitsandbytes).
+# Parameters per fp32 scale of a state in 8-bit Adam (Dettmers et al. 2022, arXiv 2110.02861, § 2; bitsandbytes)
 BLOCK_8BIT = 256
 
-MATRIX_SIDE = 1024  # side of a factored matrix if no hidden size is given
+MATRIX_SIDE = 1024  # side of a factored matrix without a hidden size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """Bytes on one device."""
+    """Bytes per device."""
 
     weights: int
     gradients: int
     optimizer_state: int
     master_weights: int
-    autocast_copies: int  # exist in the passes
-    foreach: int  # exists in the update
+    autocast_copies: int  # during the passes
+    foreach: int  # during the update
 
     @property
     def fixed(self) -> int:
-        """Bytes between steps, gradients included."""
+        """Bytes between steps, with gradients."""
         return self.weights + self.gradients + self.optimizer_state + self.master_weights
 
     @property
     def least(self) -> int:
-        """Least bytes of a step: fixed bytes and autocast's copies."""
+        """The least bytes of a step, fixed bytes and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
@@ -110,15 +110,15 @@ BASE_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.0, "int4": 0.5 + F
 
 
 def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
-    """Bytes of the parameters on one device; frozen ones have neither gradients nor optimizer state."""
+    """The parameters' bytes per device; frozen parameters have no gradients and no optimizer state."""
     trained, form, model = trained_parameters(asked), asked.form, asked.transformer
     frozen = asked.parameters - (0 if asked.lora_rank else trained)
     quantised = 0 if asked.base_precision is None else frozen
-    if quantised and model is not None:  # embeddings, norms and the head stay as they are
+    if quantised and model is not None:  # embeddings, norms and the head keep their format
         quantised = min(frozen, model.layers * layer_parameters(model))
     whole = trained + frozen - quantised
     base = BASE_BYTES.get(asked.base_precision or "", 0) * quantised
-    # one quantised matrix at a time is widened for its product
+    # a product widens one quantised matrix at a time
     widened = form.activation * model.hidden * _width(model) if quantised and model is not None else 0
     on_host = asked.offload_optimizer
     return ParameterBytes(
@@ -127,7 +127,7 @@ def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
         optimizer_state=0 if on_host else asked.share(_state_bytes(asked, trained), 1),
         master_weights=0 if on_host else asked.share(trained * form.master, 1),
         autocast_copies=asked.share(whole * form.copy, 3) + widened,
-        # 8-bit Adam updates each tensor in its own kernel
+        # 8-bit Adam has a kernel for each tensor
         foreach=0
         if on_host or asked.optimizer == "adam8bit"
         else asked.share(trained * (form.master or form.weight), 1),
@@ -135,7 +135,7 @@ def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
 
 
 def trained_parameters(asked: MemoryPlanRequest) -> int:
-    """Parameters with a gradient: all, those given, or LoRA's r·(in + out) for each matrix of the blocks.
+    """Count the parameters with a gradient; LoRA has r·(in + out) for each matrix of the blocks.
 
     LoRA: Hu et al. 2021, arXiv 2106.09685, § 4.1; adapters on all linear layers as in QLoRA.
     """
@@ -158,17 +158,17 @@ def _state_bytes(asked: MemoryPlanRequest, trained: int) -> float:
     return size * (STATES[name] * trained + embedded)
 
 
-# Tensors of the MLP's width that its backward pass needs, around the activation. gelu_new is GPT-2's, in five
+# Tensors of the MLP's width for the backward pass, around the activation. gelu_new is GPT-2's, in five
 # operations; swiglu has gate, activation, other half and product (Shazeer 2020, arXiv 2002.05202).
 MLP_TENSORS: Mapping[str, int] = MappingProxyType({"gelu": 2, "relu": 2, "gelu_new": 5, "swiglu": 4})
 
-# per logit: log-probability, its gradient and the logit's own, each in fp32, as cross-entropy computes them
+# Numbers per logit, in fp32 as in cross-entropy: log-probability, gradient of the log-probability, gradient
 LOGIT_BYTES = 3 * FP32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A transformer's dimensions; default ``kv_heads`` = ``heads``, ``intermediate`` = 4 × ``hidden``."""
+    """A transformer's dimensions; by default, ``kv_heads`` is ``heads``, and ``intermediate`` 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -185,7 +185,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBytes:
-    """Growth of the peak per sample, in bytes."""
+    """The peak's growth per sample, in bytes."""
 
     activations: int
     attention_scores: int
@@ -193,19 +193,18 @@ class SampleBytes:
 
     @property
     def total(self) -> int:
-        """Sum of the three."""
+        """The sum of all bytes."""
         return self.activations + self.attention_scores + self.logits
 
 
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
     """A sample's bytes at the end of the forward pass.
 
-    With checkpointing: each layer's input (2·s·h in 16 bits: § 5), and the larger of the logits and one recomputed
-    layer.
+    Checkpointing keeps each layer's input (2·s·h in 16 bits, § 5), and the larger of the logits and a recomputed layer.
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)
-    # the embedding's output with its mask, and the last norm's input
+    # the embedding's output with the mask, and the last norm's input
     ends = 2 * stream + model.sequence * model.hidden * model.dropout
     logits = model.sequence * (model.vocabulary or 0) * LOGIT_BYTES
     if checkpointing:
@@ -217,12 +216,12 @@ def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool)
 
 
 def layer_parameters(model: Transformer) -> int:
-    """A layer's parameters: its matrices, and two norms."""
+    """Count a layer's parameters, in matrices and two norms."""
     return sum(inputs * out for inputs, out in _matrices(model)) + 4 * model.hidden
 
 
 def _matrices(model: Transformer) -> list[tuple[int, int]]:
-    # inputs and outputs of queries, keys, values, projection and the MLP
+    # Inputs and outputs of queries, keys, values, projection and the MLP
     hidden, wide = model.hidden, _width(model)
     shared = hidden * (model.kv_heads or model.heads) // model.heads
     attention = [(hidden, hidden), (hidden, shared), (hidden, shared), (hidden, hidden)]
@@ -234,13 +233,13 @@ def _width(model: Transformer) -> int:
 
 
 def _stream_bytes(form: NumberFormat) -> int:
-    # autocast keeps sums and norms in fp32
+    # Autocast keeps sums and norms in fp32
     return FP32 if form.mixed == "autocast" else form.activation
 
 
 def _layer(model: Transformer, form: NumberFormat) -> int:
-    # Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the
-    # activation, mask. Norms: their inputs, in the residual stream's precision. Without attention scores.
+    # Attention without scores: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around
+    # the activation, mask. Norms: inputs, in the residual stream's precision.
     tokens = model.sequence * model.hidden
     shared = (model.kv_heads or model.heads) / model.heads
     wide = model.sequence * _width(model) * MLP_TENSORS[model.mlp]

@@ -1,4 +1,4 @@
-"""Memory plans by arithmetic: input, terms, and devices by name."""
+"""Memory plans by arithmetic, with requests, terms and devices."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from bssearch.planning.memory.parameters import (
 from bssearch.planning.requests import CLAIMS, Count, Dimension, Parameters, Plan, Request
 from bssearch.registry import Option
 
-# rows of the table; fp16 takes as much memory as bf16
+# formats in the table; fp16 takes as much memory as bf16
 IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")
 
-OPTIMIZERS = ("sgd", "momentum", "adamw", "adam8bit", "adafactor", "muon")  # in the table
+OPTIMIZERS = ("sgd", "momentum", "adamw", "adam8bit", "adafactor", "muon")  # optimizers in the table
 
-GATHERED_LAYERS = 2  # whole layers at a time in ZeRO stage 3: one computing, one being fetched
+GATHERED_LAYERS = 2  # whole layers at a time in ZeRO stage 3, to compute and to fetch
 
 MOST_SHARDS = 1024  # most devices to propose
 
 
 def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan for given parameters; raise `LaunchError` if they alone do not fit."""
+    """Plan for a number of parameters; raise `LaunchError` if the parameters do not fit."""
     if asked.network and asked.parameters is None:
         asked = asked.model_copy(update={"parameters": asked.convolutional.parameters})
     fixed, sample = parameter_bytes(asked), _sample(asked)
@@ -82,14 +82,15 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
     mixed = "" if asked.form.mixed is None else f" ({asked.form.mixed})"
     cures = "; ".join(what_fits(asked, needed, asked.room_bytes, formats))
     raise LaunchError(
-        f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} before "
-        f"any activation; {asked.device or 'the given memory'} has {gib(asked.memory_bytes or 0)}",
-        hint=f"options that fit: {cures or 'none; use a smaller model'}",
+        f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} "
+        "without "
+        f"activations, but {asked.device or 'memory_gib'} has {gib(asked.memory_bytes or 0)}",
+        hint=f"use options that fit: {cures}" if cures else "use a smaller model",
     )
 
 
 def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Sequence[NumberFormat]) -> Iterator[str]:
-    """Yield the options with which the parameters fit."""
+    """Yield options that make the parameters fit."""
     if (device := smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
         yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
@@ -128,14 +129,14 @@ def _gathered(asked: MemoryPlanRequest) -> int:
 
 
 def _peak(fixed: ParameterBytes, asked: MemoryPlanRequest, sample: SampleBytes, micro_batch: int) -> int:
-    # once a micro-batch's activations are complete, there are no gradients yet
+    # no gradients exist before a micro-batch's activations are complete
     beside = fixed.autocast_copies + _gathered(asked)
     forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
     return max(forward, fixed.fixed + beside, fixed.fixed + _foreach(fixed, asked)) + asked.overhead_bytes
 
 
 def _foreach(fixed: ParameterBytes, asked: MemoryPlanRequest) -> int:
-    # PyTorch updates all tensors at once on GPUs only
+    # Only on GPUs does PyTorch update all tensors at once
     return fixed.foreach if asked.kind is None or asked.kind.is_cuda else 0
 
 
@@ -194,23 +195,24 @@ def _notes(
 ) -> Iterator[str]:
     if sample is not None:
         yield (
-            "Largest and safe micro-batch leave room for gradients beside all activations, as accumulation needs. "
+            "Largest and safe micro-batch leave room for gradients beside all activations, for accumulation. "
             "Gradients do not grow with the batch."
         )
         if not asked.fused_attention and (asked.sequence or 0) >= 1024:
             yield (
-                f"Attention's scores are {gib(sample.attention_scores)} of each sample: fused (flash) attention does "
-                "not keep them (--fused-attention)."
+                f"Attention's scores take {gib(sample.attention_scores)} per sample; use fused (flash) attention, "
+                "without "
+                "scores (--fused-attention)."
             )
     if asked.trainable_parameters and sample is not None:
-        yield "The activations assume that all parameters train; frozen first layers keep fewer activations."
+        yield "Activations are for training all parameters; frozen first layers keep fewer activations."
     if largest == 0:
-        yield "Not even one sample fits: try --checkpointing, a shorter --sequence, or a row of the table that fits."
+        yield "No sample fits; try --checkpointing, a shorter --sequence, or a fitting row of the table."
     if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
         yield (
-            f"The update of all tensors at once needs {gib(fixed.foreach)} more memory than available: give the "
-            "optimizer "
-            "foreach=False or fused=True."
+            f"The update of all tensors at once needs {gib(fixed.foreach)} more memory than available; set "
+            "foreach=False "
+            "or fused=True in the optimizer."
         )
     yield from asked.notes()
 
@@ -227,22 +229,22 @@ MEANINGS: dict[str, tuple[str, When]] = {
     "master_weights": ("fp32 weights that the optimizer updates", "always"),
     "workspaces": ("cuBLAS, the context of a named device, and layouts of convolutions", "always"),
     "autocast_copies": ("16-bit copies of fp32 weights", "forward_backward"),
-    "gathered_weights": ("two layers whose shards are gathered (ZeRO stage 3)", "forward_backward"),
-    "inputs": ("the batch itself", "forward_backward"),
-    "activations": ("tensors kept for the backward pass", "forward_backward"),
+    "gathered_weights": ("shards of two gathered layers (ZeRO stage 3)", "forward_backward"),
+    "inputs": ("inputs of the batch", "forward_backward"),
+    "activations": ("tensors for the backward pass", "forward_backward"),
     "attention_scores": (
-        "attention's scores after softmax and dropout; with fused attention one number for each row",
+        "attention's scores after softmax and dropout, or one number per row with fused attention",
         "forward_backward",
     ),
-    "activation_gradients": ("gradients of activations on their way back", "forward_backward"),
-    "logits": ("logits, their log-probabilities and gradients, in fp32", "forward_backward"),
+    "activation_gradients": ("gradients of activations in the backward pass", "forward_backward"),
+    "logits": ("logits, log-probabilities and gradients, in fp32", "forward_backward"),
     "foreach_temporaries": ("temporary tensors of the update of all tensors at once", "update"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A line of a plan: ``bytes`` + ``bytes_per_sample`` × micro-batch."""
+    """A line of a plan, ``bytes`` + ``bytes_per_sample`` × micro-batch."""
 
     term: str
     bytes: int
@@ -253,7 +255,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOption:
-    """Row of the table: memory with a precision, an optimizer and checkpointing."""
+    """A table row, with memory for a precision, an optimizer and checkpointing."""
 
     precision: str
     mixed: str | None
@@ -262,12 +264,12 @@ class MemoryOption:
     fixed_bytes: int  # weights, gradients, optimizer state, master weights
     activation_bytes_per_sample: int | None  # growth of the peak, with logits
     largest_micro_batch: int | None
-    safe_micro_batch: int | None  # leaves headroom_bytes
+    safe_micro_batch: int | None  # with headroom_bytes free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryOption, Plan):
-    """A training step's memory per device in bytes; None for values not requested."""
+    """A training step's memory per device in bytes, None for values not requested."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -283,7 +285,7 @@ class MemoryPlan(MemoryOption, Plan):
     master_weights_bytes: int
     headroom_bytes: int | None
     micro_batch: int | None
-    peak_bytes: int | None  # at micro_batch, by default the safe one
+    peak_bytes: int | None  # at micro_batch, by default the safe micro-batch
     terms: list[Term]
     table: list[MemoryOption]
     notes: list[str]
@@ -300,18 +302,18 @@ def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB for people."""
+    """Format bytes in GiB."""
     return f"{size / GIB:.3g} GiB"
 
 
 MIB = 2**20
 
-CONTEXT_BYTES = 512 * MIB  # memory of a CUDA context and kernels; about half a GiB on each device
+CONTEXT_BYTES = 512 * MIB  # a CUDA context and kernels take about half a GiB per device
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """A kind of device; memory and compute capability may be None."""
+    """A kind of device; None for an unknown memory or compute capability."""
 
     name: str
     memory_bytes: int | None
@@ -334,7 +336,7 @@ class MemoryDevice:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of cuBLAS's workspaces for the forward and backward threads.
+        """Bytes of cuBLAS's workspaces in the forward and backward threads.
 
         32 MiB each from Hopper (9.0) on, 8.1 MiB before (``CUBLAS_WORKSPACE_CONFIG`` :4096:8 and :4096:2:16:8).
         """
@@ -344,11 +346,11 @@ class MemoryDevice:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes taken before the first tensor, context included if memory is known."""
+        """Bytes before the first tensor, with the context if memory is known."""
         return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 
-# MiB of memory as in ``nvidia-smi``, and compute capability
+# MiB of memory by ``nvidia-smi``, and compute capability
 _MIB_AND_CAPABILITY: Mapping[str, tuple[int, tuple[int, int]]] = MappingProxyType(
     {
         "gtx-1080-ti": (11264, (6, 1)),
@@ -384,7 +386,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
     {"a100": "a100-80gb", "h100": "h100-80gb", "v100": "v100-16gb", "p100": "p100-16gb", "gh200": "gh200-96gb"}
 )
 
-# cuda: any GPU of compute capability ≥ 8.0; cpu: a machine without a GPU
+# cuda is any GPU of compute capability ≥ 8.0, cpu a machine without a GPU
 DEVICES: Mapping[str, MemoryDevice] = MappingProxyType(
     {
         "cuda": MemoryDevice("cuda", None, (8, 0)),
@@ -395,7 +397,7 @@ DEVICES: Mapping[str, MemoryDevice] = MappingProxyType(
 
 
 def device_named(name: str) -> MemoryDevice:
-    """Device by name; `UsageError` lists the nearest names."""
+    """The device with a name; the `UsageError` lists the nearest names."""
     wanted = name.lower().replace(" ", "-").replace("_", "-").removeprefix("nvidia-")
     wanted = ALIASES.get(wanted, wanted)
     if wanted in DEVICES:
@@ -409,18 +411,17 @@ def device_named(name: str) -> MemoryDevice:
 
 
 def smallest_with(memory_bytes: int, *, bf16: bool = False) -> MemoryDevice | None:
-    """Smallest device with these bytes free, or None; ``bf16`` requires bf16."""
+    """The smallest device with ``memory_bytes`` free, or None; ``bf16`` requires bf16."""
     known = [one for one in DEVICES.values() if one.has_flash or not bf16]
     fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one.taken_bytes >= memory_bytes]
     return min(fitting, key=lambda one: one.memory_bytes or 0, default=None)
 
 
-# Share of memory that the safe micro-batch leaves free (the handbook's 80 %): feasible, not optimal. It covers unused
-# blocks in the allocator's segments, larger inputs, evaluation, and the plan's error: at most 15 % for the benchmark's
-# traced models and 25 % for numbers.
+# The safe micro-batch leaves this share of memory free for unused blocks in the allocator's segments, larger inputs,
+# evaluation, and the plan's error: at most 15 % for the benchmark's traced models and 25 % for numbers.
 HEADROOM = 0.2
 
-ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # needed together
+ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # all or none
 
 BESIDE_ARCHITECTURE = ("vocabulary", "kv_heads", "intermediate", "mlp", "fused_attention", "dropout")
 
@@ -431,7 +432,7 @@ def _numbers(given: Any) -> Any:
     try:
         return tuple(int(one) for one in given.lower().replace(",", "x").split("x"))
     except ValueError:
-        raise ValueError("must be whole numbers with x or a comma between, as 3x224x224") from None
+        raise ValueError("must be whole numbers with x or a comma between, such as 3x224x224") from None
 
 
 Shape = Annotated[Sequence[Dimension], BeforeValidator(_numbers)]
@@ -450,19 +451,17 @@ def _settings(given: Any) -> Any:
 
 
 class MemoryPlanRequest(Request):
-    """Input of `plan_memory`."""
+    """The input of `plan_memory`."""
 
     parameters: Annotated[
         Parameters,
-        Option("Parameters of the model: 110000000, 1.1e8, 110M or 7B.", metavar="N"),
+        Option("Parameters of the model, such as 110000000, 1.1e8, 110M or 7B.", metavar="N"),
     ] = None
-    precision: Annotated[str, Option("Precision of the forward pass; fp8 is for the weights.", choices=PRECISIONS)] = (
-        "fp32"
-    )
+    precision: Annotated[str, Option("Precision of the forward pass; fp8 is for weights.", choices=PRECISIONS)] = "fp32"
     mixed: Annotated[
         str | None,
         Option(
-            "Mixture of 16 bits and fp32: master (16-bit weights, fp32 master weights), autocast (PyTorch's) or pure.",
+            "Mix of 16 bits and fp32: master (16-bit weights, fp32 master weights), autocast (PyTorch's) or pure.",
             label="Mixing with fp32",
             shown_default="master; autocast for a model",
             choices=MIXED,
@@ -478,7 +477,7 @@ class MemoryPlanRequest(Request):
     device: Annotated[
         Annotated[str, AfterValidator(lambda name: device_named(name).name)] | None,
         Option(
-            "A device by name, as a100-80gb; subtracts its CUDA context and workspaces from its memory.",
+            "Device name, such as a100-80gb, for memory without CUDA context and workspaces.",
             choices=tuple(DEVICES),
             metavar="NAME",
         ),
@@ -490,10 +489,10 @@ class MemoryPlanRequest(Request):
         Dimension | None,
         Option("Heads of keys and values.", label="Heads of keys and values", shown_default="as many as heads"),
     ] = None
-    sequence: Annotated[Dimension | None, Option("Tokens of a sample.", unit="tokens")] = None
+    sequence: Annotated[Dimension | None, Option("Tokens per sample.", unit="tokens")] = None
     vocabulary: Annotated[
         Dimension | None,
-        Option("Size of the vocabulary, for logits; with --input, samples are tokens.", unit="tokens"),
+        Option("Size of the vocabulary, for logits and, with --input, for samples of tokens.", unit="tokens"),
     ] = None
     intermediate: Annotated[
         Dimension | None, Option("Width of the MLP.", label="Width of the MLP", shown_default="4 × hidden")
@@ -501,87 +500,82 @@ class MemoryPlanRequest(Request):
     mlp: Annotated[
         str | None,
         Option(
-            "Kind of MLP: gelu_new is GPT-2's, written out; swiglu is Llama's.",
+            "Kind of MLP; gelu_new is GPT-2's, swiglu is Llama's.",
             label="Kind of MLP",
             shown_default="gelu",
             choices=tuple(MLP_TENSORS),
         ),
     ] = None
-    fused_attention: Annotated[bool | None, Option("Flash attention keeps no scores.", shown_default="no")] = None
+    fused_attention: Annotated[bool | None, Option("Fused (flash) attention, without scores.", shown_default="no")] = (
+        None
+    )
     dropout: Annotated[
-        bool | None, Option("Dropout in each layer: one byte for each element.", shown_default="yes")
+        bool | None, Option("Dropout in each layer, with one byte per element.", shown_default="yes")
     ] = None
     network: Annotated[
         str | None,
-        Option(
-            "A convolutional network by name, with --input; gives the parameters too.", choices=tuple(ARCHITECTURES)
-        ),
+        Option("Convolutional network by name, with --input, instead of parameters.", choices=tuple(ARCHITECTURES)),
     ] = None
     stages: Annotated[
         Shape | None,
-        Option("Blocks of the network for each stage.", metavar="N,N,…", shown_default="usual ones, as 3,4,6,3"),
+        Option("Blocks per stage of the network.", metavar="N,N,…", shown_default="usual, such as 3,4,6,3"),
     ] = None
     channels: Annotated[
         Shape | None,
-        Option(
-            "Channels of the network for each stage.", metavar="N,N,…", shown_default="usual ones, as 64,128,256,512"
-        ),
+        Option("Channels per stage of the network.", metavar="N,N,…", shown_default="usual, such as 64,128,256,512"),
     ] = None
     trainable_parameters: Annotated[
         Parameters,
-        Option("Parameters that train; the other parameters are frozen.", metavar="N", shown_default="all"),
+        Option("Trained parameters; all others are frozen.", metavar="N", shown_default="all"),
     ] = None
     lora_rank: Annotated[
         Dimension | None,
-        Option(
-            "Train LoRA adapters of this rank on all matrices of the blocks; the model is frozen.", label="LoRA rank"
-        ),
+        Option("Rank of LoRA adapters on all matrices of the blocks, with a frozen model.", label="LoRA rank"),
     ] = None
     base_precision: Annotated[
         str | None,
-        Option("Precision of quantised frozen weights.", shown_default="as the others", choices=tuple(BASE_BYTES)),
+        Option("Precision of quantised frozen weights.", shown_default="as other weights", choices=tuple(BASE_BYTES)),
     ] = None
     offload_optimizer: Annotated[bool, Option("Keep optimizer state and master weights in the host's memory.")] = False
     checkpointing: Annotated[
-        bool, Option("Keep only each block's input; recompute the rest.", label="Activation checkpointing")
+        bool, Option("Keep each block's input, and recompute the other activations.", label="Activation checkpointing")
     ] = False
     stage: Annotated[
         Annotated[int, Field(ge=0, le=3)] | None,
         Option(
-            "ZeRO's stage: 1 shards the optimizer's state, 2 gradients too, 3 weights too (FSDP).",
+            "ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights (FSDP).",
             label="ZeRO stage",
             shown_default="0",
         ),
     ] = None
     devices: Annotated[
-        Annotated[int, Field(ge=1, le=10**6)] | None, Option("Devices that the stage shards over.", shown_default="1")
+        Annotated[int, Field(ge=1, le=10**6)] | None, Option("Devices that share the shards.", shown_default="1")
     ] = None
     micro_batch: Annotated[
         Count | None,
         Option(
-            "Predict the peak of this micro-batch.",
+            "Micro-batch of the predicted peak.",
             label="Micro-batch of the peak",
             unit="samples",
-            shown_default="the safe one",
+            shown_default="the safe micro-batch",
         ),
     ] = None
     model: Annotated[
         str | None,
         Option(
-            "Trace a model: FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME. Random weights, no "
-            "network.",
+            "Model to trace with random weights: FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME.",
             metavar="NAME",
         ),
     ] = None
     model_settings: Annotated[
         Annotated[Mapping[str, Any], BeforeValidator(_settings)] | None,
-        Option("Keyword argument of the model; may be repeated.", flag="--model-setting", metavar="KEY=VALUE"),
+        Option("Keyword argument of the model; repeat for several.", flag="--model-setting", metavar="KEY=VALUE"),
     ] = None
     input_shape: Annotated[
         Shape | None,
-        Option("Shape of one sample, as 3x224x224.", flag="--input", metavar="SHAPE"),
+        Option("Shape of a sample, such as 3x224x224.", flag="--input", metavar="SHAPE"),
     ] = None
-    table: Annotated[bool, Option("Include other precisions, optimizers and checkpointing.")] = False
+    table: Annotated[bool, Option("Include a table of other precisions, optimizers and checkpointing.")] = False
     folder: Path = Path()
 
     @model_validator(mode="after")
@@ -590,7 +584,7 @@ class MemoryPlanRequest(Request):
         there = (self.kind and self.kind.memory_bytes) or 0
         require(
             mixed is None or self.precision != "fp32",
-            f"mixed = {mixed!r} needs precision = bf16, fp16 or fp8: fp32 is one precision",
+            f"mixed = {mixed!r} needs precision = bf16, fp16 or fp8, not fp32",
         )
         require(
             mixed in (None, "master") or self.precision != "fp8",
@@ -602,7 +596,7 @@ class MemoryPlanRequest(Request):
         )
         require(
             not self.stage or self.devices is not None,
-            f"stage = {self.stage} needs devices, the number of shards",
+            f"stage = {self.stage} needs devices; give the number of shards",
         )
         if self.model is None:
             self._agrees_about_numbers()
@@ -612,11 +606,12 @@ class MemoryPlanRequest(Request):
 
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
-        lacking = f"{', '.join(missing)}: a transformer's dimensions"
+        lacking = f"{', '.join(missing)}, a transformer's dimensions"
         require(self.model_settings is None, "model_settings needs a model")
         self._agrees_about_network()
         require(
-            self.has("parameters") or self.network, "parameters is missing: give their number, a network or a model"
+            self.has("parameters") or self.network,
+            "parameters is missing; give the number of parameters, a network or a model",
         )
         for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "micro_batch", "checkpointing"):
             is_any = self.network and name in ("micro_batch", "checkpointing")
@@ -633,7 +628,7 @@ class MemoryPlanRequest(Request):
             for name in ("input_shape", "stages", "channels"):
                 require(not self.has(name), f"{name} needs a network or a model")
             return
-        require(self.input_shape, f"network = {self.network} needs input_shape, as 3x224x224")
+        require(self.input_shape, f"network = {self.network} needs input_shape, such as 3x224x224")
         for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank"):
             require(not self.has(name), f"{name} = {getattr(self, name)} contradicts network = {self.network}")
         network(self.network, self.input_shape or (), self.stages, self.channels)
@@ -641,7 +636,8 @@ class MemoryPlanRequest(Request):
     def _agrees_about_frozen_weights(self) -> None:
         rank, trained = self.lora_rank, self.trainable_parameters
         require(
-            not rank or trained is None, f"lora_rank = {rank} contradicts trainable_parameters = {trained}: give one"
+            not rank or trained is None,
+            f"lora_rank = {rank} contradicts trainable_parameters = {trained}; give only one",
         )
         total = self.parameters or (self.convolutional.parameters if self.network else 0)
         require(
@@ -649,19 +645,22 @@ class MemoryPlanRequest(Request):
         )
         require(
             self.base_precision is None or rank or trained,
-            f"base_precision = {self.base_precision} is for frozen weights: give lora_rank or trainable_parameters",
+            f"base_precision = {self.base_precision} is for frozen weights; give lora_rank or trainable_parameters",
         )
 
     def _agrees_about_model(self) -> None:
         frozen = ("trainable_parameters", "lora_rank", "base_precision")
         for name in ("parameters", "network", *ARCHITECTURE[:3], *BESIDE_ARCHITECTURE[1:], *frozen):
-            require(not self.has(name), f"{name} contradicts model = {self.model}, which determines {name}")
-        require(self.precision != "fp8", "precision = fp8 cannot be used with a model; use fp32, bf16 or fp16")
-        require(not self.offload_optimizer, "offload_optimizer cannot be used with a model; give numbers")
-        require(self.mixed != "master", "mixed = master cannot be used with a model; use autocast or pure")
+            require(
+                not self.has(name),
+                f"{name} contradicts model = {self.model}; omit {name}, which follows from the model",
+            )
+        require(self.precision != "fp8", "a model does not support precision = fp8; use fp32, bf16 or fp16")
+        require(not self.offload_optimizer, "a model does not support offload_optimizer; give numbers")
+        require(self.mixed != "master", "a model does not support mixed = master; use autocast or pure")
 
     def has(self, name: str) -> bool:
-        """True if a field is given."""
+        """True if the field is not the default."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
@@ -681,7 +680,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def form(self) -> NumberFormat:
-        """The bytes of each number."""
+        """The bytes per number."""
         usual = "master" if self.model is None or self.precision == "fp8" else "autocast"
         return BY_NAME[self.precision, None if self.precision == "fp32" else self.mixed or usual]
 
@@ -699,40 +698,40 @@ class MemoryPlanRequest(Request):
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes given for tensors, else of the device."""
+        """Bytes from ``memory_gib``, else of the device."""
         if self.memory_gib is not None:
             return round(self.memory_gib * GIB)
         return None if self.kind is None else self.kind.memory_bytes
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes taken before the first tensor."""
+        """Bytes before the first tensor."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Bytes that a safe micro-batch leaves free."""
+        """Free bytes beside a safe micro-batch."""
         return None if self.memory_bytes is None else round(HEADROOM * self.memory_bytes)
 
     @property
     def room_bytes(self) -> int | None:
-        """Most bytes of a step."""
+        """The most bytes of a step."""
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
-        """One device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        """A device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Largest and the safe micro-batch; ``largest`` maps bytes to samples."""
+        """The largest and the safe micro-batch; ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """Fields of the request that a plan repeats."""
+        """The fields that a plan repeats."""
         return {
             "model": self.model,
             "precision": self.precision,
@@ -752,8 +751,8 @@ class MemoryPlanRequest(Request):
         if self.memory_bytes is not None:
             yield CLAIMS["eighty_percent_feasible"].message
         if self.kind is not None and self.kind.lacks("bf16") and self.precision == "bf16":
-            yield f"{self.device} computes no bf16 (compute capability below 8.0): use fp16."
+            yield f"{self.device} has no bf16 (compute capability below 8.0); use fp16."
         if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
-            yield f"{self.device} computes no fp8 (compute capability below 8.9): weights are widened to 16 bits."
+            yield f"{self.device} has no fp8 (compute capability below 8.9) and widens weights to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
-            yield f"Without --stage each of the {self.devices} devices holds all terms."
+            yield f"Without --stage, each of {self.devices} devices has all terms."

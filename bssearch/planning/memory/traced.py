@@ -1,4 +1,4 @@
-"""Memory plans from a training step, traced with fake tensors at two batch sizes."""
+"""Memory plans from traces of a training step with fake tensors, at two batch sizes."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ from bssearch.planning.memory.request import (
 from bssearch.records import Configuration
 from bssearch.training.optimizers import build_optimizer
 
-# Rounding of PyTorch's CUDA allocator (kMinBlockSize in c10/cuda/CUDACachingAllocator). max_memory_allocated counts
-# blocks, as here; unused space in segments belongs to the headroom.
+# Rounding of PyTorch's CUDA allocator (kMinBlockSize in c10/cuda/CUDACachingAllocator). max_memory_allocated also
+# counts
+# blocks; unused space in segments belongs to the headroom.
 CUDA_BLOCK_BYTES = 512
 
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage between two events; each creation or release of a storage is an event."""
+    """A storage's lifetime; each creation or release of a storage is an event."""
 
     start: int  # the event that created the storage
     size: int  # in bytes
     phase: str  # build, inputs, forward, backward or optimizer
-    elements: int  # of the storage's first tensor
+    elements: int  # elements of the first tensor
     width: int  # last dimension of the first tensor
     end: int | None = None  # the event that released the storage, if any
     term: str | None = None
@@ -58,14 +59,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class StepLifetimes:
-    """Storages of a traced step, which begins at event ``since``."""
+    """The storages of a traced step, which starts at event ``since``."""
 
     micro_batch_size: int
     since: int
     allocations: Sequence[Allocation]
 
     def accumulating(self) -> StepLifetimes:
-        """Step with all gradients present, as from the second micro-batch on."""
+        """The step with all gradients present, as from the second micro-batch on."""
         return replace(
             self,
             allocations=[
@@ -74,7 +75,7 @@ class StepLifetimes:
         )
 
     def events_before_update(self) -> int | None:
-        """Number of events before the optimizer's update; None without update."""
+        """The number of events before the optimizer's update; None without update."""
         first = min(
             (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since), default=None
         )
@@ -90,7 +91,7 @@ class StepLifetimes:
         return np.cumsum(changes)[self.since :]
 
     def terms_at(self, event: int) -> dict[str, int]:
-        """Live bytes of each term at an event."""
+        """Live bytes by term at an event."""
         found = Counter[str]()
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
@@ -98,16 +99,16 @@ class StepLifetimes:
         return found
 
     def most_of(self, term: str) -> int:
-        """A term's most live bytes."""
+        """The most live bytes of a term."""
         of_term = replace(self, allocations=[one for one in self.allocations if one.term == term])
         return int(of_term.live_bytes().max(initial=0))
 
 
 class PeakByBatch:
-    """Peak of a step by micro-batch size, from traces of two sizes.
+    """A step's peak by micro-batch size, from traces of two sizes.
 
-    Live bytes at each event are linear in the batch size; the peak is the highest line. If the traces' events differ,
-    the peak itself is taken as linear.
+    Live bytes at each event are linear in the batch size, and the peak is the highest line. If the
+    traces' events differ, the peak is linear.
     """
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:
@@ -119,15 +120,15 @@ class PeakByBatch:
         self._fixed = below - small.micro_batch_size * self._per_sample
 
     def peak_bytes(self, micro_batch_size: int) -> int:
-        """Peak at a micro-batch size."""
+        """The peak at a micro-batch size."""
         return round(float((self._fixed + micro_batch_size * self._per_sample).max()))
 
     def bytes_per_sample(self, micro_batch_size: int) -> int:
-        """The peak's growth with one more sample."""
+        """The peak's growth with another sample."""
         return self.peak_bytes(micro_batch_size + 1) - self.peak_bytes(micro_batch_size)
 
     def largest(self, memory_bytes: float) -> int:
-        """Largest micro-batch size within some bytes, or 0."""
+        """The largest micro-batch size within ``memory_bytes``, or 0."""
         if (self._fixed > memory_bytes).any():
             return 0
         grows = self._per_sample > 0
@@ -148,9 +149,8 @@ class PeakByBatch:
         return small - slope * self._small.micro_batch_size, slope
 
 
-# Without a CUDA build, PyTorch cannot differentiate fake CUDA tensors. A trace therefore uses CPU tensors and imposes
-# the device's behaviour that decides memory: attention's kernel, autocast's fp32 operations, dropout's mask. Every
-# machine computes the same plan.
+# Without a CUDA build, PyTorch cannot differentiate fake CUDA tensors. Traces therefore use CPU tensors, with the
+# device's attention kernel, fp32 operations of autocast, and dropout mask. All machines compute the same plan.
 
 FLASH_HEAD_SIZE = 256  # the largest head of flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)
 
@@ -193,11 +193,11 @@ IN_FP32 = frozenset(
         "__rtruediv__",
     }
 )
-# autocast runs these in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to float32")
+# Autocast runs these in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to float32")
 
 
 class CudaKernels(TorchFunctionMode):
-    """Choose kernels as CUDA does; ``has_flash`` from compute capability 8.0 on."""
+    """Choose CUDA's kernels; ``has_flash`` from compute capability 8.0 on."""
 
     def __init__(self, *, has_flash: bool) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ _CONVOLUTIONS = {
     torch.ops.aten.mkldnn_convolution.default,
 }
 
-# term of a storage by phase, unless a more specific term is known
+# A storage's term by phase, unless a more specific term is known
 TERM_OF_PHASE = {
     "build": "weights",
     "inputs": "inputs",
@@ -279,11 +279,8 @@ TERM_OF_PHASE = {
 def trace(
     model: ModelUnderPlan, asked: MemoryPlanRequest, optimizer: str | None, micro_batch_size: int, mode: FakeTensorMode
 ) -> StepLifetimes:
-    """Lifetimes of a training step's storages, once the optimizer has state; None is no optimizer.
-
-    The model needs tensors of ``mode``.
-    """
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself is raised
+    """Trace a training step of a model with tensors of ``mode``, after the optimizer has state."""
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error is raised
     module, dtype = model.module, DTYPES[asked.precision] if asked.form.mixed == "autocast" else None
     recorder = _Recorder(CUDA_BLOCK_BYTES if _is_cuda(asked) else 1)
     with ExitStack() as stack:
@@ -303,7 +300,7 @@ def trace(
         logits = None if output is None or output.ndim not in (2, 3) else (output.shape[-1], output.numel())
         del output
         recorder.phase = "backward"
-        # Given an edge, the modes also apply when blocks are recomputed; given a tensor they would not.
+        # with an edge instead of a tensor, the modes also apply to recomputed blocks
         torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)], [torch.ones_like(loss)])
         del loss
         for parameter in module.parameters():
@@ -323,7 +320,7 @@ def _is_cuda(asked: MemoryPlanRequest) -> bool:
 
 
 def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
-    # name an allocation's term; allocations as large as the model's output are logits
+    # Names the allocation's term; allocations as large as the model's output are logits
     is_output = logits is not None and one.width == logits[0] and 2 * one.elements > logits[1]
     is_logits = is_output and one.phase in ("forward", "backward")
     one.term = one.term or ("logits" if is_logits else TERM_OF_PHASE[one.phase])
@@ -407,7 +404,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known is not None and known[0].term == "weights"
 
     def _note_workspace(self, args: tuple[Any, ...], result: Any) -> None:
-        # record a convolution's temporary copies: oneDNN wants blocked layouts, cuDNN channels-last
+        # Records a convolution's temporary copies, in blocked layouts for oneDNN and channels-last for cuDNN
         tensors = args[:2] if isinstance(result, tuple) else (args[0], result)
         made = self._made(sum(one.numel() * one.element_size() for one in tensors), tensors[0])
         made.term = "workspaces"
@@ -415,11 +412,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made.end = self.clock
 
 
-SIZES = (2, 4)  # traced micro-batches; at 1, batch normalisation may refuse and broadcasts look alike
+SIZES = (2, 4)  # traced micro-batches; at 1, batch normalisation may fail, and broadcasts are invisible
 
-IN_TABLE = (BY_NAME["fp32", None], BY_NAME["bf16", "autocast"], BY_NAME["bf16", "pure"])  # in the table
+IN_TABLE = (BY_NAME["fp32", None], BY_NAME["bf16", "autocast"], BY_NAME["bf16", "pure"])  # formats in the table
 
-# Optimizers to trace; the state of other optimizers comes from `parameters`.
+# Optimizers to trace; `parameters` gives the state of other optimizers
 _TRACED = {
     "sgd": ("sgd", {"momentum": 0.0, "nesterov": False}),
     "momentum": ("sgd", {"momentum": 0.9}),
@@ -428,7 +425,7 @@ _TRACED = {
     **{name: (name, {}) for name in ("lamb", "lars")},
 }
 
-# ZeRO's stage from which a term is sharded.
+# ZeRO shards a term from this stage on
 _SHARDED_FROM = {
     "optimizer_state": 1,
     "foreach_temporaries": 1,
@@ -439,7 +436,7 @@ _SHARDED_FROM = {
 
 
 def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan of a model's training step."""
+    """Plan a model's training step."""
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
     untraced = parameter_bytes(asked)
@@ -480,13 +477,12 @@ def _traces(asked: MemoryPlanRequest, optimizer: str | None) -> tuple[StepLifeti
         small, large = (_sharded(trace(model, asked, optimizer, size, mode), asked) for size in SIZES)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UsageError(
-            f"--model {asked.name} reads tensor values in its computation ({error.func}), so the memory depends on "
-            "the data",
-            hint="bssearch probe memory SPEC measures the memory",
+            f"--model {asked.name} reads tensor values ({error.func}), so the memory depends on the data",
+            hint="measure the memory with `bssearch probe memory SPEC`",
         ) from error
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
-        raise UsageError(f"--model {asked.name} does not train: {type(error).__name__}: {lines[0]}") from error
+        raise UsageError(f"--model {asked.name} failed to train: {type(error).__name__}: {lines[0]}") from error
     return small, large, model.module
 
 
@@ -553,12 +549,12 @@ def _table(asked: MemoryPlanRequest) -> Iterator[MemoryOption]:
 def _notes(module: nn.Module, asked: MemoryPlanRequest, gradients: int) -> Iterator[str]:
     yield (
         "The peak is for a step of one micro-batch. The largest and the safe micro-batch leave room to accumulate "
-        f"gradients: {gib(gradients)} at every batch size."
+        f"gradients ({gib(gradients)} at every batch size)."
     )
     if asked.stage == 3:
-        yield "The layers whose shards stage 3 gathers, one or two at a time, are not in the trace."
+        yield "The trace lacks the one or two layers that stage 3 gathers at a time."
     if any(isinstance(one, nn.RNNBase) for one in module.modules()):
-        yield "Traces miss the workspaces of recurrent kernels; `bssearch probe memory` measures them."
+        yield "Traces miss the workspaces of recurrent kernels; measure the memory with `bssearch probe memory`."
     yield from asked.notes()
     if asked.kind is not None and asked.kind.is_cuda:
-        yield "Attention, autocast and dropout are traced as on a GPU; workspaces of convolutions are estimates."
+        yield "Traces have a GPU's attention, autocast and dropout; workspaces of convolutions are estimates."
