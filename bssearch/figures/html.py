@@ -1,6 +1,6 @@
-"""One HTML file: a headline, key figures, sections of charts and tables.
+"""A page as an HTML file, with a headline, key figures, and sections of charts and tables.
 
-The page's content security policy forbids scripts and requests and allows one style sheet by its digest.
+The page's content security policy forbids scripts and requests, and allows the style sheet by digest.
 """
 
 import base64
@@ -27,7 +27,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table; the optimum's row is marked."""
+    """A row of a table; ``marked`` for the optimum."""
 
     cells: Sequence[Any]
     marked: bool = False
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, collapsed at first if ``folded``."""
+    """A table, initially collapsed if ``folded``."""
 
     headings: Sequence[str]
     rows: Sequence[Row]
@@ -50,20 +50,20 @@ class Section:
     name: str
     title: str
     text: str
-    absent: str = ""  # the reason if the section has neither chart nor table
+    absent: str = ""  # the reason for a section without charts and tables
     charts: Mapping[str, Chart | None] = field(default_factory=dict)
     table: Table | None = None
     notes: Sequence[str] = ()
 
     @property
     def drawn(self) -> dict[str, Chart]:
-        """Charts that exist."""
+        """The charts that are not None."""
         return {name: chart for name, chart in self.charts.items() if chart is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContent:
-    """A page's content."""
+    """The content of a page."""
 
     title: str
     kicker: str
@@ -72,11 +72,11 @@ class PageContent:
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
     sections: Sequence[Section]  # the page shows the first section above the headline
-    reproduction: Mapping[str, Any] | None = None  # the last section's values
+    reproduction: Mapping[str, Any] | None = None  # values of the last section
 
 
 def html_page(page: PageContent) -> str:
-    """Page as one HTML file."""
+    """Render the page as an HTML file."""
     style = page_style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -89,16 +89,12 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def page_style() -> str:
-    """A page's style sheet."""
+    """The style sheet of a page."""
     return stylesheet("colours.css") + stylesheet("page.css")
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Environment of the page's templates, then of more loaders.
-
-    The environment escapes every value and raises if a value is undefined. ``chart
-    svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small one.
-    """
+    """The environment of the page's templates, then of ``more``, which escapes values and rejects undefined values."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("bssearch.figures", "."), *more]),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""The page of a study: answer, charts, tables, growing batches, rules of thumb, reproduction."""
+"""A study's page: answer, charts, tables, growing batches, rules of thumb, reproduction."""
 
 import shlex
 from collections import Counter
@@ -39,7 +39,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Section of the best schedule of growing batches; None if no schedule reached the target."""
+    """The section on the best schedule of growing batches; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -61,7 +61,7 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
 
 
 def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart:
-    """Batch size of the schedule over samples seen, beside the optimum's and the noise scale."""
+    """The schedule's batch size over samples, beside the optimum's and the noise scale."""
     noise, best = answer.measured.noise_scale, answer.optimal.batch_size
     end = stages[-1].start_samples + stages[-1].samples
     constant = next((row.samples_to_target for row in answer.batches if row.batch_size == best), None) or end
@@ -93,7 +93,7 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart:
 def rate_growth_chart(
     curve: Sequence[Observation], stages: Sequence[RunStage], optimum: Sequence[Observation]
 ) -> Chart:
-    """Learning rate over samples seen, for the schedule's run and the optimum's."""
+    """Learning rates over samples, of the schedule's run and of the optimum's."""
     end = stages[-1].start_samples + stages[-1].samples
     points, constant = _rates(curve), _rates(optimum)
     series = [
@@ -110,7 +110,7 @@ def rate_growth_chart(
 
 
 def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objective) -> Section | None:
-    """Table of the schedules that were run; None if no batch grew."""
+    """The table of schedules in trials; None if no batch grew."""
     groups = grouped((one.configuration.key, one) for one in trials if one.configuration.grows)
     if not groups:
         return None
@@ -120,11 +120,10 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
     return Section(
         name="grown-trials",
         title="Trials with a growing batch",
-        text="One row per schedule, with the median of its runs; the best schedule is bold. The law and the table of "
-        "batch "
+        text="A row per schedule, with the median over runs; the best schedule is bold. The law and the table of batch "
         "sizes leave these trials out.",
         table=Table(
-            ["Batch", sentence(objective.axis_title), "Learning rate at first", "Ended", "Trials"],
+            ["Batch", sentence(objective.axis_title), "First learning rate", "Ended", "Trials"],
             [
                 Row(_grown_cells(group, figure, objective), any(one.number in best for one in group))
                 for figure, group in ranked
@@ -180,9 +179,9 @@ def _split(batch_size: int, micro_batch_size: int) -> str:
 
 def _about_stages(found: BatchScheduleAnswer, noise: NoiseAnswer | None, run: Run | None) -> Iterator[str]:
     if run is not None:
-        yield f"The charts show trial {run[0].number}, the median of {plural(found.runs, 'run')}."
+        yield f"The charts show trial {run[0].number}, the median run of {plural(found.runs, 'run')}."
     if found.noise_share is None:
-        yield "The table shows the median run up to the target; its seconds are steps × step time."
+        yield "The table shows the median run up to the target, with seconds as steps × step time."
     else:
         yield "Batch sizes are samples / steps between evaluations; seconds are measured."
     if noise is not None and noise.scale:
@@ -213,7 +212,7 @@ def _rates(curve: Sequence[Observation]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPicture:
-    """The data of a study's page."""
+    """The data for a study's page."""
 
     study: StudyRecord
     spec: StudySpec
@@ -225,7 +224,7 @@ class StudyPicture:
 
 
 def in_notebook(answer: Answer) -> str:
-    """Answer as HTML for a notebook."""
+    """The answer as HTML for a notebook."""
     return rendered(
         "notebook.html",
         headline=headline(answer),
@@ -236,7 +235,7 @@ def in_notebook(answer: Answer) -> str:
 
 
 def page_of(picture: StudyPicture) -> PageContent:
-    """Parts of the page."""
+    """The page's content."""
     best = picture.answer.optimal.batch_size
     return PageContent(
         title=f"{picture.study.name}: optimal batch size",
@@ -270,7 +269,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
         Section(
             name="recipe",
             title="Train with",
-            text=f"The configuration of the optimum, run in {plural(len(answer.optimal.trial_numbers), 'trial')}.",
+            text=f"The optimum's configuration, from {plural(len(answer.optimal.trial_numbers), 'trial')}.",
             table=Table(
                 ["Parameter", "Value"],
                 [Row([name, in_words(value)]) for name, value in answer.optimal.values.items() if value is not None],
@@ -284,16 +283,16 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="steps",
             title="Steps and samples",
             text="Along the dotted line, doubling the batch halves the steps (perfect). Above the line, doubling "
-            "saves fewer than half (diminishing), and finally no steps (maximal). Hollow points are not well tuned.",
-            absent="Not shown: no batch size has a known number of steps to the target.",
+            "saves fewer than half (diminishing) or no steps (maximal). Hollow points are not well tuned.",
+            absent="Not shown, because no batch size has a known number of steps to the target.",
             charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
             notes=[" ".join(about_law(answer))],
         ),
         Section(
             name="curves",
             title="Learning curves",
-            text="The best run of each batch size; dotted if no run reached the target.",
-            absent="Not shown: the runs have no stored evaluations.",
+            text="The best run of each batch size, dotted if no run reached the target.",
+            absent="Not shown, because the runs have no stored evaluations.",
             charts={"curves": plots.curves_chart(answer, picture.curves)},
             notes=_about_seconds(answer),
         ),
@@ -301,16 +300,16 @@ def _sections(picture: StudyPicture) -> list[Section]:
         Section(
             name="learning-rate",
             title="Learning rate and batch size",
-            text=f"Every trial{' with a constant batch' if grew else ''}. The lines are the linear and the "
-            "square-root rule from the default.",
-            absent="Not shown: the trials' learning rates are unknown.",
+            text=f"All trials{' with a constant batch' if grew else ''}. The lines are the linear and the square-root "
+            "rule from the default.",
+            absent="Not shown, because the trials' learning rates are unknown.",
             charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
         ),
         Section(
             name="device",
             title="Throughput and memory",
             text="Throughput and memory by batch size. The highest throughput is not the shortest training.",
-            absent="Not shown: neither step times nor peak memory were measured.",
+            absent="Not shown, because step times and peak memory are unknown.",
             charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
             notes=list(filter(None, [about_device(answer)])),
         ),
@@ -346,18 +345,18 @@ def _devices(answer: Answer) -> Section | None:
                 )
                 for one in answer.by_devices
             ],
-            caption="Bold: no other number of devices is better in both seconds and cost.",
+            caption="Bold if no other number of devices is better in both seconds and cost.",
         ),
     )
 
 
 def _objective(picture: StudyPicture) -> Section:
     answer, default = picture.answer, _known_default(picture)
-    stopped = " over seeds, arrows are lower bounds of runs that stopped before the target. Lower is better."
+    stopped = " over seeds, arrows lower bounds of runs that stopped before the target. Lower is better."
     return Section(
         name="objective",
         title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
-        text="Each batch size has its own best learning rate and regularisation; bars are 95 % intervals"
+        text="Each batch size has the best learning rate and regularisation. Bars are 95 % intervals"
         f"{stopped if objective_in(answer).stops_at_target else '.'}",
         charts={
             "objective": plots.objective_chart(answer, default.batch_size if default else None),
@@ -365,7 +364,7 @@ def _objective(picture: StudyPicture) -> Section:
         },
         notes=[
             *_without_figure(answer),
-            *([f"Of the gain over your default: {shares}."] if (shares := speedup_shares(answer)) else []),
+            *([f"The gain over your default is {shares}."] if (shares := speedup_shares(answer)) else []),
         ],
     )
 
@@ -373,12 +372,12 @@ def _objective(picture: StudyPicture) -> Section:
 def _about_seconds(answer: Answer) -> list[str]:
     bases = {row.time_to_target_s.basis for row in answer.batches if row.time_to_target_s is not None}
     if "wall" in bases:
-        return ["Wall-clock seconds, including evaluations."]
+        return ["Wall-clock seconds, with evaluations."]
     if "steps_x_step_time" not in bases:
         return []
     return [
-        "Measured seconds, which include delays by other work on the device; the times to the target above are "
-        "steps × step time, without these delays."
+        "Measured seconds, with delays by other work on the device. The times to the target above are steps × step "
+        "time, without these delays."
     ]
 
 
@@ -388,9 +387,10 @@ def _front(picture: StudyPicture) -> Section:
     answer = picture.answer
     headings, rows = trade_off_rows(answer)
     best = str(answer.optimal.batch_size)
-    absent = "Not shown: no batch size has both seconds and samples to the target."
+    absent = "Not shown, because no batch size has both seconds and samples to the target."
     drawn = (
-        f"Along the line, less time costs more; other batches are slower and costlier than a batch on the line. {cost}"
+        "Along the line, less time costs more. All other batches are slower and costlier than a batch on the line. "
+        f"{cost}"
     )
     return Section(
         name="front",
@@ -409,11 +409,11 @@ def _about_front(answer: Answer) -> list[str]:
         return []
     size, least = answer.optimal.batch_size, answer.recommendation.least_batch_size
     why = {
-        "least": f"it is recommended for its {objective_in(answer).noun}",
-        "law": f"its median is not separated from batch {least}, and steps and step times favour batch {size}",
-        "smallest_shown_within_5_percent": f"it is the smallest batch size shown to be within 5 % of batch {least}",
+        "least": f"this batch has the least {objective_in(answer).noun}",
+        "law": f"the medians do not separate it from batch {least}, and the law and step times favour batch {size}",
+        "smallest_shown_within_5_percent": f"this batch is the smallest size shown to be within 5 % of batch {least}",
     }[answer.recommendation.rule]
-    return [f"Batch {size} is not on the line: {why}."]
+    return [f"Batch {size} is not on the line, but {why}."]
 
 
 def _known_default(picture: StudyPicture) -> Configuration | None:
@@ -460,7 +460,7 @@ def _regime(row: Batch) -> str | None:
     if slope is None or slope.low is None or slope.high is None:
         return row.regime
     figures = f"{slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]"
-    return f"{row.regime} (slope {figures.replace('-', '−')})"  # lines may break at hyphens
+    return f"{row.regime} (slope {figures.replace('-', '−')})"  # browsers break lines at hyphens
 
 
 def _cells(answer: Answer, row: Batch, has_host_bound: bool) -> list[str]:
@@ -471,7 +471,7 @@ def _cells(answer: Answer, row: Batch, has_host_bound: bool) -> list[str]:
     elif bound is not None:
         shown = f"> {number(bound)}{unit}"
     elif row.predicted_s is not None and not row.trials and answer.objective == TIME.name:
-        shown = f"not tried; predicted {with_interval(row.predicted_s, unit=unit)}"
+        shown = f"untried; predicted {with_interval(row.predicted_s, unit=unit)}"
     else:
         shown = NOTHING
     rate, share = row.best.parameters.get("learning_rate") if row.best else None, row.host_bound_share
@@ -500,8 +500,9 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
     return Section(
         name="audit",
         title="Rules of thumb on this workload",
-        text="Regret is the time by the rule over the time of the tuned optimum at the same batch size, with its 95 % "
-        f"interval. Held: below {HELD:.2f}; broke: above {BROKE:.2f}.",
+        text="Regret is the time by the rule / the tuned optimum's time at the same batch size, with the 95 % "
+        "interval. "
+        f"A rule holds below {HELD:.2f} and breaks above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],
@@ -543,7 +544,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Section of the quick answer beside the search's result; None without a quick answer."""
+    """The section on the quick answer beside the search's; None without a quick answer."""
     promise = answer.quick
     if promise is None:
         return None
@@ -552,8 +553,9 @@ def promised_and_found(answer: Answer) -> Section | None:
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"Before the search, the quick answer promised {number(promise.gain)}× over the default. Its 90 % "
-        f"interval {held} the optimum found.",
+        text=f"Before the search, the quick answer promised {number(promise.gain)}× over the default. The promised 90 "
+        "% "
+        f"interval {held} the optimum.",
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],
             [
@@ -561,10 +563,7 @@ def promised_and_found(answer: Answer) -> Section | None:
                 Row(["Found", f"{promise.found_batch_size:,}", _range(promise.found_flat_range), "1×"], marked=True),
             ],
         ),
-        notes=[
-            "The promised range contains the optimum with 90 % confidence; the found range is within 5 % of the "
-            "optimum."
-        ],
+        notes=["The promised range is a 90 % interval of the optimum; the found range is within 5 % of the optimum."],
     )
 
 
@@ -574,7 +573,7 @@ def _range(ends: Sequence[int]) -> str:
 
 
 def trained_for_the_same_time(answer: Answer) -> Section | None:
-    """Section of final metrics after equal train seconds; None without such runs."""
+    """The section on final metrics after equal train seconds; None without such runs."""
     found = answer.generalisation
     if found is None:
         return None
@@ -583,7 +582,7 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
         name="generalisation",
         title="Trained for the same time",
         text=f"Each batch size trained for {number(found.train_seconds)} s, even after the target. The table has "
-        f"median final metrics, and their distance to the best with a 95 % interval.",
+        f"median final metrics, and the distance to the best with a 95 % interval.",
         table=Table(
             ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
             [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
@@ -591,16 +590,16 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     )
 
 
-SHORT_SPEC = 25  # Lines of the longest spec that is shown unfolded
+SHORT_SPEC = 25  # the page folds specs with more lines
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """A study's environment, commands and spec."""
+    """The study's environment, commands and spec."""
     import yaml
 
     name = study.name
     text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
-    how = "The runs were imported; the spec below describes them."
+    how = "The spec below describes the imported runs."
     commands = [f"bssearch report {shlex.quote(name)} --html report.html"]
     if not spec.is_imported:
         how = (
@@ -617,7 +616,7 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 
 
 def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
-    """Environment as names and values."""
+    """The environment as names and values."""
     if environment is None:
         return []
     memory = environment.device_memory_bytes
@@ -640,7 +639,7 @@ def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
 
 
 def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
-    """Tiles of the key figures, the optimum's first."""
+    """The tiles of key figures, the optimum's first."""
     best, largest = answer.optimal, answer.largest_that_fits
     accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
     tiles = [
@@ -658,7 +657,7 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
             Tile(
                 "Your default",
                 f"{spec.default.batch_size:,}",
-                _times(answer, answer.speedup.over_default) or "no run to compare",
+                _times(answer, answer.speedup.over_default) or "unknown",
             )
         )
     if answer.fit is not None and answer.fit.verdict != "too_few_points":
@@ -685,7 +684,7 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
 
 def _figure_tile(answer: Answer) -> Tile:
     figure, objective = answer.optimal.objective_value, objective_in(answer)
-    assert figure is not None, "an optimum has its figure"
+    assert figure is not None, "an optimum has a figure"
     low, high = figure.low, figure.high
     ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
     return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + figure.origin)

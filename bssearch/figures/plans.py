@@ -1,4 +1,4 @@
-"""Plans as key figures, tables and notes; each number has its path in the plan's JSON."""
+"""Plans as key figures, tables and notes; each number has a path in the plan's JSON."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from bssearch.planning.memory.request import GIB, MIB
 from bssearch.planning.scale import AccumulationPlan, ScalePlan
 from bssearch.records.text import in_words, span
 
-# The units in which sizes in bytes are shown.
+# Units of displayed sizes
 UNITS = {
     "fixed_bytes": ("GiB", GIB),
     "peak_bytes": ("GiB", GIB),
@@ -57,7 +57,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A displayed value, with its JSON path (``terms.0.bytes``) and JSON value, if any."""
+    """A displayed value, with the JSON path (``terms.0.bytes``) and value, if any."""
 
     shown: Any
     key: str = ""
@@ -66,13 +66,13 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The displayed text."""
+        """The text to display."""
         return f"{in_words(self.shown)}{self.unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A plan for people; values are `Cell`."""
+    """A displayed plan; values are `Cell`."""
 
     sentence: str = ""
     tiles: Sequence[Tile] = ()
@@ -81,7 +81,7 @@ class Shown:
 
 
 def cell(document: Any, key: str) -> Cell:
-    """Cell of a value in a plan's JSON."""
+    """The cell of a value in a plan's JSON."""
     value = reduce(lambda inner, step: inner[step if isinstance(inner, dict) else int(step)], key.split("."), document)
     shown = ("yes" if value else "no") if isinstance(value, bool) else value
     _, size = UNITS.get(key.rpartition(".")[2], ("", 0))
@@ -100,7 +100,7 @@ def table(
     is_shown: Callable[[Any], bool] = lambda _: True,
     folded: bool = False,
 ) -> Table:
-    """Table of the rows at a path in a plan's JSON; column ``""`` holds their names."""
+    """A table of the rows at a path in a plan's JSON; the column ``""`` has the rows' names."""
     entries = document[place]
     return Table(
         caption=caption,
@@ -121,12 +121,12 @@ def table(
 
 
 def shown_memory(plan: MemoryPlan) -> Shown:
-    """Memory plan for people."""
+    """Display a memory plan."""
     document = plan.document()
     own = [document[name] for name in CHOICE]
     tiles = {
-        "safe_micro_batch": ("Safe micro-batch", "leaves 20 % free"),
-        "largest_micro_batch": ("Largest micro-batch", "leaves no room"),
+        "safe_micro_batch": ("Safe micro-batch", "with 20 % free"),
+        "largest_micro_batch": ("Largest micro-batch", "without free memory"),
         "fixed_bytes": ("Independent of the batch", f"{plan.parameters:,} parameters"),
         "activation_bytes_per_sample": ("Each sample adds", ""),
         "peak_bytes": ("Peak of a step", f"at micro-batch {plan.micro_batch}"),
@@ -168,12 +168,12 @@ def _tile(document: Any, key: str) -> Cell:
 
 
 def shown_split(plan: AccumulationPlan) -> Shown:
-    """Split of a batch for people."""
+    """Display a batch's split."""
     tiles = {
-        "micro_batch": ("Micro-batch", "samples at once"),
+        "micro_batch": ("Micro-batch", "samples per pass"),
         "accumulation_steps": ("Accumulation steps", ""),
         "devices": ("Devices", ""),
-        "batch": ("Batch", "samples of an optimizer step"),
+        "batch": ("Batch", "samples per optimizer step"),
     }
     return Shown(
         tiles=[Tile(name, cell(plan.document(), key), note) for key, (name, note) in tiles.items()],
@@ -182,7 +182,7 @@ def shown_split(plan: AccumulationPlan) -> Shown:
 
 
 def shown_rules(plan: LearningRatePlan) -> Shown:
-    """Each rule's result, conditions and audits, for people."""
+    """Display each rule's result, conditions and audits."""
     document, rules = plan.document(), plan.rules.items()
     more = {name: words for name, words in MORE_OF_RULE.items() if _is_set(name, document["rules"].values())}
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
@@ -194,7 +194,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
                 document,
                 "rules",
                 {"": "rule", "learning_rate": "learning rate", "warmup_epochs": "warmup epochs", **more},
-                caption="By rule; bold if no objection applies here",
+                caption="By rule; bold if no objection applies",
                 marked=lambda row: not row["caveats"],
             ),
             table(
@@ -214,12 +214,12 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
 
 
 def _is_set(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
-    # True if a rule sets the parameter; a β of 0 counts, a dropout of 0 does not
+    # True if a rule sets the parameter, also for a β of 0, but not for a dropout of 0
     return any(one[name] is not None if name in ("beta1", "beta2", "epsilon") else one[name] for one in rules)
 
 
 def shown_scale(plan: ScalePlan) -> Shown:
-    """Times and costs by number of devices, for people."""
+    """Display times and costs by number of devices."""
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
     tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices for a batch above B_crit"}
     return Shown(
@@ -229,14 +229,14 @@ def shown_scale(plan: ScalePlan) -> Shown:
                 for name, title in tiles.items()
                 if document[name]["estimate"] is not None
             ),
-            Tile("Devices of the least time", cell(document, "fastest"), f"of 1 to {plan.devices}"),
+            Tile("Devices with the least time", cell(document, "fastest"), f"of 1 to {plan.devices}"),
         ],
         tables=[
             table(
                 document,
                 "rows",
                 {name: words for name, words in DEVICES.items() if document["rows"][0][name] is not None},
-                caption="By number of devices; bold: the last that pays",
+                caption="By number of devices; the last that pays is bold",
                 marked=lambda row: bool(row["devices"] == plan.pays_up_to.estimate),
                 is_shown=lambda row: row["devices"] in shown,
             )
@@ -246,7 +246,7 @@ def shown_scale(plan: ScalePlan) -> Shown:
 
 
 def shown_beyond(plan: BeyondPlan) -> Shown:
-    """Prediction beyond a study's curves, for people."""
+    """Display a prediction beyond a study's curves."""
     document = plan.document()
     at = f"{plan.measured.metric} {in_words(plan.metric.value)}"
     tiles = [
@@ -278,7 +278,7 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
                     "time_to_target_s.low": "90 % from",
                     "time_to_target_s.high": "to",
                 },
-                caption="Predicted, by batch size; bold: the best",
+                caption="Predicted, by batch size; the best is bold",
                 marked=lambda row: bool(row["batch_size"] == plan.optimal_batch_size),
             ),
             table(

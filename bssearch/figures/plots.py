@@ -1,4 +1,4 @@
-"""The charts of a study's page; an empty chart is None."""
+"""The charts of a study's page, None if empty."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,10 +48,10 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """Chart of the objective as a standalone SVG document."""
+    """The objective's chart as a standalone SVG document."""
     chart = objective_chart(answer, default_batch_size)
     if chart is None:
-        raise UsageError(f"study {answer.study} has no figure to draw: no trial reached the target")
+        raise UsageError(f"study {answer.study} has no figure to draw, because no trial reached the target")
     objective, best = objective_in(answer), answer.optimal
     title = f"{objective.axis_title.capitalize()} by batch size"
     if objective.stops_at_target:
@@ -60,8 +60,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     return picture(
         chart,
         title=title,
-        subtitle="median and 95 % interval over fresh seeds, with the learning rate and the rest tuned at each batch "
-        "size",
+        subtitle="median and 95 % interval over fresh seeds, with the learning rate and more tuned at each batch size",
         footnote=", ".join(
             [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
         ),
@@ -70,7 +69,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
 
 
 def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart | None:
-    """Objective against batch size: intervals, lower bounds, the law, the range within 5 %."""
+    """The objective against batch size, with intervals, lower bounds, the law, and the range within 5 %."""
     objective = objective_in(answer)
     if all(row.objective_value is None for row in answer.batches):
         return None
@@ -107,12 +106,12 @@ def time_chart(answer: Answer) -> Chart | None:
 
 
 def steps_chart(answer: Answer) -> Chart | None:
-    """Steps to the target by batch size and regime, with the law and perfect scaling."""
+    """Steps to the target by batch size and regime, beside the law and perfect scaling."""
     return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
 
 
 def samples_chart(answer: Answer) -> Chart | None:
-    """Like `steps_chart`, for samples to the target."""
+    """Samples to the target, as in `steps_chart`."""
     return _against_law(
         answer,
         lambda row: row.samples_to_target,
@@ -123,7 +122,7 @@ def samples_chart(answer: Answer) -> Chart | None:
 
 
 def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
-    """Each batch size's time and cost to the target: money if ``priced``, else samples."""
+    """Time and cost to the target by batch size, with cost as money if ``priced``, else as samples."""
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
     points = {
         one.batch_size: Point(
@@ -140,7 +139,7 @@ def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
         [point for size, point in points.items() if size in front],
         [point for size, point in points.items() if size not in front | single],
         _apart(
-            "single search trial, not compared", [point for size, point in points.items() if size in single], "circle"
+            "a single search trial, not compared", [point for size, point in points.items() if size in single], "circle"
         ),
         Series(
             name="recommended",
@@ -174,7 +173,7 @@ def devices_chart(answer: Answer) -> Chart | None:
 def _trade_offs(front: Sequence[Point], beaten: Sequence[Point], *more: Series, cost: str) -> Chart | None:
     series = [
         Series(name="best trade-offs", points=front, symbol="circle", width=1.5, shape="hv"),
-        Series(name="beaten in both", points=beaten, symbol="circle", colour=MUTED),
+        Series(name="worse in both", points=beaten, symbol="circle", colour=MUTED),
         *more,
     ]
     points = [point for one in series for point in one.points]
@@ -195,7 +194,7 @@ def throughput_chart(answer: Answer) -> Chart | None:
 
 
 def memory_chart(answer: Answer) -> Chart | None:
-    """Peak memory against batch size, beside the device's memory if a peak needs a quarter of it."""
+    """Peak memory against batch size, beside the device's memory if a peak takes a quarter of the memory."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
     name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
     series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
@@ -311,7 +310,7 @@ def _lower_bounds(answer: Answer) -> Iterator[Series]:
     ]
     if points:
         yield Series(
-            name=f"{exceeds} than this: target not reached", points=points, colour=MUTED, symbol="arrow", size=12
+            name=f"{exceeds} than this, target not reached", points=points, colour=MUTED, symbol="arrow", size=12
         )
 
 
@@ -358,7 +357,7 @@ def _law_of_figures(answer: Answer) -> Iterator[Series]:
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
-    # Step seconds at a size, log-log interpolated
+    # Step seconds at a size, by log-log interpolation
     known = np.log([*timed.items()])
     return math.exp(np.interp(math.log(size), known[:, 0], known[:, 1])) if timed else None
 
@@ -373,7 +372,7 @@ def _drawn_law(answer: Answer) -> Fit | None:
 
 
 def dense_sizes(sizes: Collection[int]) -> list[float]:
-    """Batch sizes close enough for a smooth line."""
+    """Batch sizes close enough for a smooth curve."""
     low, high = min(sizes), max(sizes)
     return [float(one) for one in np.geomspace(low, high, max(2, round(12 * math.log2(high / low)) + 1))]
 
@@ -392,7 +391,7 @@ def _sizes(answer: Answer) -> list[int]:
     return [row.batch_size for row in answer.batches]
 
 
-CURVE_POINTS = 200  # Most points of a learning curve: more than a screen can separate
+CURVE_POINTS = 200  # most points of a learning curve, more than a screen can separate
 
 ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
     "stopped before the target": ("triangle", MUTED, {state for state in TrialState if state.is_censored}),
@@ -402,7 +401,7 @@ ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
 
 
 def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
-    """Trial to draw per batch size: the fastest, else the nearest to the target."""
+    """The trial to draw per batch size, the fastest or else the nearest to the target."""
     chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
     sign = 1 if answer.target.goal == "maximize" else -1
     nearest: dict[int, tuple[float, int]] = {}
@@ -415,7 +414,7 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
 
 
 def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
-    """Metric over train seconds of one run per batch size, the optimum's the widest."""
+    """The metric over train seconds of a run per batch size; the optimum has the widest line."""
     drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
@@ -438,7 +437,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """Metric over train seconds of trials, for a study without an answer."""
+    """The metric over train seconds of trials, for a study without an answer."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None
@@ -477,10 +476,7 @@ def _curves(series: Sequence[Series], target: Target, *, log: bool) -> Chart:
 def learning_rate_chart(
     trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
 ) -> Chart | None:
-    """Learning rate and batch size of all trials, coloured by the objective, with two rules' lines.
-
-    The rules start at the default. Leaves out growing batches, unknown rates, and failed, lost or cancelled trials.
-    """
+    """Learning rate and batch size of constant-batch trials, coloured by the objective, with two rules' lines."""
     known = [
         (trial, rate)
         for trial in trials
@@ -569,7 +565,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
 
 
 def thinned(curve: Sequence[Observation]) -> list[Observation]:
-    """At most `CURVE_POINTS` finite points, without step 0."""
+    """At most `CURVE_POINTS` finite evaluations, without step 0."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:
         return finite

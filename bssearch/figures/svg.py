@@ -1,4 +1,4 @@
-"""Charts as script-free SVG: on a page in a wide and a narrow version, or as a picture."""
+"""Charts as SVG without scripts: a wide and a narrow version for pages, or a picture."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bssearch.records.text import number
 INK, MUTED, PAGE = "var(--ink)", "var(--muted)", "var(--page)"
 ACCENT, SECOND, THIRD = "var(--accent)", "var(--second)", "var(--third)"
 
-STOPS = 4  # Colours of the sequence in ``colours.css``: ``--sequence-0`` is the best, ``--sequence-3`` the worst
+STOPS = 4  # colours in ``colours.css``, from ``--sequence-0`` (best) to ``--sequence-3`` (worst)
 
-PADDING = 0.06  # Empty space at each end of an axis, as a share of the length
+PADDING = 0.06  # empty space at each end of an axis, as a share of the length
 
 MOST_TICKS = 7
 LONGEST_NAME = 40
@@ -33,7 +33,7 @@ Shape = Literal["straight", "hv", "vh"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``; ticks without room lose their labels."""
+    """An axis from ``low`` to ``high``; ticks without room have no labels."""
 
     title: str
     low: float
@@ -43,13 +43,13 @@ class Axis:
     has_grid: bool = True
 
     def share(self, value: float) -> float:
-        """A value's position: 0 at the low end, 1 at the high end."""
+        """A value's position, from 0 at the low end to 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def clamped(self, value: float) -> float:
-        """Value limited to the axis."""
+        """The value, limited to the axis."""
         return min(max(value, self.low), self.high)
 
 
@@ -68,14 +68,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points drawn as a line, symbols or both; without a name it is not in the legend."""
+    """Points as a line, as symbols or as both; the legend has only named series."""
 
     points: Sequence[Point]
     name: str = ""
     colour: str = ACCENT
     width: float = 0
     dash: Dash = "solid"
-    shape: Shape = "straight"  # hv steps horizontally, then vertically; vh steps vertically first
+    shape: Shape = "straight"  # hv steps first horizontally, vh first vertically
     symbol: Symbol | None = None
     size: float = 10
     is_hollow: bool = False
@@ -92,7 +92,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLine:
-    """A named dotted line at a value of the y axis, or of the x axis if upright."""
+    """A dotted line at a value of the y axis, or of the x axis if upright."""
 
     at: float
     name: str = ""
@@ -102,7 +102,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True)
 class ColourScale:
-    """The legend of point colours: labels at shares of the colour sequence."""
+    """The legend of point colours, with labels at shares of the colour sequence."""
 
     title: str
     ticks: Sequence[Tick]
@@ -110,7 +110,7 @@ class ColourScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series on two axes. Symbols cover lines, later symbols earlier ones, wider lines narrower ones."""
+    """Series on two axes; symbols cover lines, later symbols earlier symbols, and wide lines narrow lines."""
 
     x: Axis
     y: Axis
@@ -121,7 +121,7 @@ class Chart:
 
 
 def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
-    """Logarithmic axis with a tick at each batch size (ascending)."""
+    """A logarithmic axis with a tick at each batch size."""
     room = max(10**0.1, (sizes[-1] / sizes[0]) ** PADDING)
     return Axis(
         title,
@@ -134,7 +134,7 @@ def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
 
 
 def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = PADDING) -> Axis:
-    """Axis around the values, with ticks at round numbers."""
+    """An axis around the values, with ticks at round numbers."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     low, high = min(known), max(known)
     if log:
@@ -147,7 +147,7 @@ def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = 
 
 
 def extent(series: Iterable[Series]) -> list[float]:
-    """Y values of points and interval ends."""
+    """The y values of points and interval ends."""
     return [
         value
         for one in series
@@ -180,7 +180,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def sequence_colour(share: float) -> str:
-    """Colour at a share of the sequence; 0 is the best."""
+    """The colour at a share of the sequence; 0 is the best."""
     place = round(min(1.0, max(0.0, share)), 2) * (STOPS - 1)
     before = min(int(place), STOPS - 2)
     percent = round(100 * (place - before))
@@ -188,25 +188,25 @@ def sequence_colour(share: float) -> str:
 
 
 def short_name(text: object) -> str:
-    """Name on one line, cut to `LONGEST_NAME` characters."""
+    """The name on one line, cut to `LONGEST_NAME` characters."""
     words = " ".join(str(text).split())
     return words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1]}…"
 
 
 Anchor = Literal["start", "middle", "end"]
 Corners = Sequence[tuple[float, float]]
-Place = tuple[float, float, Anchor]  # Position, anchor and baseline of a text
+Place = tuple[float, float, Anchor]  # position, baseline and anchor of a text
 
 NARROW_WIDTH, WIDE_WIDTH = 340, 560
 PICTURE_WIDTH, PICTURE_EDGE = 880, 24
-MOST_TOOLTIPS = 200  # Series with more points get no tooltips, which double the page's size
+MOST_TOOLTIPS = 200  # series with more points have no tooltips, which would double the page's size
 TOOLTIP_RADIUS = 6
-TICK, GAP, AWAY = 4, 4, 9  # Pixels: length of a tick, distance from tick to text, and from point to text
+TICK, GAP, AWAY = 4, 4, 9  # pixels: length of a tick, distance from tick to text, distance from point to text
 SWATCH, SWATCH_GAP, BETWEEN_NAMES = 24, 6, 16
 BAR_WIDTH, BAR_HEIGHT = 180, 10
-CAP = 5  # Half the width of the cap of an interval
+CAP = 5  # half the width of an interval's cap
 
-# Corners of symbols, in half sizes of the symbol; y grows downward.
+# Corners of symbols, in half sizes; y grows downward
 POLYGONS: dict[str, Corners] = {
     "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
@@ -225,10 +225,10 @@ STROKES: dict[str, Sequence[Corners]] = {
     "arrow": [[(-0.6, 0), (0.6, 0)], [(0, 0), (0, -2)], [(-0.6, -1.3), (0, -2), (0.6, -1.3)]],
 }
 
-# Character widths in font sizes (0.62 for other characters), from DejaVu Sans, which is wider than most fonts.
+# Character widths in font sizes, from DejaVu Sans, which is wider than most fonts; 0.62 for other characters
 CHARACTER_WIDTHS = {0.34: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
 WIDTH_OF = {character: width for width, characters in CHARACTER_WIDTHS.items() for character in characters}
-# Characters that XML 1.0 (section 2.2) forbids.
+# Characters that XML 1.0 (section 2.2) forbids
 NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 HALO = f' paint-order="stroke" stroke="{PAGE}" stroke-width="3" stroke-linejoin="round"'
 MUTED_TEXT = ' fill="var(--muted)"'
@@ -236,7 +236,7 @@ MUTED_TEXT = ' fill="var(--muted)"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Width of a chart, height of the plot and font size, in one unit."""
+    """A chart's width, the plot's height and the font size, in the same unit."""
 
     kind: str
     width: float
@@ -246,7 +246,7 @@ class Size:
 
     @property
     def row(self) -> float:
-        """Height of a row of text."""
+        """The height of a row of text."""
         return 1.55 * self.font
 
 
@@ -265,7 +265,7 @@ class Box(NamedTuple):
         )
 
     def is_inside(self, other: Box) -> bool:
-        """True if this rectangle is within another."""
+        """True if this rectangle is within ``other``."""
         return (
             other.left <= self.left
             and self.right <= other.right
@@ -284,7 +284,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The axes of a chart in pixels, with the ticks that fit."""
+    """A chart's axes in pixels, with the ticks that fit."""
 
     box: Box
     x_axis: Axis
@@ -293,24 +293,24 @@ class Frame:
     y_ticks: Sequence[Tick]
 
     def x(self, value: float) -> float:
-        """X pixel of a value."""
+        """The x pixel of a value."""
         return self.box.left + self.x_axis.share(value) * (self.box.right - self.box.left)
 
     def y(self, value: float) -> float:
-        """Y pixel of a value."""
+        """The y pixel of a value."""
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
-        """Series' points within the axes, up to rounding."""
+        """The series' points within the axes, up to rounding."""
         places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
         left, top, right, bottom = self.box
         return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
 
 
 def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
-    """Chart as two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
+    """Draw two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
 
-    ``name`` prefixes the ids and must be unique on the page. ``title`` is the text alternative.
+    ``name``: a unique prefix of ids on the page. ``title``: the text alternative.
     """
     sizes = (
         Size(kind="wide", width=width, plot_height=290 if width <= WIDE_WIDTH else 330),
@@ -326,9 +326,9 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
 
 
 def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
-    """Chart as an SVG document; ``about`` is the text alternative."""
+    """Draw an SVG document; ``about`` is the text alternative."""
     size = Size(kind="wide", width=PICTURE_WIDTH - 2 * PICTURE_EDGE, plot_height=310, font=14)
-    # Ids must differ between pictures in one notebook; drawn coordinates are rounded, so processors agree on them.
+    # ids differ between pictures in a notebook; rounded coordinates are equal on all processors
     digest = zlib.crc32("".join([title, *_drawn(chart, "", size)[0]]).encode())
     elements, height = _drawn(chart, f"chart-{digest:08x}", size)
     top, bottom = 74, 74 + height + 34
@@ -355,7 +355,7 @@ SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 120, 32, 5
 
 
 def sparkline(values: Mapping[int, float], best: int) -> str:
-    """A small chart of figures by batch size, on a log scale if all are positive; the best is marked."""
+    """A small chart of figures by batch size, on a log scale if all are positive, with the best marked."""
     sizes = sorted(values)
     on = math.log if min(values.values()) > 0 else float
     low, high = on(min(values.values())), on(max(values.values()))
@@ -381,7 +381,7 @@ def sparkline(values: Mapping[int, float], best: int) -> str:
 
 @cache
 def stylesheet(name: str) -> str:
-    """Style sheet of the pages."""
+    """Read a style sheet of the pages."""
     return resources.files("bssearch.figures").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -459,7 +459,7 @@ def _frame(chart: Chart, size: Size, top: float) -> Frame:
 
 
 def _fitting(ticks: Sequence[Tick], place: Callable[[Tick], float], half: Callable[[Tick], float]) -> Sequence[Tick]:
-    # Every n-th tick, with the smallest n at which texts do not overlap
+    # Every n-th tick, with the smallest n without overlapping texts
     for every in range(1, len(ticks)):
         shown = ticks[::every]
         if all(abs(place(one) - place(two)) >= half(one) + half(two) for one, two in itertools.pairwise(shown)):
@@ -704,12 +704,12 @@ def short(value: float) -> str:
 
 
 def width_of(text: str, font: float) -> float:
-    """Approximate width of a text."""
+    """The approximate width of a text."""
     return font * sum(WIDTH_OF.get(character, 0.62) for character in text)
 
 
 def cut(text: str, font: float, room: float) -> str:
-    """Text cut to a width, with an ellipsis."""
+    """The text, cut to a width with an ellipsis."""
     if width_of(text, font) <= room:
         return text
     while text and width_of(f"{text}…", font) > room:
@@ -723,13 +723,13 @@ def escaped(text: str) -> str:
 
 
 def text_at(x: float, baseline: float, text: str, anchor: Anchor = "start", more: str = "") -> str:
-    """A ``text`` element; ``more`` are further attributes."""
+    """A ``text`` element with ``more`` attributes."""
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{short(x)}" y="{short(baseline)}"{placed}{more}>{escaped(text)}</text>'
 
 
 def box_of(text: str, font: float, x: float, baseline: float, anchor: Anchor) -> Box:
-    """Box of a line of text."""
+    """The box of a line of text."""
     width = width_of(text, font)
     left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
     return Box(left, baseline - 0.95 * font, left + width, baseline + 0.25 * font)

@@ -51,16 +51,16 @@ from bssearch.web.studies import (
 )
 from bssearch.web.views import Databases, Document, Page, PageRequest
 
-TOKEN_BYTES = 32  # Bytes of a token; 256 bits cannot be guessed
+TOKEN_BYTES = 32  # 256 bits, which nobody can guess
 
-MOST_QUERY_BYTES = 16_384  # Maximum query length in bytes, far above any form's
+MOST_QUERY_BYTES = 16_384  # longest query, far above the forms' queries
 
-ADMITTED = "bssearch_admitted"  # Key in the state of a request that `Guard` admitted; `Connection` reads this state
+ADMITTED = "bssearch_admitted"  # key in the state of a request that `Guard` admitted; `Connection` reads this state
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 HEADERS = {
-    # Scripts, styles and requests from this server only; no inline code, no framing.
+    # only scripts, styles and requests of this server, without inline code and framing
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -74,23 +74,23 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A server's accepted host names, and its token if required."""
+    """A server's accepted host names, and the token if required."""
 
     names: frozenset[str]
     port: int
     token: str | None = None
-    any_address: bool = False  # accepts every IP address, because addresses cannot be rebound
+    any_address: bool = False  # accepts all IP addresses, because rebinding needs a name
 
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
-        """Access of a server; ``names`` are more accepted host names."""
+        """The access of a server; ``names`` are more accepted host names."""
         own = LOOPBACK_NAMES if is_loopback(host) else ("localhost", socket.gethostname(), socket.getfqdn())
         known = frozenset(_normal(name) for name in (host, *names, *own))
         return cls(known, port, token, any_address=not is_loopback(host))
 
     def answers_to(self, host: str) -> bool:
         """True if a Host header names this server."""
-        # Ports are not compared, because browsers send the port of an SSH tunnel.
+        # ports do not matter, because browsers send the port of an SSH tunnel
         parts = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(:[0-9]{0,5})?", host)
         if parts is None:
             return False
@@ -99,12 +99,12 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The cookie's name, with the port: browsers send a host's cookies to all ports."""
+        """The cookie's name, with the port, because browsers send a host's cookies to all ports."""
         return f"bssearch-{self.port}"
 
     @property
     def pass_value(self) -> str:
-        """Cookie value, derived from the token."""
+        """The cookie's value, derived from the token."""
         assert self.token is not None, "a cookie needs a token"
         return hmac.new(self.token.encode(), b"bssearch cookie", hashlib.sha256).hexdigest()
 
@@ -113,7 +113,7 @@ class Access:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def lets_in(self, headers: Headers) -> bool:
-        """True if a request carries the cookie or ``Authorization: Bearer`` token."""
+        """True if a request has the cookie or the ``Authorization: Bearer`` token."""
         if self.token is None:
             return True
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -124,13 +124,13 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches a host."""
+    """True if only this machine reaches the host."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
 class Guard:
-    """Middleware that enforces `Access` and adds `HEADERS`; ``refuse`` makes a page of status, message and hint."""
+    """Middleware that enforces `Access` and adds `HEADERS`; ``refuse`` makes pages of status, message and hint."""
 
     def __init__(
         self,
@@ -166,12 +166,14 @@ class Guard:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not access.answers_to(hosts[0]):
             return self._refuse(
-                421, f"This server is not {hosts[0] if hosts else 'unnamed'}", "Use --allow-host NAME to accept a name"
+                421,
+                f"This server does not accept the host {hosts[0] if hosts else ''!r}",
+                "Start the server with --allow-host NAME",
             )
         if scope["method"] not in {"GET", "HEAD"}:
-            return self._refuse(405, f"{scope['method']} is refused: pages are read-only", "")
+            return self._refuse(405, f"{scope['method']} is not allowed, because pages are read-only", "")
         if (size := len(scope["query_string"])) > MOST_QUERY_BYTES:
-            return self._refuse(414, f"A query of {size} bytes is too long: at most {MOST_QUERY_BYTES}", "")
+            return self._refuse(414, f"A query of {size} bytes is longer than {MOST_QUERY_BYTES}", "Shorten the query")
         return None if access.token is None else self._with_token(scope, headers)
 
     def _with_token(self, scope: Scope, headers: Headers) -> Response | None:
@@ -179,9 +181,9 @@ class Guard:
         given = [value for name, value in pairs if name == "token"]
         if given and self._access.accepts_token(given[-1]):
             rest = urlencode([(name, value) for name, value in pairs if name != "token"])
-            # One leading slash only, because two would name another host.
+            # only one leading slash, because two would name another host
             place = "/" + quote(scope["path"].lstrip("/\\"))
-            # The response is a page with a link, because a redirect from another site would lose the strict cookie.
+            # a page with a link, because a redirect from another site would lose the strict cookie
             kept = self._welcome(f"{place}?{rest}" if rest else place)
             kept.set_cookie(self._access.cookie, self._access.pass_value, httponly=True, samesite="strict", path="/")
             return kept
@@ -189,8 +191,8 @@ class Guard:
             return None
         return self._refuse(
             401,
-            "The token is wrong" if given else "This server requires its token",
-            "The server printed its token when it started",
+            "The token is wrong" if given else "This server requires a token",
+            "Use the address with the token from the server's first lines",
         )
 
 
@@ -206,7 +208,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# HTTP status of the page for an error.
+# HTTP status by error
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
     (NotFoundError, 404),
     (TargetNotReachedError, 404),
@@ -225,17 +227,17 @@ PAGES: dict[str, Page] = {
     "/calculator": Page(calculator_page),
 }
 
-THREADS = 4  # Concurrent requests; they share one interpreter, and each thread keeps memory
+THREADS = 4  # concurrent requests, which share an interpreter; each thread takes memory
 
-MOST_AT_ONCE = 40  # Maximum waiting and active requests, some seconds of work; more requests are refused
+MOST_AT_ONCE = 40  # most waiting and active requests, some seconds of work
 
-KEPT_PAGES = 16  # Number of cached pages
+KEPT_PAGES = 16  # cached pages
 
 log = logging.getLogger("bssearch.web")
 
 
 def create_app(databases: Databases, access: Access) -> Starlette:
-    """Web application that serves databases."""
+    """Create the web application for databases."""
     pages = _Pages(databases)
     return Starlette(
         routes=[
@@ -255,9 +257,11 @@ class _Pages:
         self._environment = templates(PackageLoader("bssearch.web"))
         self._environment.filters["value"] = in_words
         self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
-        self._kept: dict[str, tuple[str, Response]] = {}  # version and response by address, the latest request last
+        self._kept: dict[
+            str, tuple[str, Response]
+        ] = {}  # version and response by address, with the latest request last
         self._asked = 0
-        # The page of a large study takes memory and the whole interpreter; concurrent requests share the computed page.
+        # a large study's page takes memory and the whole interpreter, so concurrent requests share the page
         self._one_at_a_time = Lock()
         self._always = {
             "version": version("bssearch"),
@@ -273,14 +277,14 @@ class _Pages:
             except BSSearchError as error:
                 status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
                 return self._failed(request, status, error.message, error.hint or "")
-            except Exception as error:  # caught here, so that `Guard` adds its headers to the error page
+            except Exception as error:  # not in Starlette, so that `Guard` adds headers to the error page
                 log.exception("%s", request.url.path)
                 return self._failed(request, 500, f"{type(error).__name__}: see the server's log", "")
 
         async def answer_in_a_thread(request: Request) -> Response:
             if self._asked >= MOST_AT_ONCE:
                 return self._failed(
-                    request, 503, f"{plural(self._asked, 'request')} in progress; try again in a moment", ""
+                    request, 503, f"{plural(self._asked, 'request')} in progress", "Try again in a moment"
                 )
             self._asked += 1
             try:
@@ -303,7 +307,7 @@ class _Pages:
 
     def http_error(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        message = f"There is no page {request.url.path}" if status == 404 else str(error)
+        message = f"Unknown page {request.url.path}" if status == 404 else str(error)
         return self._failed(request, status, message, "")
 
     def _answer(self, page: Page, request: Request) -> Response:
@@ -347,25 +351,25 @@ class _Pages:
         return HTMLResponse(self._environment.get_template(template).render(self._always | values), status)
 
 
-# Browsers open connections in advance and leave them unused for minutes.
+# Browsers open connections in advance, unused for minutes
 
-# Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six.
+# Most open connections, below the default limit of 1,024 files per process; a browser opens up to six
 MOST_CONNECTIONS = 400
 
-MOST_STRANGERS = 100  # Maximum open connections without an admitted request. A new connection replaces the oldest.
+MOST_STRANGERS = 100  # most open connections without an admitted request; a new connection replaces the oldest
 
-REQUEST_S = 10.0  # Seconds to send a request, head and body; enough for a slow network
+REQUEST_S = 10.0  # seconds for a request's head and body on a slow network
 
 
 class Connection(H11Protocol):
-    """A connection with a deadline per request; newer connections replace it until `Guard` admits a request."""
+    """A connection with a deadline per request; new connections replace connections without an admitted request."""
 
     opened_at: float
     _is_admitted = False
     _deadline: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the first request's deadline; close the oldest stranger if there are too many."""
+        """Start the first request's deadline; close the oldest of too many strangers."""
         super().connection_made(transport)
         self.opened_at = self.loop.time()
         strangers = [one for one in self.connections if isinstance(one, Connection) and one.is_stranger]
@@ -379,7 +383,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Start the deadline of a partly arrived request."""
+        """Start the deadline of a partial request."""
         self._is_admitted = not self.is_stranger
         super().on_response_complete()
         self._watch()
@@ -391,7 +395,7 @@ class Connection(H11Protocol):
 
     @property
     def is_stranger(self) -> bool:
-        """True if open and `Guard` has admitted no request yet."""
+        """True if open, but without an admitted request."""
         is_admitted = self._is_admitted or (self.scope is not None and ADMITTED in self.scope["state"])
         return not (is_admitted or self.transport.is_closing())
 
@@ -408,9 +412,9 @@ class Connection(H11Protocol):
             self._deadline = None
 
 
-GRACE_S = 3  # Seconds for requests to finish after a stop
+GRACE_S = 3  # seconds for requests to finish after a stop
 
-BACKLOG = 128  # The listen backlog
+BACKLOG = 128  # of the listening socket
 
 
 def serve(
@@ -424,14 +428,14 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    A token is required if ``host`` is reachable from other machines or ``asks_token``; ``tell`` gets the address with
-    the token once. ``port`` 0 takes a free port; ``names`` are further host names.
+    Pages require a token if other machines reach ``host``, or if ``asks_token``. ``tell`` gets the address with the
+    token once. ``port`` 0 takes a free port. ``names`` are more host names.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)
     require(
         asks_token is not False or not needs_token,
-        f"--no-token is refused: other machines reach {host}",
+        f"--no-token is unsafe, because other machines reach {host}",
         hint="use --host 127.0.0.1, and `ssh -L` from other machines",
     )
     token = secrets.token_urlsafe(TOKEN_BYTES) if asks_token or needs_token else None
@@ -442,7 +446,7 @@ def serve(
             tell(line)
         config = uvicorn.Config(
             app,
-            access_log=False,  # an access log would hold the token
+            access_log=False,  # an access log would have the token
             log_level="warning",
             server_header=False,
             proxy_headers=False,
@@ -459,12 +463,12 @@ def serve(
 def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
     shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
-    about_token = "the token is shown only once, and sent unencrypted; on a shared network use ssh -L"
+    about_token = "save this address, because the token appears only once; use ssh -L on a shared network"
     return [
         f"serving {', '.join(databases)}, read-only",
         address if token is None else f"{address}?token={token}",
         *([] if token is None else [about_token]),
-        "Ctrl-C stops the server",
+        "press Ctrl-C to stop the server",
     ]
 
 
@@ -474,7 +478,7 @@ def _listening(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError):
-        raise UsageError(f"--host {host} is not a name or address of this machine") from None
+        raise UsageError(f"--host {host} is not a name or address of this machine; use 127.0.0.1 or 0.0.0.0") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -489,12 +493,12 @@ def _listening(host: str, port: int) -> socket.socket:
 def _not_ours(error: OSError, host: str, port: int) -> UsageError:
     match error.errno:
         case errno.EADDRINUSE:
-            return UsageError(f"port {port} of {host} is taken by another program", hint="use --port 0 for a free port")
+            return UsageError(f"another program uses port {port} of {host}", hint="use --port 0 for a free port")
         case errno.EACCES:
             return UsageError(f"--port {port} needs the superuser", hint="use a port from 1024 on")
         case errno.EADDRNOTAVAIL:
             return UsageError(
-                f"--host {host} is not an address of this machine", hint="use 0.0.0.0 for all its addresses"
+                f"--host {host} is not an address of this machine", hint="use 0.0.0.0 for all addresses of this machine"
             )
         case _:
-            return UsageError(f"cannot listen on --host {host} --port {port}: {error.strerror}")
+            return UsageError(f"listening on --host {host} --port {port} failed: {error.strerror}")

@@ -1,4 +1,4 @@
-"""Pages about several studies, one study, its trials and each trial."""
+"""Pages about several studies, a study, trials, and a trial."""
 
 import hashlib
 import math
@@ -34,13 +34,13 @@ from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Document, PageRequest, View, numbered
 
-FILTERS = ("workload", "device", "target", "objective", "precision")  # Study filters, as in `bssearch study list`
+FILTERS = ("workload", "device", "target", "objective", "precision")  # as in `bssearch study list`
 
 LIVE_SECONDS = 5.0
 
 
 def studies_page(asked: PageRequest) -> Answered:
-    """List matching studies of all databases, newest first."""
+    """List matching studies of all databases, the newest first."""
     archived = asked.text("all") is not None
     wanted = study_filter(asked)
     with asked.databases.opened() as stores:
@@ -80,7 +80,7 @@ def _offered(known: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def study_filter(asked: PageRequest) -> StudyFilter:
-    """Study filter of a query."""
+    """The study filter of a query."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
@@ -94,15 +94,15 @@ def _listed(asked: PageRequest, row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-MOST_COMPARED = 20  # Maximum number of compared studies; more do not fit side by side
+MOST_COMPARED = 20  # most compared studies; more do not fit side by side
 
-MOST_SHOWN = 5  # Maximum number of shown disagreements; JSON has all disagreements
+MOST_SHOWN = 5  # most disagreements on the page; JSON has all disagreements
 
 
 def compare_page(asked: PageRequest) -> Answered:
     """Show the chosen studies side by side."""
     names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
-    require(len(names) <= MOST_COMPARED, f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
+    require(len(names) <= MOST_COMPARED, f"cannot compare {len(names)} studies; choose at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
         known = [(store, one.name) for store in stores for one in store.studies.summaries() if one.archived_at is None]
         found = compare([_placed(stores, name) for name in names]) if len(names) > 1 else []
@@ -128,7 +128,7 @@ def compare_page(asked: PageRequest) -> Answered:
 
 
 def best_page(asked: PageRequest) -> Answered:
-    """Show matching studies' results and agreement; without a filter, only the form."""
+    """Show results and agreement of matching studies; without a filter, show only the form."""
     wanted = study_filter(asked)
     with asked.databases.opened() as stores:
         studies = [study for store in stores for study in store.studies.all()]
@@ -158,7 +158,7 @@ def best_page(asked: PageRequest) -> Answered:
             "disagreements": [one.message for one in found.agreement.disagreements[:MOST_SHOWN]],
             "more": max(0, len(found.agreement.disagreements) - MOST_SHOWN),
             "notes": [
-                (one.study, one.note or f"a copy of {one.copy_of}, which does not count again")
+                (one.study, one.note or f"not counted as a copy of {one.copy_of}")
                 for one in found.answers
                 if one.note is not None or one.copy_of is not None
             ],
@@ -175,17 +175,17 @@ def _shown(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
     return {name: in_words(row.get(name)) for name in columns}
 
 
-MOST_CURVES = 8  # Maximum number of curves, of the latest trials; readers cannot separate more curves
+MOST_CURVES = 8  # most curves, from the latest trials; readers cannot separate more curves
 
-# Seconds after its last trial during which a study counts as live: longer than the time between two trials, and than
-# most step timing before the first trial.
+# A study is live for these seconds after the last trial, longer than the time between trials and than most step timing
+# before the first trial
 PAUSE_SECONDS = 60.0
 
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
-    """Progress with the curves of running trials, else of the latest ended trials.
+    """The progress, with the curves of running trials, else of the latest ended trials.
 
-    ``is_live`` also holds between trials, so that the page keeps its layout.
+    ``is_live`` is also True between trials, so that the page keeps the layout.
     """
     found = status(store, study.name)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
@@ -230,11 +230,11 @@ def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, 
 
 RUNNING_SECONDS = 2.0
 
-RESTING_SECONDS = 15.0  # Slow refresh, because an idle study may resume
+RESTING_SECONDS = 15.0  # a slow refresh, because an idle study may resume
 
 
 def study_page(asked: PageRequest) -> Answered:
-    """Show a study's progress, and its answer once available."""
+    """Show a study's progress, and the answer if known."""
     with asked.databases.study(asked.study, asked.database) as store:
         study, trials = store.studies.get(asked.study), store.trials.of(asked.study)
         far = progress(store, study, trials)
@@ -253,7 +253,7 @@ def study_page(asked: PageRequest) -> Answered:
 
 
 def study_version(asked: PageRequest) -> str:
-    """Value that changes with a study's content and running evaluations."""
+    """A value that changes with a study's content and running evaluations."""
     name = asked.study
     with asked.databases.study(name, asked.database) as store:
         running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
@@ -266,13 +266,13 @@ def study_version(asked: PageRequest) -> str:
 
 
 def answer_document(asked: PageRequest) -> Answered:
-    """Answer as in ``best --format json``."""
+    """The answer as in ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         return Document(answer(store, asked.study).model_dump(mode="json"))
 
 
 def about_study(asked: PageRequest, far: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Values common to a study's pages."""
+    """The common values of a study's pages."""
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 
@@ -283,7 +283,7 @@ def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page
         return None, error.message
 
 
-PAGE_TRIALS = 100  # Trials per page
+PAGE_TRIALS = 100  # trials per page
 
 COLUMNS = {
     "number": "Trial",
@@ -297,16 +297,16 @@ COLUMNS = {
     "final_metric": "Metric",
     "reason": "Reason",
 }
-# Columns that sort trials in ascending order; trial numbers sort newest first.
+# Columns for sorting trials in ascending order; trial numbers sort the newest first
 LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds", "steps_to_target")
 
 
-# Fields that other parts of a trial's page show, not the facts.
+# Fields outside the facts on a trial's page
 HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
 
 
 def trials_page(asked: PageRequest) -> Answered:
-    """List a study's trials page by page, newest first."""
+    """List a study's trials page by page, the newest first."""
     phase = asked.one_of("phase", {one.value: one for one in Phase})
     state = asked.one_of("state", {one.value: one for one in TrialState})
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
@@ -341,7 +341,7 @@ def trials_page(asked: PageRequest) -> Answered:
 
 
 def trial_page(asked: PageRequest) -> Answered:
-    """Show one trial."""
+    """Show a trial."""
     number = asked.path["number"]
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
         raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")

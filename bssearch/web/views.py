@@ -1,4 +1,4 @@
-"""Requests and pages."""
+"""Page requests, pages, and read-only databases."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,14 +10,14 @@ from bssearch.errors import BSSearchError, NotFoundError, UsageError, require
 from bssearch.records.text import shortened
 from bssearch.storage.repository import Store
 
-NUMBER = "db"  # Query key of a database's number from 1, if several databases have a study of that name
+NUMBER = "db"  # query key of a database's number from 1, if several databases have a study of the same name
 
 
 class Databases:
-    """Read-only databases, as in `open_databases`."""
+    """Read-only databases; see `open_databases`."""
 
     def __init__(self, urls: Sequence[str] | None = None) -> None:
-        with open_databases(urls) as stores:  # an unusable database raises its error before the server starts
+        with open_databases(urls) as stores:  # an unusable database raises before the server starts
             self.names = [store.masked_url for store in stores]
         self._urls = list(urls) if urls else None
 
@@ -27,31 +27,31 @@ class Databases:
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """Store with a study; ``number`` selects the database."""
+        """The store with a study; ``number`` selects the database."""
         with self.opened() as stores:
             store = found_study(stores if number is None else [numbered(stores, number)], name)[0]
-            with store:  # errors name an unusable row
+            with store:  # errors name the unusable row
                 store.studies.get(name)
                 yield store
 
     def number_of(self, database: str) -> int | None:
-        """A database's number, None if it is the only one."""
+        """A database's number; None for a single database."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
 
 def numbered(stores: Sequence[Store], number: str, error: type[BSSearchError] = NotFoundError) -> Store:
-    """Store with a number from 1."""
+    """The store with a number from 1."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
     require(is_number, f"{NUMBER}={number[:20]} must be from 1 to {len(stores)}", error=error)
     return stores[int(number[:9]) - 1]
 
 
-LONGEST_SHOWN = 60  # Maximum characters of a query value in an error
+LONGEST_SHOWN = 60  # most characters of a query value in an error
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request: databases, path parameters, query, and all values of each key."""
+    """A request with databases, path parameters, query, and all values of each key."""
 
     databases: Databases
     path: Mapping[str, str]
@@ -65,7 +65,7 @@ class PageRequest:
 
     @property
     def database(self) -> str | None:
-        """The database's number, as given."""
+        """The database's number in the query."""
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:
@@ -73,7 +73,7 @@ class PageRequest:
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Integer from the query."""
+        """An integer from the query."""
         given = self.text(name)
         if given is None:
             return default
@@ -85,7 +85,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """``known`` entry of a query value; None if the query lacks it."""
+        """The entry of ``known`` for a query value; None if missing in the query."""
         given = self.text(name)
         if given is None:
             return None
@@ -95,7 +95,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A template and its contents, refreshed every ``live_seconds`` (0: never)."""
+    """A template with values; the page refreshes every ``live_seconds``, or never if 0."""
 
     template: str
     values: Mapping[str, Any]
@@ -104,7 +104,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """JSON values sent instead of a page."""
+    """JSON values instead of a page."""
 
     content: Any
 
@@ -114,9 +114,9 @@ Answered = View | Document
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page's renderer and its version; a client with the current ``version`` gets no body.
+    """A page's renderer and version, which raise `BSSearchError` if the page has no content.
 
-    Renderer and version raise `BSSearchError` if the page has no content.
+    A client with the current ``version`` gets no body.
     """
 
     show: Callable[[PageRequest], Answered]

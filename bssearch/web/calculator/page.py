@@ -1,4 +1,4 @@
-"""The calculator's page: form, errors and results, which its script refreshes."""
+"""The calculator's page: form, errors, and results, which a script refreshes."""
 
 import re
 import shlex
@@ -47,7 +47,7 @@ from bssearch.web.views import Answered, PageRequest, View
 Kind = Literal["whole", "number", "text", "choice", "yes_no", "flag"]
 KINDS: Mapping[type, Kind] = {int: "whole", float: "number"}
 
-# Options whose names mean something else in another request.
+# Options with another meaning in another request
 RENAMED = {
     (LearningRateRequest, "optimizer"): "lr_optimizer",
     (LearningRateRequest, "dropout"): "lr_dropout",
@@ -64,36 +64,36 @@ class Field:
     help: str
     kind: Kind
     unit: str
-    default: str  # the value if the query names no field of the group
+    default: str  # the value if the query has no field of the group
     empty: str
     choices: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fieldset:
-    """Options of a request; fieldsets of a ``group`` share their defaults."""
+    """Options of a request; fieldsets of a ``group`` share defaults."""
 
     name: str
     legend: str
     group: str
     request: type[Request]
     options: Mapping[str, str]
-    rare: Sequence[str] = ()  # folded away
+    rare: Sequence[str] = ()  # folded
     text: str = ""
 
     @cached_property
     def fields(self) -> list[Field]:
-        """Fields that are always visible."""
+        """The always visible fields."""
         return [_field(self.request, *one) for one in self.options.items()]
 
     @cached_property
     def rare_fields(self) -> list[Field]:
-        """Fields that are folded away."""
+        """The folded fields."""
         return [_field(self.request, name, "") for name in self.rare]
 
 
 def field_name(request: type[Request], option: str) -> str:
-    """Field name of a request's option."""
+    """The field name of a request's option."""
     return RENAMED.get((request, option), option)
 
 
@@ -147,7 +147,7 @@ FIELDSETS = (
         name="transformer",
         legend="Transformer",
         group="model",
-        text="Determines the activations and the micro-batches that fit. Leave it empty for other kinds of models.",
+        text="For the activations and the micro-batches that fit. Leave these fields empty for other kinds of models.",
         request=MemoryPlanRequest,
         options={
             "layers": "12",
@@ -163,7 +163,7 @@ FIELDSETS = (
         name="network",
         legend="Convolutional network",
         group="model",
-        text="Instead of a transformer. Parameters follow from the network if you leave them empty.",
+        text="Instead of a transformer. Leave the parameters empty to take the network's.",
         request=MemoryPlanRequest,
         options={"network": "", "input_shape": ""},
         rare=("stages", "channels"),
@@ -180,7 +180,7 @@ FIELDSETS = (
         name="tuned",
         legend="Tuned learning rate",
         group="rate",
-        text="A known good configuration, to carry over to the wanted batch.",
+        text="A good configuration, to scale to the wanted batch.",
         request=LearningRateRequest,
         options={"from_batch": "256", "learning_rate": "1e-4", "optimizer": "adamw", "weight_decay": "0.01"},
         rare=(
@@ -198,8 +198,8 @@ FIELDSETS = (
         name="speed",
         legend="Speed and critical batch size",
         group="speed",
-        text="A step of m samples takes α + β·m seconds; “bssearch probe step-time” measures α and β on your device. "
-        "A study finds the critical batch size; “bssearch probe noise” estimates it.",
+        text="A step of m samples takes α + β·m seconds. “bssearch probe step-time” measures α and β on your device. "
+        "“bssearch probe noise” estimates the critical batch size, and a study finds the size.",
         request=ScaleRequest,
         options={
             "alpha_s": "0.02",
@@ -317,7 +317,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A rejected value, its field if known, and a message in the page's labels."""
+    """A rejected value, with the field if known, and a message with the page's labels."""
 
     field: str | None
     label: str
@@ -339,7 +339,7 @@ class ResultSection:
     refusals: Sequence[Refusal] = ()
 
 
-LONGEST_VALUE = 64  # Maximum characters of a value, far above any valid entry
+LONGEST_VALUE = 64  # most characters of a value, far above valid entries
 
 YES, NO = frozenset({"on", "yes", "true", "1"}), frozenset({"no", "off", "false", "0"})
 
@@ -348,15 +348,15 @@ Asked = TypeVar("Asked", bound=Request)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking(Generic[Asked]):
-    """A command with its options' texts."""
+    """A command with the options' texts."""
 
     part: ResultSection
     command: str
     request: type[Asked]
     typed: Mapping[str, str]
     options: Sequence[str]  # options that have a field
-    needed: Sequence[str]  # required for a plan
-    set_by_page: Mapping[str, str] = field(default_factory=dict)  # values from the page
+    needed: Sequence[str]  # options required for a plan
+    set_by_page: Mapping[str, str] = field(default_factory=dict)  # values that the page sets
 
     @property
     def texts(self) -> dict[str, str]:
@@ -366,7 +366,7 @@ class Asking(Generic[Asked]):
 
     @property
     def line(self) -> str:
-        """The command line as typed; empty if a text cannot be expressed."""
+        """The command line as typed; empty if a text has no command-line form."""
         return (
             ""
             if self._unreadable()
@@ -382,15 +382,15 @@ class Asking(Generic[Asked]):
 
     @property
     def missing(self) -> list[str]:
-        """Required options that are missing."""
+        """The missing required options."""
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
-        """Result section, empty if a field is missing or wrong."""
+        """The result section, empty if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "see the errors above the results"
-        without = replace(part, absent=f"Not calculated: {absent}.")
+        without = replace(part, absent=f"No result; {absent}.")
         try:
             if unreadable := self._unreadable():
                 raise RequestError(unreadable)
@@ -405,7 +405,7 @@ class Asking(Generic[Asked]):
         )
 
     def field_of(self, option: str) -> Any:
-        """Field of an option."""
+        """The field of an option."""
         return FIELDS[field_name(self.request, option)]
 
     def in_page_words(self, message: str) -> str:
@@ -430,7 +430,7 @@ class Asking(Generic[Asked]):
         found: dict[str, str] = {}
         for option, text in self.texts.items():
             if len(text) > LONGEST_VALUE:
-                found[option] = f"has {len(text):,} characters; at most {LONGEST_VALUE} are allowed"
+                found[option] = f"has {len(text):,} characters; enter at most {LONGEST_VALUE}"
             elif not text.isprintable():
                 found[option] = "has unprintable characters"
             elif type_of(self.request, option) is bool and text.lower() not in YES | NO:
@@ -463,7 +463,7 @@ STYLES: dict[str, tuple[str, Dash]] = {
     "logits": (SECOND, "dot"),
 }
 
-DECADES = 10**4  # the axis shows this factor below the highest value
+DECADES = 10**4  # the axis starts this factor below the highest value
 
 
 def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) -> Chart:
@@ -522,7 +522,7 @@ def _fitting(plan: MemoryPlan) -> Iterator[Series]:
             yield mark(f"{name}: {size}", size, height / GIB, SECOND, symbol)
 
 
-HIGHEST = 1e4  # times the minimum; higher points are not drawn
+HIGHEST = 1e4  # in minima; the chart leaves out higher points
 
 
 def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
@@ -553,19 +553,20 @@ def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -
 
 LARGEST_DRAWN = 2**30
 
-# Options that import code, read files or databases, or are set by the page.
+# Options that import code, read files or databases, or come from the page
 NEVER_TAKEN = frozenset({"model", "model_settings", "table", "rule", "study", "step_times", "db"})
 
 MEMORY = ResultSection(
     name="memory",
     title="Memory",
-    text="The memory of a training step on each device, and the samples that fit at once. The largest size that fits "
-    "may not be the best. Predicted; “bssearch probe memory” measures the memory.",
+    text="The predicted memory of a training step on each device, and the micro-batches that fit. The largest size "
+    "that "
+    "fits may not be the best. “bssearch probe memory” measures the memory.",
 )
 SPLIT = ResultSection(
     name="accumulation",
     title="The wanted batch, split",
-    text="Micro-batch × accumulation steps × devices, exactly.",
+    text="Micro-batch × accumulation steps × devices equals the batch.",
 )
 RATES = ResultSection(
     name="rates",
@@ -576,14 +577,13 @@ RATES = ResultSection(
 TRADE_OFF = ResultSection(
     name="trade-off",
     title="Batch size against speed",
-    text="Predicted for one device: t(B) = (α + β·B)·S_min·(1 + B_crit/B), to the same quality with a tuned learning "
-    "rate at each batch size. “bssearch run” measures the time.",
+    text="The predicted time on one device, t(B) = (α + β·B)·S_min·(1 + B_crit/B), to the same quality with a tuned "
+    "learning rate at each batch size. “bssearch run” measures the time.",
 )
 DEVICES = ResultSection(
     name="devices",
     title="Several devices",
-    text="Time to the target on 1 to N devices. More devices pay while each does at least half of the work of a single "
-    "device.",
+    text="Time to the target on 1 to N devices. More devices pay if each does at least half of a single device's work.",
 )
 
 
@@ -621,7 +621,7 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[Section]
         Section(
             name="memory",
             title="Memory against the micro-batch",
-            text="Predicted. The dotted line is the device's memory.",
+            text="The prediction. The dotted line is the device's memory.",
             charts={"memory": memory_figure(plan, sizes, peaks)},
         )
     ]
@@ -634,8 +634,8 @@ def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
 def _split(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
     is_given = typed["micro"].strip() or typed["max_micro"].strip()
     if fitting == 0 and not is_given:
-        return replace(SPLIT, absent="Not calculated: not even one sample fits into the memory above.")
-    unknown = "The samples that fit at once are unknown, so a device's share runs as one micro-batch."
+        return replace(SPLIT, absent="No result, because no sample fits into the memory above.")
+    unknown = "The largest micro-batch is unknown, so a device's share is one micro-batch."
     return Asking(
         part=SPLIT,
         command="accumulation",
@@ -696,7 +696,7 @@ def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
         figure = Section(
             name="trade-off",
             title="Time and samples to the target against batch size",
-            text="Both relative to their minima; the dotted line is B_crit.",
+            text="Time and samples are relative to their minima. The dotted line is B_crit.",
             charts={"trade-off": trade_off_figure(found, asked.max_micro)},
         )
         best = {**asking.set_by_page, "batch": str(found.fastest.row.batch)}
@@ -715,15 +715,15 @@ def _best(found: TradeOff, max_micro: int | None) -> str:
     if fastest.accumulation_steps > 1:
         said += f", in {fastest.accumulation_steps} micro-batches of {fastest.micro_batch:,}"
     if found.optimum:
-        said += f". If all samples run at once, the best batch is √(B_crit·α/β) = {in_words(found.optimum)}"
-    return f"{said}." if max_micro is None else f"{said}. Up to {max_micro:,} samples run at once."
+        said += f". Without accumulation, the best batch is √(B_crit·α/β) = {in_words(found.optimum)}"
+    return f"{said}." if max_micro is None else f"{said}. The largest micro-batch is {max_micro:,}."
 
 
 def _points(found: TradeOff) -> Table:
     names = ("batch", "micro_batch", "accumulation_steps", "step_s")
     printed = {"rows": [asdict(found.fastest.row)]}
     return Table(
-        caption="The same as numbers; the command prints the row in bold",
+        caption="The chart's numbers; the command prints the bold row",
         headings=["batch", "micro-batch", "accumulation", "step, s", "time, relative", "samples, relative"],
         rows=[
             Row(
@@ -743,11 +743,11 @@ def _points(found: TradeOff) -> Table:
     )
 
 
-RESULTS = "results"  # The part that the script replaces
+RESULTS = "results"  # the part that the script replaces
 
-LONGEST_ECHO = 200  # Characters of a long text shown again
+LONGEST_ECHO = 200  # most characters of a repeated text
 
-MOST_NAMED = 5  # Maximum unknown fields listed
+MOST_NAMED = 5  # most unknown fields in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -781,7 +781,7 @@ def calculator_page(asked: PageRequest) -> Answered:
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """Page of a query; wrong or missing fields omit dependent parts. Never raises.
+    """The page of a query, without parts that depend on wrong or missing fields; never raises.
 
     A group without fields in the query gets its defaults.
     """
@@ -815,10 +815,7 @@ def _notes(names: Iterator[str]) -> Iterator[str]:
     unknown = []
     for name in names:
         if name.replace("-", "_") in NEVER_TAKEN:
-            yield (
-                f"“{name}” is not taken from a page, because pages import no code and read no file; use “bssearch "
-                "plan”."
-            )
+            yield (f"Ignored “{name}”, because pages import no code and read no files; use “bssearch plan”.")
         else:
             unknown.append(repr(name if len(name) <= LONGEST_VALUE else f"{name[:LONGEST_VALUE]}…"))
     if unknown:
