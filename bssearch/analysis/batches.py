@@ -57,8 +57,8 @@ def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
     return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
-def own_step_seconds(candidate: Candidate) -> float | None:
-    """The median seconds per step of a candidate's runs, without CPU waits if known."""
+def _own_step_seconds(candidate: Candidate) -> float | None:
+    # The median seconds per step of a candidate's runs, without CPU waits if known
     paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in candidate.outcomes if one.steps]
     return statistics.median(paces) if paces else None
 
@@ -267,7 +267,7 @@ def tuned_curves(
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():
         probe = timed.get(size)
-        seconds = own_step_seconds(candidate) if probe is None else probe.step_seconds
+        seconds = _own_step_seconds(candidate) if probe is None else probe.step_seconds
         runs = [
             (
                 np.array([float(one.step) for one in curves[run.number]]),
@@ -298,7 +298,7 @@ def batch_rows(
         reasons = tuned.reasons.get(size, [])
         is_own = candidate is None or is_timed(spec, candidate.configuration)
         timed = probe.step_seconds if probe and is_own else None
-        step_seconds = timed if candidate is None or is_own else own_step_seconds(candidate)
+        step_seconds = timed if candidate is None or is_own else _own_step_seconds(candidate)
         slope = tuned.slopes.get(size)
         share = None if candidate is None else median_known(one.host_bound_share for one in candidate.outcomes)
         if share is None and probe and is_own:

@@ -127,8 +127,8 @@ def build_answer(
     noise_by_batch = noise_of_batches(trials)
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs, noise_by_batch)
     timed = timed_probes(spec, verdict, probes)
-    law, fit = fit_and_predict(tuned.points, timed.values(), known.noise_scale)
-    times = predicted_times(law, timed.values()) if law is not None and law.verdict == "fits" else {}
+    law, fit = _fit_and_predict(tuned.points, timed.values(), known.noise_scale)
+    times = _predicted_times(law, timed.values()) if law is not None and law.verdict == "fits" else {}
     rivals = [size for size, probe in timed.items() if probe.step_seconds is not None]
     drawn = beliefs(verdict, step_figures(spec, verdict, probes), trials, rivals)
     if drawn is not None:
@@ -755,10 +755,10 @@ def _listed(sizes: Iterable[int]) -> str:
 SIZES_PER_OCTAVE = 16  # 4 % apart, less than the 5 % of a tie
 
 
-def fit_and_predict(
+def _fit_and_predict(
     points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
 ) -> tuple[LawFit | None, Fit | None]:
-    """The fitted law, as a `LawFit` and as the answer's `Fit`."""
+    # The fitted law, as a `LawFit` and as the answer's `Fit`
     if (law := fit_law(points)) is None:
         return None, None
     line = fit_step_time(list(probes))
@@ -803,8 +803,8 @@ def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
     ]
 
 
-def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
-    """Steps by the law × step time at each timed batch size, with the errors of both."""
+def _predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
+    # Steps by the law × step time at each timed batch size, with the errors of both
     found: dict[int, Time] = {}
     for probe in probes:
         size, seconds = probe.batch_size, probe.step_seconds

@@ -31,7 +31,7 @@ def batch_schedule_answer(
 ) -> BatchScheduleAnswer | None:
     """The answer about growing batches; None if no schedule reached the target."""
     tuned = verdict.optimal
-    best = best_schedule(trials, tuned, step_seconds)
+    best = _best_schedule(trials, tuned, step_seconds)
     if best is None or not math.isfinite(tuned.value):
         return None
     is_repeated = best.runs[0].phase is not Phase.GROWTH
@@ -62,8 +62,8 @@ def batch_schedule_answer(
     )
 
 
-def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
-    """The schedule with the least figure, preferably a repeated schedule; None without a hit."""
+def _best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
+    # The schedule with the least figure, preferably a repeated schedule; None without a hit
     audits = (one for one in trials if one.phase is Phase.AUDIT and one.configuration.grows and says_something(one))
     repeated = grouped((one.configuration.key, one) for one in audits)
     searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]

@@ -415,7 +415,7 @@ def _host_caveats(
     yield (f"the host limits steps at batch {size}: the host-bound share is {share:.0%}, more than {HOST_BOUND:.0%}")
     if optimal.objective.trials_race:
         wanting = _wanting(probes, law)
-        found = None if wanting or law is None else device_optimum(probes, law)
+        found = None if wanting or law is None else _device_optimum(probes, law)
         if found is not None:
             verb = "still be" if found.batch_size == size else "be about"
             yield f"With a faster host, the law's optimum would {verb} {found.name}"
@@ -449,12 +449,9 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
     ]
 
 
-def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
-    """The predicted optimum if the host never limits a step.
-
-    A host-bound step takes α + β·B by the fit to other sizes, within (1 − share)·t and the measured time t. All other
-    steps keep the measured time.
-    """
+def _device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
+    # The predicted optimum if the host never limits a step. A host-bound step takes α + β·B by the fit to other sizes,
+    # within (1 − share)·t and the measured time t. All other steps keep the measured time.
     if (line := fit_step_time(device_bound(probes), FEWEST_SIZES)) is None:
         return None
     steps = []

@@ -107,15 +107,13 @@ def kind_of(configuration: Configuration) -> Kind:
     return (*split(one), one.optimizer, *regularised, one.parameters.get("momentum", 0) == 0, *switches, *model)
 
 
-def common_seconds(
+def _common_seconds(
     runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
 ) -> CommonSeconds | None:
-    """Common seconds for comparing runs; None if runs compare by own seconds.
-
-    With known CPU waits and reference kernel times, runs compare by steps × the step time pooled over each kind, with
-    ``others``. Else runs compare by own seconds, unless more than `FEW` of a configuration's runs were contended. Then
-    runs compare by steps × step time, from ``step_seconds``, else from the newest run.
-    """
+    # Common seconds for comparing runs; None if runs compare by own seconds. With known CPU waits and reference kernel
+    # times, runs compare by steps × the step time pooled over each kind, with `others`. Else runs compare by own
+    # seconds, unless more than `FEW` of a configuration's runs were contended. Then runs compare by steps × step time,
+    # from `step_seconds`, else from the newest run.
     paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
     for trial in (*runs, *others):
         if (pace := _pace(trial, step_seconds)) is not None:
@@ -261,8 +259,8 @@ class Objective(ABC):
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """An equal objective that compares runs by `common_seconds`."""
-        common = common_seconds(runs, step_seconds, others)
+        """An equal objective that compares runs by `_common_seconds`."""
+        common = _common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:

@@ -233,7 +233,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     logs = [log for value in known if (log := objective.log(value)) is not None]
     values = [value for value in known if objective.log(value) is not None]
     mean = statistics.fmean(logs) if logs else math.nan
-    deviation, unresolved = deviation_of(logs, runs, is_crossing=objective.stops_at_target)
+    deviation, unresolved = _deviation_of(logs, runs, is_crossing=objective.stops_at_target)
     earlier = _gaps(runs)[1] if len(logs) > 1 and objective.stops_at_target else 0.0
     ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
     median = statistics.median(ordered) if ordered else math.inf
@@ -263,8 +263,8 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     )
 
 
-def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
-    """The pooled standard deviation of log figures over seeds; None without repeats."""
+def _pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
+    # The pooled standard deviation of log figures over seeds; None without repeats
     known = [one for one in estimates if one.reached > 1]
     freedom = sum(one.reached - 1 for one in known)
     return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom) if freedom else None
@@ -277,13 +277,11 @@ def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
     return others[-1][1] if others and 2 * others[-1][0] >= len(runs) else "measured"
 
 
-def deviation_of(
+def _deviation_of(
     logs: Sequence[float], runs: Sequence[TrialRecord], *, is_crossing: bool = True
 ) -> tuple[float, float]:
-    """The deviation of log figures over seeds, and the part that more runs do not reduce.
-
-    The deviation is at least the deviation of a uniform hit between two evaluations.
-    """
+    # The deviation of log figures over seeds, and the part that more runs do not reduce. The deviation is at least the
+    # deviation of a uniform hit between two evaluations.
     if len(logs) < 2:
         return 0.0, 0.0
     spread, gap = statistics.stdev(logs), _gaps(runs)[0] if is_crossing else 0.0
@@ -461,7 +459,7 @@ class Verdict:
     def tied(self) -> list[int]:
         """Batch sizes *shown* to be within 5 % of ``least``, by the ratio's upper end."""
         least = self.least
-        return [size for size, one in self.by_batch.items() if one is least or is_shown_flat(one, least)]
+        return [size for size, one in self.by_batch.items() if one is least or _is_shown_flat(one, least)]
 
     @cached_property
     def worse(self) -> list[int]:
@@ -472,7 +470,7 @@ class Verdict:
     @cached_property
     def seed_deviation(self) -> float | None:
         """The pooled seed-to-seed standard deviation of the log figure."""
-        return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
+        return _pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @cached_property
     def pooled_noise(self) -> tuple[float, float] | None:
@@ -517,8 +515,8 @@ class CountedSeconds:
     counts: bool
 
 
-def is_shown_flat(one: Candidate, least: Candidate) -> bool:
-    """True if the ratio's interval shows that a candidate is within 5 % of ``least``."""
+def _is_shown_flat(one: Candidate, least: Candidate) -> bool:
+    # True if the ratio's interval shows that a candidate is within 5 % of `least`
     interval = ratio_interval(one.estimate, least.estimate)
     return interval is not None and interval[1] <= FLAT_RATIO
 
@@ -578,7 +576,7 @@ def decide(
         least = replace(least, selection=_selection_bias(finished))
     by_batch[least.configuration.batch_size] = least
     keys = {one.configuration.key for one in by_batch.values()}
-    shown = [one for one in by_batch.values() if finished and one.is_confirmed and is_shown_flat(one, least)]
+    shown = [one for one in by_batch.values() if finished and one.is_confirmed and _is_shown_flat(one, least)]
     optimal = min([least, *shown], key=lambda one: one.configuration.batch_size)
     return Verdict(
         optimal=optimal,
@@ -613,7 +611,7 @@ def _before_the_neighbours(
 
 def _selection_bias(candidates: Sequence[Candidate]) -> float:
     known = [one.estimate for one in candidates]
-    deviation = pooled_deviation(known)
+    deviation = _pooled_deviation(known)
     if len(known) < 2 or deviation is None:
         return 0.0
     means = np.array([one.log_mean for one in known])
@@ -708,7 +706,7 @@ def _steps(candidate: Candidate) -> Steps | None:
     logs = [math.log(one.steps_to_target) for one in candidate.hits if one.steps_to_target]
     if len(logs) < len(candidate.runs) or len(logs) < FEWEST_RUNS:
         return median, [], []
-    return median, logs, of_runs(*deviation_of(logs, candidate.runs), len(logs))
+    return median, logs, of_runs(*_deviation_of(logs, candidate.runs), len(logs))
 
 
 def _slope(smaller: tuple[int, Steps], larger: tuple[int, Steps]) -> Slope:

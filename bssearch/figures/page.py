@@ -47,8 +47,8 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
     charts = {}
     if run is not None and stages:
         charts = {
-            "batch-growth": batch_growth_chart(answer, stages),
-            "rate-growth": rate_growth_chart(run[1], stages, optimum),
+            "batch-growth": _batch_growth_chart(answer, stages),
+            "rate-growth": _rate_growth_chart(run[1], stages, optimum),
         }
     return Section(
         name="growing",
@@ -60,8 +60,7 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
     )
 
 
-def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart:
-    """The schedule's batch size over samples, beside the optimum's and the noise scale."""
+def _batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart:
     noise, best = answer.measured.noise_scale, answer.optimal.batch_size
     end = stages[-1].start_samples + stages[-1].samples
     constant = next((row.samples_to_target for row in answer.batches if row.batch_size == best), None) or end
@@ -90,10 +89,9 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart:
     )
 
 
-def rate_growth_chart(
+def _rate_growth_chart(
     curve: Sequence[Observation], stages: Sequence[RunStage], optimum: Sequence[Observation]
 ) -> Chart:
-    """Learning rates over samples, of the schedule's run and of the optimum's."""
     end = stages[-1].start_samples + stages[-1].samples
     points, constant = _rates(curve), _rates(optimum)
     series = [
@@ -109,8 +107,7 @@ def rate_growth_chart(
     )
 
 
-def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objective) -> Section | None:
-    """The table of schedules in trials; None if no batch grew."""
+def _grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objective) -> Section | None:
     groups = grouped((one.configuration.key, one) for one in trials if one.configuration.grows)
     if not groups:
         return None
@@ -242,7 +239,7 @@ def page_of(picture: StudyPicture) -> PageContent:
         kicker=_kicker(picture),
         heading=f"Train with batch {best}{', not final' if picture.answer.provisional else ''}",
         headline=headline(picture.answer),
-        tiles=tiles_of(picture.answer, picture.spec),
+        tiles=_tiles_of(picture.answer, picture.spec),
         warnings=[sentence(warning.message) for warning in picture.answer.warnings],
         sections=_sections(picture),
         reproduction=reproduction_of(picture.study, picture.spec),
@@ -276,7 +273,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             ),
         ),
         _batches(answer),
-        grown_trials(picture.trials, answer, objective),
+        _grown_trials(picture.trials, answer, objective),
         _devices(answer),
         growing(answer, picture.grown, picture.curves.get(answer.optimal.batch_size, ())),
         Section(
@@ -313,8 +310,8 @@ def _sections(picture: StudyPicture) -> list[Section]:
             charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
             notes=list(filter(None, [about_device(answer)])),
         ),
-        trained_for_the_same_time(answer),
-        promised_and_found(answer),
+        _trained_for_the_same_time(answer),
+        _promised_and_found(answer),
         _audit(picture.audit),
     ]
     return [section for section in found if section is not None]
@@ -543,8 +540,8 @@ def _slope(slope: Mapping[str, Any]) -> str:
     )
 
 
-def promised_and_found(answer: Answer) -> Section | None:
-    """The section on the quick answer beside the search's; None without a quick answer."""
+def _promised_and_found(answer: Answer) -> Section | None:
+    # The section on the quick answer beside the search's; None without a quick answer
     promise = answer.quick
     if promise is None:
         return None
@@ -572,8 +569,8 @@ def _range(ends: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def trained_for_the_same_time(answer: Answer) -> Section | None:
-    """The section on final metrics after equal train seconds; None without such runs."""
+def _trained_for_the_same_time(answer: Answer) -> Section | None:
+    # The section on final metrics after equal train seconds; None without such runs
     found = answer.generalisation
     if found is None:
         return None
@@ -638,8 +635,7 @@ def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in known.items() if value]
 
 
-def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
-    """The tiles of key figures, the optimum's first."""
+def _tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
     best, largest = answer.optimal, answer.largest_that_fits
     accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
     tiles = [

@@ -233,7 +233,7 @@ def _against_law(
         return None
     series = []
     if (fit := _drawn_law(answer)) is not None:
-        series.append(_law_curve([(size, expected(fit, size)) for size in dense_sizes(fit.residuals)], "the law", fit))
+        series.append(_law_curve([(size, expected(fit, size)) for size in _dense_sizes(fit.residuals)], "the law", fit))
     if len(known) > 1:
         (first, at_first), last = known[0], known[-1][0].batch_size
         series.append(
@@ -349,7 +349,7 @@ def _law_of_figures(answer: Answer) -> Iterator[Series]:
         return
     points = [
         (size, value)
-        for size in dense_sizes(inside if needs_step_times else fit.residuals)
+        for size in _dense_sizes(inside if needs_step_times else fit.residuals)
         if (value := objective.predicted(_steps_by_law(fit, size), size, _step_seconds_at(timed, size))) is not None
     ]
     if points:
@@ -371,8 +371,8 @@ def _drawn_law(answer: Answer) -> Fit | None:
     return None if fit is None or fit.verdict == "too_few_points" else fit
 
 
-def dense_sizes(sizes: Collection[int]) -> list[float]:
-    """Batch sizes close enough for a smooth curve."""
+def _dense_sizes(sizes: Collection[int]) -> list[float]:
+    # Batch sizes close enough for a smooth curve
     low, high = min(sizes), max(sizes)
     return [float(one) for one in np.geomspace(low, high, max(2, round(12 * math.log2(high / low)) + 1))]
 

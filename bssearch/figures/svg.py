@@ -264,8 +264,7 @@ class Box(NamedTuple):
             self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
         )
 
-    def is_inside(self, other: Box) -> bool:
-        """True if this rectangle is within ``other``."""
+    def _is_inside(self, other: Box) -> bool:
         return (
             other.left <= self.left
             and self.right <= other.right
@@ -319,7 +318,7 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
     about = f"{title}: {chart.y.title} by {chart.x.title}"
     drawn = []
     for size in sizes:
-        elements, height = _drawn(chart, escaped(f"{name}-{size.kind}"), size)
+        elements, height = _drawn(chart, _escaped(f"{name}-{size.kind}"), size)
         head = f'<svg class="{size.kind}" viewBox="0 0 {short(size.width)} {short(height)}"'
         drawn += [f"{head} {_attributes(about, size)}>", *elements, "</svg>"]
     return "\n".join(drawn)
@@ -339,12 +338,14 @@ def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: st
             "<style>\nsvg.bssearch-chart { max-width: 100%; height: auto; }",
             f"{stylesheet('colours.css').replace(':root', 'svg.bssearch-chart')}</style>",
             f'<rect width="{PICTURE_WIDTH}" height="{short(bottom)}" rx="8" fill="{PAGE}"/>',
-            text_at(PICTURE_EDGE, 34, cut(title, 19, size.width), more=' font-size="19" font-weight="600"'),
-            text_at(PICTURE_EDGE, 58, cut(subtitle, size.font, size.width), more=MUTED_TEXT),
+            _text_at(PICTURE_EDGE, 34, cut(title, 19, size.width), more=' font-size="19" font-weight="600"'),
+            _text_at(PICTURE_EDGE, 58, cut(subtitle, size.font, size.width), more=MUTED_TEXT),
             f'<g transform="translate({PICTURE_EDGE} {top})">',
             *elements,
             "</g>",
-            text_at(PICTURE_WIDTH - PICTURE_EDGE, bottom - 14, cut(footnote, size.font, size.width), "end", MUTED_TEXT),
+            _text_at(
+                PICTURE_WIDTH - PICTURE_EDGE, bottom - 14, cut(footnote, size.font, size.width), "end", MUTED_TEXT
+            ),
             "</svg>",
             "",
         ]
@@ -372,7 +373,7 @@ def sparkline(values: Mapping[int, float], best: int) -> str:
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if size == best else 2}" fill="{ACCENT if size == best else MUTED}"/>'
         for size, (x, y) in zip(sizes, points, strict=True)
     )
-    about = escaped(", ".join(f"batch {size}: {number(values[size])}" for size in sizes))
+    about = _escaped(", ".join(f"batch {size}: {number(values[size])}" for size in sizes))
     return (
         f'<svg class="spark" role="img" aria-label="{about}" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}">'
         f'<title>{about}</title><polyline points="{line}" fill="none" stroke="{MUTED}"/>{dots}</svg>'
@@ -387,7 +388,7 @@ def stylesheet(name: str) -> str:
 
 def _attributes(about: str, size: Size) -> str:
     return (
-        f'role="img" aria-label="{escaped(about)}" font-family="system-ui, sans-serif" font-size="{size.font}" '
+        f'role="img" aria-label="{_escaped(about)}" font-family="system-ui, sans-serif" font-size="{size.font}" '
         f'fill="{INK}"'
     )
 
@@ -415,7 +416,7 @@ def _drawn(chart: Chart, name: str, size: Size) -> tuple[list[str], float]:
     plot, by_width = frame.box, sorted(chart.series, key=lambda series: series.width)
     placed = [(series, frame.placed(series)) for series in chart.series]
     elements = [
-        f"<desc>{escaped(_description(chart))}</desc>",
+        f"<desc>{_escaped(_description(chart))}</desc>",
         *head,
         f'<clipPath id="{name}-plot"><rect x="{short(plot.left)}" y="{short(plot.top)}" '
         f'width="{short(plot.right - plot.left)}" height="{short(size.plot_height)}"/></clipPath>',
@@ -481,19 +482,19 @@ def _axes(frame: Frame, size: Size) -> Iterator[str]:
     corner = f"M{short(box.left)} {short(box.top)}V{short(box.bottom)}H{short(box.right)}"
     yield f'<path d="{corner}{ticks}" fill="none" stroke="var(--grid)"/>'
     for value, text in frame.x_ticks:
-        yield text_at(frame.x(value), box.bottom + TICK + GAP + 0.8 * font, text, "middle")
+        yield _text_at(frame.x(value), box.bottom + TICK + GAP + 0.8 * font, text, "middle")
     for value, text in frame.y_ticks:
-        yield text_at(box.left - TICK - GAP / 2, frame.y(value) + 0.35 * font, text, "end")
+        yield _text_at(box.left - TICK - GAP / 2, frame.y(value) + 0.35 * font, text, "end")
     across = cut(frame.x_axis.title, font, size.width)
     half = width_of(across, font) / 2
-    yield text_at(
+    yield _text_at(
         min(max((box.left + box.right) / 2, half), size.width - half),
         box.bottom + TICK + GAP + 2.5 * font,
         across,
         "middle",
         MUTED_TEXT,
     )
-    yield text_at(0, box.top - 0.8 * font, cut(frame.y_axis.title, font, size.width), more=MUTED_TEXT)
+    yield _text_at(0, box.top - 0.8 * font, cut(frame.y_axis.title, font, size.width), more=MUTED_TEXT)
 
 
 def _band(band: Band, frame: Frame) -> str:
@@ -579,7 +580,7 @@ def _tooltips(series: Series, points: Sequence[Placed]) -> Iterator[str]:
     radius = short(max(TOOLTIP_RADIUS, series.size / 2 if series.symbol else 0))
     yield '<g fill="none" pointer-events="all">'
     for point, x, y in points:
-        yield f'<circle cx="{short(x)}" cy="{short(y)}" r="{radius}"><title>{escaped(point.about)}</title></circle>'
+        yield f'<circle cx="{short(x)}" cy="{short(y)}" r="{radius}"><title>{_escaped(point.about)}</title></circle>'
     yield "</g>"
 
 
@@ -601,13 +602,13 @@ def _texts(
         return
     taken = [obstacle for series, points in placed for one in points for obstacle in _obstacles(series, one, frame)]
     for index, (text, colour, places) in enumerate(wanted):
-        boxes = [(place, box_of(text, size.font, *place)) for place in places]
-        inside = [one for one in boxes if one[1].is_inside(box)]
+        boxes = [(place, _box_of(text, size.font, *place)) for place in places]
+        inside = [one for one in boxes if one[1]._is_inside(box)]
         free = (one for one in inside if not any(one[1].meets(other) for other in taken))
         if (found := next(free, (inside or boxes)[0] if index < len(rules) else None)) is not None:
             place, room = found
             taken.append(Box(room.left - GAP, room.top, room.right + GAP, room.bottom))
-            yield text_at(place[0], place[1], text, place[2], f' fill="{colour}"{HALO}')
+            yield _text_at(place[0], place[1], text, place[2], f' fill="{colour}"{HALO}')
 
 
 def _obstacles(series: Series, placed: Placed, frame: Frame) -> Iterator[Box]:
@@ -657,7 +658,7 @@ def _legend(entries: Sequence[Band | Series], size: Size) -> tuple[list[str], fl
         if x and x + width > size.width:
             x, row = 0.0, row + 1
         middle = (row + 0.5) * size.row
-        elements += [*_sample(entry, x, middle), text_at(x + SWATCH + SWATCH_GAP, middle + 0.35 * size.font, name)]
+        elements += [*_sample(entry, x, middle), _text_at(x + SWATCH + SWATCH_GAP, middle + 0.35 * size.font, name)]
         x += width + BETWEEN_NAMES
     return elements, (row + 1) * size.row if entries else 0.0
 
@@ -684,11 +685,11 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
     )
     return [
         f'<linearGradient id="{name}-scale">{stops}</linearGradient>',
-        text_at(0, size.row / 2 + 0.35 * size.font, title),
+        _text_at(0, size.row / 2 + 0.35 * size.font, title),
         f'<rect x="{short(left)}" y="{short(middle - BAR_HEIGHT / 2)}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" '
         f'fill="url(#{name}-scale)"/>',
         *(
-            text_at(left + BAR_WIDTH * share, middle + BAR_HEIGHT / 2 + size.font, text, "middle")
+            _text_at(left + BAR_WIDTH * share, middle + BAR_HEIGHT / 2 + size.font, text, "middle")
             for share, text in _fitting(
                 scale.ticks,
                 lambda tick: BAR_WIDTH * tick[0],
@@ -717,19 +718,16 @@ def cut(text: str, font: float, room: float) -> str:
     return f"{text.rstrip()}…"
 
 
-def escaped(text: str) -> str:
-    """Escape a text for XML; forbidden characters become U+FFFD."""
+def _escaped(text: str) -> str:
     return html.escape(NO_XML.sub("\ufffd", text))
 
 
-def text_at(x: float, baseline: float, text: str, anchor: Anchor = "start", more: str = "") -> str:
-    """A ``text`` element with ``more`` attributes."""
+def _text_at(x: float, baseline: float, text: str, anchor: Anchor = "start", more: str = "") -> str:
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{short(x)}" y="{short(baseline)}"{placed}{more}>{escaped(text)}</text>'
+    return f'<text x="{short(x)}" y="{short(baseline)}"{placed}{more}>{_escaped(text)}</text>'
 
 
-def box_of(text: str, font: float, x: float, baseline: float, anchor: Anchor) -> Box:
-    """The box of a line of text."""
+def _box_of(text: str, font: float, x: float, baseline: float, anchor: Anchor) -> Box:
     width = width_of(text, font)
     left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
     return Box(left, baseline - 0.95 * font, left + width, baseline + 0.25 * font)

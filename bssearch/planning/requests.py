@@ -32,8 +32,8 @@ Model = TypeVar("Model", bound="Request")
 Made = TypeVar("Made")
 
 
-def parameter_count(given: Any) -> int | None:
-    """Parse a number of parameters: 110000000, 1.1e8, 110M or 7B."""
+def _parameter_count(given: Any) -> int | None:
+    # Parse a number of parameters: 110000000, 1.1e8, 110M or 7B
     if given is None:
         return None
     try:
@@ -53,7 +53,7 @@ NotNegative = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
 Finite = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, Field(min_length=1)]
-Parameters = Annotated[Any, BeforeValidator(parameter_count)]
+Parameters = Annotated[Any, BeforeValidator(_parameter_count)]
 Database = Annotated[str | None, Option("Database with the studies.", metavar="URL")]
 
 

@@ -356,8 +356,8 @@ class ScalePlan(Plan):
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
     """Plan for the numbers of devices that divide a fixed batch, from ``alpha_s``, ``beta_s`` and ``b_crit``."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
-    rows = device_rows(asked, asked.b_crit or 1.0)
-    pays_up_to = _range(b_crit, lambda value: _pays(device_rows(asked, value)))
+    rows = _device_rows(asked, asked.b_crit or 1.0)
+    pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))
     return ScalePlan(
         devices=asked.devices,
         b_crit=b_crit,
@@ -372,8 +372,7 @@ def plan_devices(asked: ScaleRequest) -> ScalePlan:
     )
 
 
-def device_rows(asked: ScaleRequest, b_crit: float) -> list[ScaleRow]:
-    """The plan's rows for a critical batch size ``b_crit``."""
+def _device_rows(asked: ScaleRequest, b_crit: float) -> list[ScaleRow]:
     found: list[ScaleRow] = []
     for count in range(1, asked.devices + 1):
         if (share := asked.share(count)) is not None:
@@ -478,7 +477,7 @@ def plan_trade_off(asked: ScaleRequest) -> TradeOff:
     marked = [one for one in (b_crit, optimum, micro) if one]
     low, high = _exponent(math.floor, min(marked) / BEYOND), _exponent(math.ceil, max(marked) * BEYOND)
     rows = [
-        device_rows(asked.model_copy(update={"devices": 1, "per_device_batch": None, "batch": 2**exponent}), b_crit)[0]
+        _device_rows(asked.model_copy(update={"devices": 1, "per_device_batch": None, "batch": 2**exponent}), b_crit)[0]
         for exponent in range(low, high + 1)
     ]
     seconds = [row.relative_samples / row.samples_per_s for row in rows]

@@ -159,8 +159,8 @@ class StartRequest(Request):
         """The optimizer's name in memory plans, because the sgd of a spec has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
-    def with_memory_of_model(self) -> Self:
-        """A copy with the model's parameters and memory per sample."""
+    def _with_memory_of_model(self) -> Self:
+        # A copy with the model's parameters and memory per sample
         if self.model is None:
             return self
         source: dict[str, Any] = {"network" if self.model in ARCHITECTURES else "model": self.model}
@@ -218,7 +218,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     """
     from jinja2 import Environment
 
-    asked = asked.with_memory_of_model()
+    asked = asked._with_memory_of_model()
     fixed = parameter_bytes(asked.memory).fixed
     _check_fits(asked, fixed)
     low, high, batch = _ladder(asked)

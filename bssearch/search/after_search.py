@@ -81,8 +81,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
     return steps * seconds < history.spec.budget.trial_train_seconds
 
 
-def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """The configuration with the current micro-batch sizes in all stages."""
+def _in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
     schedule = growing_schedule(configuration)
     stages = [
         replace(stage, micro_batch_size=history.probes[stage.batch_size].micro_batch_size)
@@ -239,14 +238,14 @@ def next_trial(history: History) -> TrialPlan | None:
     """The next schedule trial, enqueued trials first; None without budget, new schedules or a tuned constant batch."""
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
-        configuration = in_known_micro_batches(history, queued.configuration)
+        configuration = _in_known_micro_batches(history, queued.configuration)
         return _plan(history, configuration, None, uncapped=True, earlier=queued)
     searched = [one for one in trials if not one.uncapped]
     tried, most = [one for one in searched if not one.state.is_missing], history.spec.budget.schedule_trials
     failed = sum(one.state in {TrialState.FAILED, TrialState.LOST} for one in searched)
     if len(tried) >= most or len(tried) + failed >= ATTEMPTS * most:
         return None
-    tuned = tuned_constant(history)
+    tuned = _tuned_constant(history)
     proposed = None if tuned is None else propose(history, tuned, tried)
     return None if proposed is None else _plan(history, *proposed, uncapped=False)
 
@@ -254,18 +253,16 @@ def next_trial(history: History) -> TrialPlan | None:
 def next_repeat(history: History) -> TrialPlan | None:
     """The next repeat of the best schedules, with a confirmation seed."""
     made = CompletedRuns.of(history, [one for one in history.of_phase(Phase.AUDIT) if one.configuration.grows])
-    return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
+    return next(interleaved(history, made, _best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
-def best_schedules(history: History) -> list[Configuration]:
-    """The `REPEATED` best schedules that grew and reached the target."""
+def _best_schedules(history: History) -> list[Configuration]:
     reached = [one for one in history.of_phase(Phase.GROWTH) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
-def tuned_constant(history: History) -> Tuned | None:
-    """The recommended constant-batch configuration; None without a recommendation or samples to the target."""
+def _tuned_constant(history: History) -> Tuned | None:
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None

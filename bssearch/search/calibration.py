@@ -65,7 +65,7 @@ def missing_step_times(
     doubted = doubtful(spec, known, trials) if visits > FIRST_VISITS else set()
 
     def is_missing(size: int) -> bool:
-        micro = micro_batch_at(spec, size, memory)
+        micro = _micro_batch_at(spec, size, memory)
         if size in known and known[size].step_seconds is None:
             return False  # the user's code fails at this batch size
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
@@ -117,7 +117,7 @@ def measure_step_times(
     compared: Collection[int] | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
+    """Measure and store the `missing_step_times`, after `_confirm_out_of_memory`.
 
     Later visits use all devices of a node if the devices are equally fast. If the user's code fails at a batch size,
     the stored probe has no step time, which excludes the size. ``check`` runs before each measurement and write, and
@@ -133,7 +133,7 @@ def measure_step_times(
         if trial.state is not TrialState.QUEUED
     }
 
-    confirm_out_of_memory(spec, store, executor, environment, check, trials=trials, tell=tell)
+    _confirm_out_of_memory(spec, store, executor, environment, check, trials=trials, tell=tell)
     default = spec.default_configuration.batch_size
 
     def on_too_large(memory: MemoryUse) -> None:
@@ -196,7 +196,7 @@ def _visit_side_by_side(
     check: Callable[[], None],
 ) -> None:
     memory = store.probes.memory_boundary(spec.name, environment)
-    splits = [(size, micro_batch_at(spec, size, memory)) for size in sizes]
+    splits = [(size, _micro_batch_at(spec, size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
     visit = None
     for first in range(0, len(requests), executor.slots):
@@ -216,7 +216,7 @@ def _too_large(measured: StepTime) -> MemoryUse:
     return MemoryUse(micro_batch_size=measured.micro_batch_size, fits=False, peak_memory_bytes=None, reason=reason)
 
 
-def confirm_out_of_memory(
+def _confirm_out_of_memory(
     spec: StudySpec,
     store: Store,
     executor: Executor,
@@ -226,11 +226,9 @@ def confirm_out_of_memory(
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Retry the smallest micro-batch size that ran out of memory in only one trial, in a fresh process.
-
-    If the size fits, trials use the size until a second trial runs out of memory. External programs need no retry,
-    because their processes were fresh.
-    """
+    # Retry the smallest micro-batch size that ran out of memory in only one trial, in a fresh process. If the size
+    # fits, trials use the size until a second trial runs out of memory. External programs need no retry, because their
+    # processes were fresh.
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
     counts = Counter(one.micro_batch_size for one in tried)
@@ -258,7 +256,7 @@ def confirm_out_of_memory(
 
 
 def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:
-    micro = micro_batch_at(spec, batch_size, memory)
+    micro = _micro_batch_at(spec, batch_size, memory)
     assert micro is not None, "a tried batch size has a micro-batch size"
     return ProbeRecord(
         batch_size=batch_size,
@@ -282,7 +280,7 @@ def measure_step_time_at(
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
     """Time the default configuration in the largest micro-batch that fits; None if no size fits."""
-    while (micro := micro_batch_at(spec, batch_size, memory)) is not None:
+    while (micro := _micro_batch_at(spec, batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
             return probe_record(measured, spec.budget.trial_train_seconds)
@@ -291,10 +289,10 @@ def measure_step_time_at(
     return None
 
 
-def micro_batch_at(
+def _micro_batch_at(
     spec: StudySpec, batch_size: int, memory: MemoryBoundary, world_size: int | None = None
 ) -> int | None:
-    """The micro-batch on each of ``world_size`` devices (default: the search's); None if no size fits."""
+    # The micro-batch on each of `world_size` devices (default: the search's); None if no size fits
     share = batch_size // (world_size or spec.executor.world_size)
     return choose_micro_batch(share, spec.space.max_micro_batch_size, memory)
 
@@ -411,7 +409,7 @@ def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) 
         for world_size in spec.executor.devices[1:]
         for size, probe in sorted(known.items())
         if probe.step_seconds is not None and size % world_size == 0
-        if (micro := micro_batch_at(spec, size, memory, world_size)) is not None
+        if (micro := _micro_batch_at(spec, size, memory, world_size)) is not None
         if visits[size, micro, world_size] < COMPARING_VISITS
     ]
 

@@ -160,13 +160,12 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 def _barred(history: History, trials: Sequence[TrialRecord]) -> set[str]:
     # plain misses and refused configurations get no more runs
-    missed = {one.configuration.key for one in missed_plainly(history, trials)}
+    missed = {one.configuration.key for one in _missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
     return missed | {one.key for one in refused if problem_with(history.spec, one) is not None}
 
 
-def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
-    """Plain misses of the target so far."""
+def _missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
     return plain_misses(in_force(history, trials), history.objective)
 
 
@@ -175,8 +174,8 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
-    now = missed_plainly(history, runs)
-    before = missed_plainly(history, [one for one in runs if one.number != trial.number])
+    now = _missed_plainly(history, runs)
+    before = _missed_plainly(history, [one for one in runs if one.number != trial.number])
     return f"{plainly_missed(now[0])}; no more confirmation runs" if now and not before else None
 
 
@@ -221,7 +220,7 @@ def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | Non
 def in_vain(history: History) -> str | None:
     """A message if every confirmed configuration plainly misses the target, else None."""
     trials = history.of_phase(Phase.CONFIRM)
-    missed = {one.configuration.key for one in missed_plainly(history, trials)}
+    missed = {one.configuration.key for one in _missed_plainly(history, trials)}
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
         return None
     target = history.spec.record_target

@@ -242,8 +242,7 @@ class Recorder:
         self._unwritten, self._flushed = [], time.monotonic()
         return refused
 
-    def flush_if_due(self) -> frozenset[int]:
-        """Flush every `FLUSH_SECONDS`."""
+    def _flush_if_due(self) -> frozenset[int]:
         return self.flush() if time.monotonic() - self._flushed > FLUSH_SECONDS else frozenset()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
@@ -281,8 +280,8 @@ class Recorder:
         )
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
-    def keep_finding(self, trials: int) -> None:
-        """Store the current answer, unless a driver recently stored an answer; ``trials`` is the study's count."""
+    def _keep_finding(self, trials: int) -> None:
+        # Store the current answer, unless a driver recently stored an answer; `trials` is the study's count
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -553,7 +552,7 @@ class Driver:
                     outcome = self.engine.as_stored(number, self._checkpoints.stored(number, outcome))
                     self._end(replace(event, outcome=outcome))
                     self._next_look = time.monotonic()
-        self._drop(self._recorder.flush_if_due())
+        self._drop(self._recorder._flush_if_due())
 
     def _drop(self, numbers: Iterable[int]) -> None:
         # Stop trials with a lost lease, and discard the results
@@ -604,7 +603,7 @@ class Driver:
             self.listener.note(f"another driver took over trial {trial.number}; discarded the results of this driver")
             return
         self._find_saved()
-        self._recorder.keep_finding(self.engine.history.length)
+        self._recorder._keep_finding(self.engine.history.length)
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:

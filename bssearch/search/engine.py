@@ -499,7 +499,7 @@ class Engine:
             pruned = [trial.outcome for trial in trials if trial.state is TrialState.PRUNED]
             if any(one is not None and COULD_NOT_PAUSE in one.reason for one in pruned):
                 self.pruning.standings.can_wait = False
-        problems = (wrong_target(trial, self.history) for trial in trials)
+        problems = (_wrong_target(trial, self.history) for trial in trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
@@ -557,9 +557,9 @@ class Engine:
     def _problem(self, trial: TrialRecord) -> BSSearchError | None:
         # The error that ends the run after this trial, if any
         history = self.history
-        problem = wrong_target(trial, history) or history.objective.measurement_problem(trial, self._device_name)
+        problem = _wrong_target(trial, history) or history.objective.measurement_problem(trial, self._device_name)
         problem = problem or self._too_many_failures(trial)
-        return problem or (nan_at_any_rate(history) if trial.state is TrialState.DIVERGED else None)
+        return problem or (_nan_at_any_rate(history) if trial.state is TrialState.DIVERGED else None)
 
     def _too_many_failures(self, trial: TrialRecord) -> LaunchError | None:
         if trial.state is TrialState.LOST:
@@ -576,8 +576,8 @@ class Engine:
         )
 
 
-def wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """An error if a trial met the target without training, or if the target's unit is wrong."""
+def _wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
+    # An error if a trial met the target without training, or if the target's unit is wrong
     return history.objective.target_problem(trial) or _in_other_unit(trial, history)
 
 
@@ -596,8 +596,8 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
     )
 
 
-def nan_at_any_rate(history: History) -> BSSearchError | None:
-    """An error if all trials diverged at the first step, at any learning rate."""
+def _nan_at_any_rate(history: History) -> BSSearchError | None:
+    # An error if all trials diverged at the first step, at any learning rate
     ran = [trial for trial in history.trials if says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None

@@ -72,14 +72,14 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
     found, told = None, None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name)
-        told = first_told(last, found)
+        told = _first_told(last, found)
     kept = _Kept(made_by=ANSWERS, answer=found, told=told, search_end=search_end or last.search_end, quick=last.quick)
     if kept.answer or kept.search_end or kept.quick:
         store.findings.save(name, stamp, kept.model_dump(mode="json"))
 
 
-def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
-    """The first reported median seconds after each batch size's newest trial."""
+def _first_told(last: _Kept, found: Answer) -> dict[int, Told]:
+    # The first reported median seconds after each batch size's newest trial
     before = (last.told or {}) if last.made_by == ANSWERS else {}
     now = {
         one.batch_size: Told(one.trials, one.time_to_target_s.median) for one in found.batches if one.time_to_target_s
@@ -89,11 +89,10 @@ def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
     }
 
 
-def about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
-    """A notice if a batch size's median changed without new trials."""
+def _about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
     moved = [
         f"batch {size} by {now.median / before.median - 1:+.1%}"
-        for size, now in first_told(_Kept(), found).items()
+        for size, now in _first_told(_Kept(), found).items()
         if abs(now.median - (before := told[size]).median) > MOVED * before.median > 0
     ]
     message = f"seconds of batch sizes without new trials changed because of new step times: {', '.join(moved)}"
@@ -164,7 +163,7 @@ def compute_answer(
         found = build_answer(study, spec, trials, probes, memory, uses, noise, store.probes.step_times(name))
         last = _Kept.model_validate(store.findings.last(name))
         promise = None if last.quick is None else _promise_of(last.quick, found)
-        warnings = [*found.warnings, *about_versions(versions), *about_moved(first_told(last, found), found)]
+        warnings = [*found.warnings, *about_versions(versions), *_about_moved(_first_told(last, found), found)]
         return found.model_copy(update={"quick": promise, "warnings": warnings})
     curves = store.trials.curves(name, [trial.number for trial in trials])
     require(

@@ -88,8 +88,7 @@ class Access:
         known = frozenset(_normal(name) for name in (host, *names, *own))
         return cls(known, port, token, any_address=not is_loopback(host))
 
-    def answers_to(self, host: str) -> bool:
-        """True if a Host header names this server."""
+    def _answers_to(self, host: str) -> bool:
         # ports do not matter, because browsers send the port of an SSH tunnel
         parts = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(:[0-9]{0,5})?", host)
         if parts is None:
@@ -103,24 +102,22 @@ class Access:
         return f"bssearch-{self.port}"
 
     @property
-    def pass_value(self) -> str:
-        """The cookie's value, derived from the token."""
+    def _pass_value(self) -> str:
         assert self.token is not None, "a cookie needs a token"
         return hmac.new(self.token.encode(), b"bssearch cookie", hashlib.sha256).hexdigest()
 
-    def accepts_token(self, given: str) -> bool:
-        """Compare a token in constant time."""
+    def _accepts_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
-    def lets_in(self, headers: Headers) -> bool:
-        """True if a request has the cookie or the ``Authorization: Bearer`` token."""
+    def _lets_in(self, headers: Headers) -> bool:
+        # True if a request has the cookie or the `Authorization: Bearer` token
         if self.token is None:
             return True
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.accepts_token(given.strip()):
+        if kind.lower() == "bearer" and self._accepts_token(given.strip()):
             return True
         kept = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
-        return hmac.compare_digest(kept.encode(), self.pass_value.encode())
+        return hmac.compare_digest(kept.encode(), self._pass_value.encode())
 
 
 def is_loopback(host: str) -> bool:
@@ -164,7 +161,7 @@ class Guard:
     def _answer(self, scope: Scope) -> Response | None:
         headers, access = Headers(scope=scope), self._access
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not access.answers_to(hosts[0]):
+        if len(hosts) != 1 or not access._answers_to(hosts[0]):
             return self._refuse(
                 421,
                 f"This server does not accept the host {hosts[0] if hosts else ''!r}",
@@ -179,15 +176,15 @@ class Guard:
     def _with_token(self, scope: Scope, headers: Headers) -> Response | None:
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in pairs if name == "token"]
-        if given and self._access.accepts_token(given[-1]):
+        if given and self._access._accepts_token(given[-1]):
             rest = urlencode([(name, value) for name, value in pairs if name != "token"])
             # only one leading slash, because two would name another host
             place = "/" + quote(scope["path"].lstrip("/\\"))
             # a page with a link, because a redirect from another site would lose the strict cookie
             kept = self._welcome(f"{place}?{rest}" if rest else place)
-            kept.set_cookie(self._access.cookie, self._access.pass_value, httponly=True, samesite="strict", path="/")
+            kept.set_cookie(self._access.cookie, self._access._pass_value, httponly=True, samesite="strict", path="/")
             return kept
-        if self._access.lets_in(headers):
+        if self._access._lets_in(headers):
             return None
         return self._refuse(
             401,
@@ -372,7 +369,7 @@ class Connection(H11Protocol):
         """Start the first request's deadline; close the oldest of too many strangers."""
         super().connection_made(transport)
         self.opened_at = self.loop.time()
-        strangers = [one for one in self.connections if isinstance(one, Connection) and one.is_stranger]
+        strangers = [one for one in self.connections if isinstance(one, Connection) and one._is_stranger]
         if len(strangers) > MOST_STRANGERS:
             min(strangers, key=lambda one: one.opened_at).transport.abort()
         self._deadline = self.loop.call_later(REQUEST_S, transport.abort)
@@ -384,7 +381,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Start the deadline of a partial request."""
-        self._is_admitted = not self.is_stranger
+        self._is_admitted = not self._is_stranger
         super().on_response_complete()
         self._watch()
 
@@ -394,8 +391,8 @@ class Connection(H11Protocol):
         self._stop_deadline()
 
     @property
-    def is_stranger(self) -> bool:
-        """True if open, but without an admitted request."""
+    def _is_stranger(self) -> bool:
+        # True if open, but without an admitted request
         is_admitted = self._is_admitted or (self.scope is not None and ADMITTED in self.scope["state"])
         return not (is_admitted or self.transport.is_closing())
 

@@ -42,7 +42,7 @@ LIVE_SECONDS = 5.0
 def studies_page(asked: PageRequest) -> Answered:
     """List matching studies of all databases, the newest first."""
     archived = asked.text("all") is not None
-    wanted = study_filter(asked)
+    wanted = _study_filter(asked)
     with asked.databases.opened() as stores:
         known = [(store, store.studies.all()) for store in stores]
         rows = [
@@ -79,8 +79,7 @@ def _offered(known: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     return {name: sorted({one[name] for one in known} - {""}) for name in FILTERS}
 
 
-def study_filter(asked: PageRequest) -> StudyFilter:
-    """The study filter of a query."""
+def _study_filter(asked: PageRequest) -> StudyFilter:
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
@@ -129,7 +128,7 @@ def compare_page(asked: PageRequest) -> Answered:
 
 def best_page(asked: PageRequest) -> Answered:
     """Show results and agreement of matching studies; without a filter, show only the form."""
-    wanted = study_filter(asked)
+    wanted = _study_filter(asked)
     with asked.databases.opened() as stores:
         studies = [study for store in stores for study in store.studies.all()]
         found = answers_in(stores, wanted) if wanted.conditions else None
@@ -242,7 +241,7 @@ def study_page(asked: PageRequest) -> Answered:
     return View(
         template="study.html",
         values={
-            **about_study(asked, far),
+            **_about_study(asked, far),
             "archived": study.archived_at is not None,
             "target": study.target.in_words,
             "page": page,
@@ -271,8 +270,7 @@ def answer_document(asked: PageRequest) -> Answered:
         return Document(answer(store, asked.study).model_dump(mode="json"))
 
 
-def about_study(asked: PageRequest, far: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The common values of a study's pages."""
+def _about_study(asked: PageRequest, far: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 
@@ -323,7 +321,7 @@ def trials_page(asked: PageRequest) -> Answered:
     return View(
         template="trials.html",
         values={
-            **about_study(asked),
+            **_about_study(asked),
             "columns": COLUMNS,
             "rows": _ordered(kept, rows, order or "number")[(page - 1) * PAGE_TRIALS : page * PAGE_TRIALS],
             "count": len(rows),
@@ -359,7 +357,7 @@ def trial_page(asked: PageRequest) -> Answered:
     return View(
         template="trial.html",
         values={
-            **about_study(asked),
+            **_about_study(asked),
             "trial": trial,
             "size": sizes_in_words(trial.configuration),
             "facts": [

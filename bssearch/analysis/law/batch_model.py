@@ -176,7 +176,7 @@ class LawLikelihood:
         self.log_b_crit = self._likeliest()
         here = np.array([self.log_b_crit])
         self.log_e_min = float(_level(*self._bare(here), deviation)[0])
-        self.least_deviance = float(self.deviances(here)[0])
+        self.least_deviance = float(self._deviances(here)[0])
         reached, missed = self._residuals(here)
         self.residuals = reached[0], missed[0]
 
@@ -184,12 +184,12 @@ class LawLikelihood:
         """Log E(B) by the likeliest law."""
         return self.log_e_min + float(np.logaddexp(0, math.log(batch_size) - self.log_b_crit))
 
-    def deviances(self, log_b_crit: Numbers) -> Numbers:
-        """−2 log likelihood of each log B_crit (n,), up to a constant."""
-        return deviance(*self._residuals(log_b_crit), self.deviation)
+    def _deviances(self, log_b_crit: Numbers) -> Numbers:
+        # −2 log likelihood of each log B_crit (n,), up to a constant
+        return _deviance(*self._residuals(log_b_crit), self.deviation)
 
     def _likeliest(self) -> float:
-        best = int(np.argmin(self.deviances(self.grid)))
+        best = int(np.argmin(self._deviances(self.grid)))
         low, high = self.grid[max(0, best - 1)], self.grid[min(len(self.grid) - 1, best + 1)]
         slopes = self._slopes(np.array([low, high]))
         return _crossing(self._slopes, low, high) if slopes[0] < 0 < slopes[1] else float(self.grid[best])
@@ -220,14 +220,13 @@ def _logs(runs: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[Numbers, Numbe
     return np.array(samples), np.array([math.log(size) for size, values in runs for _ in values])
 
 
-def likeliest_mean(point: LawPoint, deviation: float) -> float:
-    """The likeliest mean log samples of a point."""
+def _likeliest_mean(point: LawPoint, deviation: float) -> float:
     return float(_level(np.log(point.samples), np.log(point.missed_at), deviation))
 
 
-def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers, Numbers]:
-    """Residuals of reached and of missed runs about the batch size's mean."""
-    means = [likeliest_mean(point, deviation) for point in points]
+def _around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers, Numbers]:
+    # Residuals of reached and of missed runs about the batch size's mean
+    means = [_likeliest_mean(point, deviation) for point in points]
     reached = [np.log(point.samples) - mean for point, mean in zip(points, means, strict=True)]
     missed = [np.log(point.missed_at) - mean for point, mean in zip(points, means, strict=True)]
     return np.concatenate(reached), np.concatenate(missed)
@@ -249,8 +248,8 @@ def _level(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
     return level
 
 
-def deviance(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
-    """−2 log likelihood of residuals (..., n) and of exceeding ``missed`` (..., m), up to a constant."""
+def _deviance(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
+    # −2 log likelihood of residuals (..., n) and of exceeding `missed` (..., m), up to a constant
     from scipy.special import log_ndtr
 
     return np.asarray(((reached / deviation) ** 2).sum(axis=-1) - 2 * log_ndtr(-missed / deviation).sum(axis=-1))
@@ -263,8 +262,8 @@ def _hazard(distance: Numbers) -> Numbers:
     return math.sqrt(2 / math.pi) / erfcx(-distance / math.sqrt(2))
 
 
-def settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], freedom: int) -> float:
-    """The deviation of log samples: √(Σr² / freedom), or the EM algorithm's with missed runs."""
+def _settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], freedom: int) -> float:
+    # The deviation of log samples: √(Σr² / freedom), or the EM algorithm's with missed runs
     deviation = ASSUMED_DEVIATION
     for _ in range(SETTLING_STEPS):
         reached, missed = residuals(deviation)
@@ -499,16 +498,16 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     lack_freedom, freedom = len(reached) - 2, runs - len(reached)
     repeated = freedom > 0
     if repeated:
-        deviation = settled_deviation(lambda deviation: around_means(reached, deviation), freedom)
+        deviation = _settled_deviation(lambda deviation: _around_means(reached, deviation), freedom)
     elif lack_freedom:
         freedom = lack_freedom
-        deviation = settled_deviation(lambda deviation: LawLikelihood(fitted, deviation).residuals, freedom)
+        deviation = _settled_deviation(lambda deviation: LawLikelihood(fitted, deviation).residuals, freedom)
     else:
         deviation = ASSUMED_DEVIATION
     law = LawLikelihood(fitted, deviation)
     lacks = False
     if repeated and lack_freedom:
-        lack = law.least_deviance - float(deviance(*around_means(reached, deviation), deviation))
+        lack = law.least_deviance - float(_deviance(*_around_means(reached, deviation), deviation))
         from scipy.special import fdtrc
 
         lacks = bool(fdtrc(lack_freedom, freedom, max(0.0, lack / lack_freedom)) < LACK_OF_FIT)
@@ -516,7 +515,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     sizes = [point.batch_size for point in fitted]
     low, high = (None, None) if posterior is None else _ends(posterior.log_b_crit, law.log_b_crit, sizes)
 
-    means = {point.batch_size: likeliest_mean(point, deviation) for point in shown if point.samples}
+    means = {point.batch_size: _likeliest_mean(point, deviation) for point in shown if point.samples}
     excesses = {size: mean - law.log_samples(size) for size, mean in means.items()}
     noise = {point.batch_size: deviation * repeated / math.sqrt(max(1, len(point.samples))) for point in shown}
     residuals = {size: math.expm1(excess) for size, excess in excesses.items()}
@@ -531,7 +530,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
         b_crit=math.exp(law.log_b_crit),
         b_crit_low=None if low is None else math.exp(low),
         b_crit_high=None if high is None else math.exp(high),
-        deviation=settled_deviation(lambda _: law.residuals, runs - 2) if runs > 2 else 0.0,
+        deviation=_settled_deviation(lambda _: law.residuals, runs - 2) if runs > 2 else 0.0,
         residuals=residuals,
         verdict=verdict,
         largest_batch=shown[-1].batch_size,

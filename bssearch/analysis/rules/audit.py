@@ -282,10 +282,10 @@ def _not_run(rule: Rule, batch_size: int | None, reason: str) -> RuleFinding:
     return _finding(rule, batch_size, Judgement("not_run", reason))
 
 
-def other_kind(
+def _other_kind(
     trials: Sequence[TrialRecord], tuned: Candidate, is_other: Callable[[str], bool], wanted: str
 ) -> Configuration | str:
-    """The best search configuration with the ``wanted`` optimizers, or the reason against."""
+    # The best search configuration with the `wanted` optimizers, or the reason against
     size = tuned.configuration.batch_size
     found = [
         (figure, trial.number, trial.configuration)
@@ -306,8 +306,8 @@ def other_kind(
 
 def _other_of_layerwise(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
     if tuned.configuration.optimizer in LAYERWISE:
-        return other_kind(trials, tuned, lambda one: one not in LAYERWISE, "an optimizer other than lars and lamb")
-    return other_kind(trials, tuned, lambda one: one in LAYERWISE, "lars or lamb")
+        return _other_kind(trials, tuned, lambda one: one not in LAYERWISE, "an optimizer other than lars and lamb")
+    return _other_kind(trials, tuned, lambda one: one in LAYERWISE, "lars or lamb")
 
 
 def _sgd_or_adam(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
@@ -317,22 +317,22 @@ def _sgd_or_adam(trials: Sequence[TrialRecord], tuned: Candidate) -> Configurati
     if optimizer not in (*SGD, *ADAM):
         return f"the rule is about SGD and Adam, but the optimum trains with {optimizer}"
     other = ADAM if optimizer in SGD else SGD
-    return other_kind(trials, tuned, lambda one: one in other, " or ".join(other))
+    return _other_kind(trials, tuned, lambda one: one in other, " or ".join(other))
 
 
-def judge_sgd_or_adam(
+def _judge_sgd_or_adam(
     other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge by the rule's optimizer's figure / the other optimizer's."""
+    # Judge by the rule's optimizer's figure / the other optimizer's
     named = SGD if tuned.configuration.batch_size <= SGD_UP_TO else ADAM
     pair = (tuned, other) if tuned.configuration.optimizer in named else (other, tuned)
     return _of_pair(*pair, step_seconds, wanted=wanted, limit=limit)
 
 
-def judge_layerwise(
+def _judge_layerwise(
     other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge by the figure without / with a layerwise optimizer; undecided below `LARGE_BATCH`."""
+    # Judge by the figure without / with a layerwise optimizer; undecided below `LARGE_BATCH`
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     pair = (other, tuned) if is_layerwise else (tuned, other)
     found = _of_pair(*pair, step_seconds, wanted=wanted, limit=limit).reversed()
@@ -659,8 +659,8 @@ def _of_runs(
     tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), objective)
     rule = Candidate(case.configuration, runs, objective)
     compare = {
-        Rule.LAYERWISE: judge_layerwise,
-        Rule.SGD_OR_ADAM: judge_sgd_or_adam,
+        Rule.LAYERWISE: _judge_layerwise,
+        Rule.SGD_OR_ADAM: _judge_sgd_or_adam,
         Rule.GROWING: judge_growing,
     }.get(case.rule, judge)
     judgement = compare(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)

@@ -74,15 +74,14 @@ class StepLifetimes:
             ],
         )
 
-    def events_before_update(self) -> int | None:
-        """The number of events before the optimizer's update; None without update."""
+    def _events_before_update(self) -> int | None:
+        # The number of events before the optimizer's update; None without update
         first = min(
             (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since), default=None
         )
         return None if first is None else first - self.since
 
-    def live_bytes(self) -> npt.NDArray[np.int64]:
-        """Live bytes at each event."""
+    def _live_bytes(self) -> npt.NDArray[np.int64]:
         changes = np.zeros(max((one.end or one.start for one in self.allocations), default=0) + 2, dtype=np.int64)
         for one in self.allocations:
             changes[one.start] += one.size
@@ -90,18 +89,16 @@ class StepLifetimes:
                 changes[one.end] -= one.size
         return np.cumsum(changes)[self.since :]
 
-    def terms_at(self, event: int) -> dict[str, int]:
-        """Live bytes by term at an event."""
+    def _terms_at(self, event: int) -> dict[str, int]:
         found = Counter[str]()
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
                 found[one.term or one.phase] += one.size
         return found
 
-    def most_of(self, term: str) -> int:
-        """The most live bytes of a term."""
+    def _most_of(self, term: str) -> int:
         of_term = replace(self, allocations=[one for one in self.allocations if one.term == term])
-        return int(of_term.live_bytes().max(initial=0))
+        return int(of_term._live_bytes().max(initial=0))
 
 
 class PeakByBatch:
@@ -113,7 +110,7 @@ class PeakByBatch:
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:
         self._small, self._large = small, large
-        below, above = small.live_bytes(), large.live_bytes()
+        below, above = small._live_bytes(), large._live_bytes()
         if len(below) != len(above):
             below, above = below.max(keepdims=True), above.max(keepdims=True)
         self._per_sample = (above - below) / (large.micro_batch_size - small.micro_batch_size)
@@ -138,10 +135,10 @@ class PeakByBatch:
         """Each term's fixed bytes and bytes per sample at the peak of the passes."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
-            event = int(live[: self._small.events_before_update()].argmax())
-            small, large = self._small.terms_at(event), self._large.terms_at(event)
+            event = int(live[: self._small._events_before_update()].argmax())
+            small, large = self._small._terms_at(event), self._large._terms_at(event)
         else:
-            small, large = (one.terms_at(int(one.live_bytes().argmax())) for one in (self._small, self._large))
+            small, large = (one._terms_at(int(one._live_bytes().argmax())) for one in (self._small, self._large))
         return {name: self._line(small.get(name, 0), large.get(name, 0)) for name in dict.fromkeys([*small, *large])}
 
     def _line(self, small: int, large: int) -> tuple[float, float]:
@@ -517,7 +514,7 @@ def _terms(
     made = {**curve.terms(micro_batch), **{name: (float(size), 0.0) for name, size in fixed.items()}}
     size, slope = made.get("workspaces", (0.0, 0.0))
     made["workspaces"] = (round(size) + asked.overhead_bytes, slope)
-    made["foreach_temporaries"] = (large.most_of("foreach_temporaries") + untraced.foreach, 0.0)
+    made["foreach_temporaries"] = (large._most_of("foreach_temporaries") + untraced.foreach, 0.0)
     return in_order(made)
 
 

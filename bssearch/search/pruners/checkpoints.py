@@ -72,8 +72,8 @@ class Held:
         return Held(self.saved | {number}, {**self.sizes, number: size})
 
 
-def held_of(files: Iterable[tuple[str, int]]) -> Held:
-    """The saved trials among files (name, bytes)."""
+def _held_of(files: Iterable[tuple[str, int]]) -> Held:
+    # The saved trials among files (name, bytes)
     saved, sizes = set[int](), Counter[int]()
     for name, size in files:
         if match := _NAME.fullmatch(name):
@@ -108,7 +108,7 @@ class CheckpointStore:
                 entries = files.ls(folder, detail=True)
             except FileNotFoundError:
                 return Held()
-            return held_of((entry["name"].rstrip("/").rpartition("/")[2], entry["size"] or 0) for entry in entries)
+            return _held_of((entry["name"].rstrip("/").rpartition("/")[2], entry["size"] or 0) for entry in entries)
 
         return self._ask("listing failed", listed)
 
@@ -440,7 +440,7 @@ class Checkpoints:
         for file in self._glob("trial-*"):
             with suppress(OSError):
                 found.append((file.name, file.stat().st_size))
-        return held_of(found)
+        return _held_of(found)
 
     def _remove_here(self, number: int) -> None:
         for file in self._glob(f"{self._place(number).name}*"):

@@ -36,8 +36,8 @@ PROMOTED = 3
 LEADERS = 2  # concurrent trials per leader; a leader does not pause above the first rung
 
 
-def waits_on_rung(number: int, standings: Standings) -> bool:
-    """True if the newest evaluation reached a rung at which the trial pauses."""
+def _waits_on_rung(number: int, standings: Standings) -> bool:
+    # True if the newest evaluation reached a rung at which the trial pauses
     curve = standings.curves[number]
     rung = rung_of(curve, standings.limit)
     before = curve.train_seconds[-2] if len(curve.train_seconds) > 1 else -math.inf
@@ -49,8 +49,8 @@ def waits_on_rung(number: int, standings: Standings) -> bool:
     return not (is_first or (rung > 0 and _is_leader(number, standings)))
 
 
-def promoted(standings: Standings, *, fresh: bool) -> int | None:
-    """The best paused trial of the highest promotable rung; else, unless ``fresh``, the best on any rung."""
+def _promoted(standings: Standings, *, fresh: bool) -> int | None:
+    # The best paused trial of the highest promotable rung; else, unless `fresh`, the best on any rung
     limit = standings.limit
     at = {number: rung_of(curve, limit) for number, curve in standings.waiting.items()}
     rungs = set(at.values())
@@ -119,13 +119,13 @@ class Pace(Cap):
         if standings.winners:
             waits = self.is_hopeless(standings.curves[number], standings)
         else:
-            waits = standings.can_wait and waits_on_rung(number, standings)
+            waits = standings.can_wait and _waits_on_rung(number, standings)
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """The paused trial with the least predicted time, unless hopeless; before a hit, the promoted trial."""
         if not standings.winners:
-            return promoted(standings, fresh=fresh)
+            return _promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
         return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
 

@@ -110,12 +110,11 @@ def _further_evidence(history: History, wanted: Sequence[int]) -> Proposal | Non
 
 def _enough_evidence(history: History, batch_size: int) -> int:
     quick, quoted = history.quick, {history.spec.default.batch_size, history.largest}
-    is_ruled_out = quick is not None and not quick.holds(batch_size) and agrees_with_quick(history)
+    is_ruled_out = quick is not None and not quick.holds(batch_size) and _agrees_with_quick(history)
     return RULED_OUT_TRIALS if is_ruled_out and batch_size not in quoted else EVIDENCE_TRIALS
 
 
-def agrees_with_quick(history: History) -> bool:
-    """True if the incumbent's batch size is in the quick answer's interval."""
+def _agrees_with_quick(history: History) -> bool:
     quick, best = history.quick, history.incumbent
     return quick is not None and best is not None and quick.holds(best.configuration.batch_size)
 
@@ -138,7 +137,7 @@ def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
 
 def _start(history: History) -> int:
     quick = history.quick
-    if quick is not None and (history.incumbent is None or agrees_with_quick(history)):
+    if quick is not None and (history.incumbent is None or _agrees_with_quick(history)):
         return quick.optimal.batch_size
     return _centre(history)
 

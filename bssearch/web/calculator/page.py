@@ -401,15 +401,14 @@ class Asking(Generic[Asked]):
         except BSSearchError as error:
             return replace(without, refusals=list(self._refusals(error)))
         return replace(
-            found, shown=replace(found.shown, notes=[self.in_page_words(note) for note in found.shown.notes])
+            found, shown=replace(found.shown, notes=[self._in_page_words(note) for note in found.shown.notes])
         )
 
     def field_of(self, option: str) -> Any:
         """The field of an option."""
         return FIELDS[field_name(self.request, option)]
 
-    def in_page_words(self, message: str) -> str:
-        """Replace option names in a message by page labels."""
+    def _in_page_words(self, message: str) -> str:
         return self._pattern.sub(lambda match: f"“{self.field_of(_option(match)).label}”", message)
 
     def _refusals(self, error: BSSearchError) -> Iterator[Refusal]:
@@ -422,8 +421,8 @@ class Asking(Generic[Asked]):
             yield Refusal(
                 field=None if about is None else about.name,
                 label=self.part.title if about is None else about.label,
-                message=self.in_page_words(message),
-                hint=None if error.hint is None else self.in_page_words(error.hint),
+                message=self._in_page_words(message),
+                hint=None if error.hint is None else self._in_page_words(error.hint),
             )
 
     def _unreadable(self) -> dict[str, str]:
@@ -466,8 +465,7 @@ STYLES: dict[str, tuple[str, Dash]] = {
 DECADES = 10**4  # the axis starts this factor below the highest value
 
 
-def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) -> Chart:
-    """Draw fixed and growing memory and the ``peaks`` in bytes at ``sizes``."""
+def _memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) -> Chart:
     fixed = sum(term.bytes for term in plan.terms if term.when == "always") / GIB
     series = [
         line("peak of a step", sizes, [peak / GIB for peak in peaks], INK, width=2.5),
@@ -525,8 +523,7 @@ def _fitting(plan: MemoryPlan) -> Iterator[Series]:
 HIGHEST = 1e4  # in minima; the chart leaves out higher points
 
 
-def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
-    """Draw time and samples to the target, relative to their minima."""
+def _trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
     points = [one for one in found.points if max(one.relative_time, one.relative_samples) <= HIGHEST] or [found.fastest]
     sizes = [one.row.batch for one in points]
     times, samples = [one.relative_time for one in points], [one.relative_samples for one in points]
@@ -622,7 +619,7 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[Section]
             name="memory",
             title="Memory against the micro-batch",
             text="The prediction. The dotted line is the device's memory.",
-            charts={"memory": memory_figure(plan, sizes, peaks)},
+            charts={"memory": _memory_figure(plan, sizes, peaks)},
         )
     ]
 
@@ -697,7 +694,7 @@ def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
             name="trade-off",
             title="Time and samples to the target against batch size",
             text="Time and samples are relative to their minima. The dotted line is B_crit.",
-            charts={"trade-off": trade_off_figure(found, asked.max_micro)},
+            charts={"trade-off": _trade_off_figure(found, asked.max_micro)},
         )
         best = {**asking.set_by_page, "batch": str(found.fastest.row.batch)}
         return {
