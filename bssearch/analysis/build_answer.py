@@ -100,7 +100,7 @@ EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
     "--suggest-target` proposes one)"
 )
-IMPORTED_EASIER = "import them with an easier target"
+IMPORTED_EASIER = "import the runs with an easier target"
 NAN_DATA = "the learning rate is not the cause: look for NaN in the inputs and for log(0) or 0/0 in the loss"
 
 # If 3 trials at learning rates a factor of 100 apart have no finite loss, the rates cannot all be too high.
@@ -346,7 +346,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(
-            f"no trial of study {study.name!r} trained to its full limit, at which {target.metric} counts",
+            f"no trial of study {study.name!r} trained to the full limit, at which {target.metric} counts",
             hint=_continue(study),
         )
     if any(objective.figure(trial) is not None for trial in trials):
@@ -477,8 +477,8 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
     sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
     return NextStep(
         command=f"bssearch run {shlex.quote(spec.name)} {sets}",
-        why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried; the optimum may be "
-        "beyond it",
+        why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried size; the optimum may be "
+        "beyond this size",
     )
 
 
@@ -583,7 +583,7 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
     said = (
         f"a prediction, because the trials stopped at {found.target.in_words}: best batch size "
         f"{span(predicted.optimum_interval)} (90 %), B_crit {predicted.b_crit.in_words} instead of "
-        f"{number(predicted.b_crit_measured)}; test it with a run of batch {predicted.test_batch_size} to "
+        f"{number(predicted.b_crit_measured)}; to test the prediction, run batch {predicted.test_batch_size} to "
         f"{target.in_words}"
     )
     return found.model_copy(
@@ -614,7 +614,7 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
 
 
 def _predicted_time(seconds: Interval) -> Time:
-    assert seconds.low and seconds.high, "a prediction has its interval"
+    assert seconds.low and seconds.high, "a prediction has an interval"
     return Time(
         median=seconds.value,
         low=seconds.value * (seconds.low / seconds.value) ** FROM_90_TO_95,

@@ -99,7 +99,7 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
 
 
 def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
-    """True if a trial trains past the target to its limit."""
+    """True if a trial trains past the target to the limit."""
     return trial.phase is Phase.TO_BUDGET and limit in (None, trial.train_seconds_limit)
 
 

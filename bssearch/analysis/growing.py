@@ -84,7 +84,7 @@ def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> Tr
 
 
 def has_grown(trial: TrialRecord) -> bool:
-    """True if a trial reached the second stage before its end."""
+    """True if a trial reached the second stage before the end."""
     schedule, outcome = batch_schedule_of(trial.configuration), trial.outcome
     if schedule is None or outcome is None:
         return False

@@ -20,7 +20,7 @@ from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, pl
 def headline(answer: Answer) -> str:
     """The answer in a few sentences."""
     figure = answer.optimal.objective_value
-    assert figure is not None, "an optimum has its figure"
+    assert figure is not None, "an optimum has a figure"
     text = f"{_reaches(answer, figure)} ({figure.origin})"
     better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
@@ -147,7 +147,7 @@ def what_else(answer: Answer) -> str:
         )
     low, high = answer.flat_range
     if low < high and answer.predicted is not None:
-        return f"Anything from {low} to {high} is predicted to be within 5 %."
+        return f"The prediction has {low} to {high} within 5 %."
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
         verb = "is" if inside <= {*answer.tied} else "has a median"
@@ -212,7 +212,7 @@ def about_law(answer: Answer) -> list[str]:
     """Sentences about the fitted law."""
     fit = answer.fit
     if (law := answer.predicted) is not None:
-        return [f"The law is predicted: S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
+        return [f"The predicted law has S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
         return ["No law, because the best configurations have different models."]
     if fit is None:

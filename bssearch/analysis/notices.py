@@ -75,7 +75,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             any(trial.state is TrialState.RUNNING for trial in trials),
             "trials are still running; the answer may change",
         ),
-        ("queued", queued, f"{queued} enqueued trials have not run; `bssearch run` runs them"),
+        ("queued", queued, f"{queued} enqueued trials have not run; `bssearch run` starts enqueued trials"),
         (
             "unconfirmed",
             not verdict.confirmed,
@@ -145,12 +145,12 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
             "optimum_at_edge",
             len(sizes) > 1 and best in (min(sizes), max(sizes)),
             f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} of the study; the optimum may be "
-            "beyond it",
+            "beyond this size",
         ),
         (
             "learning_rate_at_edge",
             is_at_end(spec, trials, optimal.configuration),
-            "the best learning rate is the lowest or highest tried; try values beyond it"
+            "the best learning rate is the lowest or highest tried rate; try values beyond"
             if spec.is_imported
             else "the best learning rate is at the edge of the range; widen space.learning_rate",
         ),

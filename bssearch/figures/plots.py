@@ -60,7 +60,8 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     return picture(
         chart,
         title=title,
-        subtitle="median and 95 % interval over fresh seeds, with the learning rate and more tuned at each batch size",
+        subtitle="median and 95 % interval over fresh seeds, with the learning rate and the rest tuned at each batch "
+        "size",
         footnote=", ".join(
             [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
         ),

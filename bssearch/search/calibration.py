@@ -251,7 +251,8 @@ def _confirm_out_of_memory(
         store.probes.save_memory(spec.name, environment, found)
         if found.fits:
             tell(
-                f"a micro-batch of {size} ran out of memory in a trial, but fits in a new process; trials use it again"
+                f"a micro-batch of {size} ran out of memory in a trial, but fits in a new process; trials use the size "
+                "again"
             )
 
 

@@ -60,9 +60,9 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Configurations to confirm, in current micro-batches.
 
-    The finalists are: the two best of each of the ``confirm.top`` best batch sizes; the configurations `beside` the
-    best size; the default, and the best at the default's batch size; the best, or nearest to the target, at the largest
-    batch size without accumulation.
+    Finalists are the two best of each of the ``confirm.top`` best batch sizes, and the configurations `beside` the best
+    size. Finalists are also the default, and the best at the default's batch size. The last finalist is the best, or
+    nearest to the target, at the largest batch size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:

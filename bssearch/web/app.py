@@ -51,7 +51,7 @@ from bssearch.web.studies import (
 )
 from bssearch.web.views import Databases, Document, Page, PageRequest
 
-TOKEN_BYTES = 32  # 256 bits, which nobody can guess
+TOKEN_BYTES = 32  # 256 random bits resist guessing
 
 MOST_QUERY_BYTES = 16_384  # longest query, far above the forms' queries
 
@@ -168,7 +168,7 @@ class Guard:
                 "Start the server with --allow-host NAME",
             )
         if scope["method"] not in {"GET", "HEAD"}:
-            return self._refuse(405, f"{scope['method']} is not allowed, because pages are read-only", "")
+            return self._refuse(405, f"{scope['method']} does not work, because pages are read-only", "")
         if (size := len(scope["query_string"])) > MOST_QUERY_BYTES:
             return self._refuse(414, f"A query of {size} bytes is longer than {MOST_QUERY_BYTES}", "Shorten the query")
         return None if access.token is None else self._with_token(scope, headers)

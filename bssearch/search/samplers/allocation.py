@@ -1,12 +1,12 @@
 """Choose the batch size of the next trial, in this order:
 
-1. The default configuration, uncapped, as first incumbent and baseline of speed-ups. 2. Each feasible batch size once,
-the nearest to the incumbent first, then up to `FLOOR` trials each. 3. From `EVIDENCE_FROM` of the budget on, uncapped
-trials at the batch sizes of the answer's comparisons: the largest without accumulation, the default, and a factor 4 to
-each side of the incumbent. Caps hide slow times, and untuned learning rates inflate speed-ups. 4. Batch sizes by
-weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
+1. The default configuration, uncapped, as first incumbent and baseline of speed-ups.
+2. Each feasible batch size once, the nearest to the incumbent first, then up to `FLOOR` trials each.
+3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
+   Compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent.
+4. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
 
-If a quick answer's interval contains the incumbent, step 2 starts from the quick answer's batch size, and step 3 runs
+If a quick answer's interval contains the incumbent, step 2 starts from the quick answer's batch size. Step 3 then runs
 one trial at sizes outside the interval.
 """
 

@@ -1,11 +1,11 @@
 """Optuna's samplers, for all parameters except the batch size.
 
 A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
-trials within an octave of the batch size, or within more octaves if such trials are few. Optuna gets:
+trials within an octave of the batch size, or within more octaves if trials are few. Optuna gets:
 
 * trials with a figure, as complete
-* pruned, capped, exhausted and diverged trials, as pruned at the same step, with the gain behind the incumbent's at
-  equal time as value, so that Optuna does not mistake a cap for a time
+* pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the gain behind the
+  incumbent's at equal time
 * trials out of memory, as pruned with a violated constraint
 * running trials, as running
 """
