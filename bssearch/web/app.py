@@ -460,7 +460,7 @@ def serve(
 def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
     shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
-    about_token = "save this address, because the token appears only once; use ssh -L on a shared network"
+    about_token = "the token appears only once, and travels unencrypted; on a shared network use ssh -L"
     return [
         f"serving {', '.join(databases)}, read-only",
         address if token is None else f"{address}?token={token}",

@@ -366,7 +366,7 @@ def test_what_such_a_spec_may_rely_on_is_put_right_beside_what_is_suspicious(
     found = look(LawExecutor(), space={**SPEC["space"], "max_micro_batch_size": 4})
     assert [one.code for one in found.notes] == ["accumulation_not_stale", "eighty_percent_feasible"]
     print_check(found)
-    assert "the weights stay constant meanwhile" in capsys.readouterr().out
+    assert "weights are constant during accumulation" in capsys.readouterr().out
     assert look(LawExecutor()).notes == []
 
 

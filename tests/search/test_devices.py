@@ -114,7 +114,7 @@ def test_a_plan_for_more_devices_takes_the_measured_time_of_the_reduction(tmp_pa
     assert found.rows[1].step_s == pytest.approx(0.001 + 0.0001 * 32 + 0.003, rel=0.02)
     (tmp_path / "one").mkdir()
     run(1, tmp_path / "one", Node())
-    with pytest.raises(UsageError, match="exchange gradients: give bandwidth_gb_s and parameters"):
+    with pytest.raises(UsageError, match="exchange gradients; give bandwidth_gb_s and parameters"):
         plan_scale(devices=2, batch=64, study="toy", db=url_in(tmp_path / "one"))
 
 

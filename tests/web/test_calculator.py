@@ -276,7 +276,7 @@ def test_the_split_and_the_devices_use_the_micro_batch_that_fits() -> None:
         parts = {part.name: part for part in calculated(query).parts}
         assert all(f"--max-micro {limit}" in parts[name].command for name in ("accumulation", "devices"))
     parts = {part.name: part for part in calculated({**DEFAULTS, "sequence": "200000"}).parts}
-    assert "not even one sample fits" in parts["accumulation"].absent
+    assert "no sample fits" in parts["accumulation"].absent
 
 
 def test_the_trade_off_follows_the_formula() -> None:
@@ -346,7 +346,7 @@ def test_hostile_texts_are_shown_as_text(text: str) -> None:
 def test_fields_that_import_code_or_read_files_are_refused_and_unknown_keys_named() -> None:
     found = calculated({"model": "os:system", "study": "digits", "<b>": "1", "parameters": "25M", "part": "results"})
     assert len(found.notes) == 3
-    assert "“model” is not taken from a page" in found.notes[0] and "“study”" in found.notes[1]
+    assert "Ignored “model”" in found.notes[0] and "“study”" in found.notes[1]
     assert "'<b>'" in found.notes[2] and "part" not in found.notes[2]
     assert "&lt;b&gt;" in rendered({"<b>": "1"})
     assert all("os:system" not in part.command for part in found.parts)

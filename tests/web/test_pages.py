@@ -379,5 +379,5 @@ def test_too_many_requests_are_refused(searched: str, monkeypatch: pytest.Monkey
         refused = pages.get("/studies")
         may_end.set()
         assert (refused.status_code, first.result().status_code) == (503, 200)
-        assert "try again in a moment" in refused.text
+        assert "Try again in a moment" in refused.text
         assert pages.get("/studies").status_code == 200
