@@ -70,8 +70,8 @@ def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
     searched = ", ".join(spec.varied_in_model)
     yield (
         "default_model_timed",
-        f"space.model searches {searched}, but step times and memory are of the default's model "
-        f"({_in_words(spec.timed_model)}) and predict only this model; trials of other models use measured seconds",
+        f"space.model searches {searched}, but step times and memory are only of the default's model "
+        f"({_in_words(spec.timed_model)}); trials of other models use measured seconds",
     )
 
 
@@ -128,13 +128,13 @@ def about_fixed_constants(tried: Collection[tuple[int, Mapping[str, Any]]]) -> I
             yield (
                 f"{rule}_fixed",
                 f"{name} = {value:g} is the same {where}, so the half-life in samples grows {growth}; set "
-                f"`batch_rules: {{{followed}: half_life}}` or scale the decay as {value:g}^(batch / reference batch)",
+                f"`batch_rules: {{{followed}: half_life}}` or use {value:g}^(batch / reference batch)",
             )
         elif LENGTHS.fullmatch(name) and isinstance(value, int | float) and value >= 1:
             yield (
                 "steps_fixed",
-                f"{name} = {value:g} is the same {where}, so the length in samples grows {growth}; give the length in "
-                f"epochs or samples, or scale {name} as {value:g} × reference batch / batch",
+                f"{name} = {value:g} is the same {where}, so the length in samples grows {growth}; use epochs, "
+                f"samples, or {value:g} × reference batch / batch",
             )
 
 

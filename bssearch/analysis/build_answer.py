@@ -581,10 +581,9 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
         trial_numbers=[],
     )
     said = (
-        f"a prediction, because the trials stopped at {found.target.in_words}: best batch size "
-        f"{span(predicted.optimum_interval)} (90 %), B_crit {predicted.b_crit.in_words} instead of "
-        f"{number(predicted.b_crit_measured)}; to test the prediction, run batch {predicted.test_batch_size} to "
-        f"{target.in_words}"
+        f"the trials stopped at {found.target.in_words}; the prediction is batch {span(predicted.optimum_interval)} "
+        f"(90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; as a test, run "
+        f"batch {predicted.test_batch_size} to {target.in_words}"
     )
     return found.model_copy(
         update={

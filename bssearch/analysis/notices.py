@@ -180,8 +180,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"batch {best} has the least expected time, by all runs and the law; batch {least} has the least median, "
-            "but is not shown to be better",
+            f"batch {best} has the least expected time, by all runs and the law; batch {least}, with the least median, "
+            "is not shown to be better",
         ),
         (
             "smallest_within_5_percent",
@@ -252,8 +252,8 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
         (
             "coarse_evaluation",
             hits and all(outcome.last_miss_step == 0 for outcome in hits),
-            f"batch {best} met the target at the first evaluation, so the time is a rough interpolation; in a new "
-            "study, evaluate more often or set a harder target",
+            f"batch {best} met the target at the first evaluation, so the time is rough; in a new study, evaluate more "
+            "often or set a harder target",
         ),
         (
             "incomplete_batch_dropped",

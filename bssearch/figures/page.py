@@ -497,8 +497,7 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
     return Section(
         name="audit",
         title="Rules of thumb on this workload",
-        text="Regret is the time by the rule / the tuned optimum's time at the same batch size, with the 95 % "
-        "interval. "
+        text="Regret is the rule's time / the tuned optimum's time at the same batch size, with the 95 % interval. "
         f"A rule holds below {HELD:.2f} and breaks above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],

@@ -1,13 +1,12 @@
 """Pauses a trial with a pace too slow compared with every winner so far.
 
-f: train seconds as a share of the incumbent's time to the target T. u: progress, the largest share of a winner's time
-at which the winner had no more than the trial's best gain. A trial is hopeless if both
+f is the share of the incumbent's time to the target T. u is progress, the largest share of a winner's time at which the
+winner had no more than the trial's best gain. A trial is hopeless if both
 
-    (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
-    f / u > ``slack``.
+(f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1, f / u > ``slack``.
 
-First line: the trial is f / u times slower than the winner, and must become (1 − u) / (1 − f) times faster to end at T.
-Second line: at this pace the trial ends after slack × T. The slack allows for seed noise, and is 1 for `fast`.
+First line: the trial is f / u times slower than the winner. To end at T, the trial must become (1 − u) / (1 − f) times
+faster. Second line: at this pace the trial ends after slack × T. The slack allows for seed noise, and is 1 for `fast`.
 """
 
 import math

@@ -147,7 +147,7 @@ FIELDSETS = (
         name="transformer",
         legend="Transformer",
         group="model",
-        text="For the activations and the micro-batches that fit. Leave these fields empty for other kinds of models.",
+        text="The plan needs these values for activations and micro-batches. Leave the fields empty for other models.",
         request=MemoryPlanRequest,
         options={
             "layers": "12",
@@ -445,7 +445,7 @@ class Asking(Generic[Asked]):
 
     @property
     def _pattern(self) -> re.Pattern[str]:
-        """Match ``--option``, ``option =`` and, for names that are not English words, the bare name."""
+        """Matches ``--option``, ``option =`` and bare names with an underscore."""
         names = "|".join(sorted(self.options, key=len, reverse=True))
         flags = names.replace("_", "-")
         words = "|".join(name for name in names.split("|") if "_" in name)
