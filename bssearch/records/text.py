@@ -97,3 +97,8 @@ def span(sizes: Sequence[int]) -> str:
     """Range of batch sizes, such as "16–64"."""
     low, high = sizes
     return str(low) if low == high else f"{low}–{high}"
+
+
+def gib(size: float) -> str:
+    """Bytes in GiB, to three digits."""
+    return f"{size / 2**30:.3g} GiB"

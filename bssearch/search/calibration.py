@@ -27,6 +27,7 @@ from bssearch.records import (
 )
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import split
+from bssearch.records.text import gib
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import MemoryBoundary, choose_micro_batch
@@ -359,11 +360,6 @@ def named(environment: Environment) -> str:
     """The device's name and memory."""
     memory = environment.device_memory_bytes
     return environment.device_name + ("" if memory is None else f" ({gib(memory)})")
-
-
-def gib(count: int) -> str:
-    """Format bytes in GiB."""
-    return f"{count / 2**30:.3g} GiB"
 
 
 def _described(uses: dict[int, MemoryUse], size: int | None) -> str:

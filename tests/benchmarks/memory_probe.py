@@ -19,7 +19,8 @@ from bssearch.commands.opening import opened
 from bssearch.commands.probes import MemoryProbe, probe_memory, run_request
 from bssearch.executors.base import Executor
 from bssearch.records import Goal, TrialOutcome, TrialState
-from bssearch.search.calibration import default_at, gib
+from bssearch.records.text import gib
+from bssearch.search.calibration import default_at
 from bssearch.search.driver import Listener
 from bssearch.spec import StudySpec, find_spec, load_spec
 from tests.benchmarks.harness import script

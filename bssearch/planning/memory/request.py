@@ -34,6 +34,7 @@ from bssearch.planning.memory.parameters import (
     trained_parameters,
 )
 from bssearch.planning.requests import CLAIMS, Count, Dimension, Parameters, Plan, Request
+from bssearch.records.text import gib
 from bssearch.registry import Option
 
 # formats in the table; fp16 takes as much memory as bf16
@@ -299,11 +300,6 @@ def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
         for name, (meaning, when) in MEANINGS.items()
         if any(sizes.get(name, ()))
     ]
-
-
-def gib(size: float) -> str:
-    """Format bytes in GiB."""
-    return f"{size / GIB:.3g} GiB"
 
 
 MIB = 2**20

@@ -32,10 +32,10 @@ from bssearch.planning.memory.request import (
     MemoryPlanRequest,
     Term,
     check_fits,
-    gib,
     in_order,
 )
 from bssearch.records import Configuration
+from bssearch.records.text import gib
 from bssearch.training.optimizers import build_optimizer
 
 # Rounding of PyTorch's CUDA allocator (kMinBlockSize in c10/cuda/CUDACachingAllocator). max_memory_allocated also
