@@ -101,7 +101,7 @@ EASIER = (
     "--suggest-target` proposes one)"
 )
 IMPORTED_EASIER = "import the runs with an easier target"
-NAN_DATA = "the learning rate is not the cause: look for NaN in the inputs and for log(0) or 0/0 in the loss"
+NAN_DATA = "the learning rate is not the cause; look for NaN in the inputs and for log(0) or 0/0 in the loss"
 
 # If 3 trials at learning rates a factor of 100 apart have no finite loss, the rates cannot all be too high.
 NAN_TRIALS = 3
@@ -376,7 +376,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
     if are_nan_at_any_rate(trials):
         return NAN_DATA
     if all(trial.state is TrialState.DIVERGED for trial in trials):
-        return "all diverged: lower space.learning_rate and default.learning_rate, under a new name"
+        return "lower space.learning_rate and default.learning_rate under a new name, because all trials diverged"
     return EASIER
 
 
@@ -670,9 +670,8 @@ def predict_for_device(
     if not sizes & step_times.keys():
         ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
         raise UsageError(
-            f"no batch size of study {study.name!r} has a step time: trials ran at {ran or 'no batch size'}, step "
-            "times "
-            f"are of {timed}"
+            f"no batch size of study {study.name!r} has a step time; trials ran at {ran or 'no batch size'}, but step "
+            f"times are of {timed}"
         )
     _check_reached(study, trials, step_times, " with the default's model" if others else "")
     moved = [

@@ -218,7 +218,7 @@ def about_law(answer: Answer) -> list[str]:
     if fit is None:
         return ["No law, because fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
-        return ["No law yet: the law needs three tuned batch sizes."]
+        return ["No law yet, because the law needs three tuned batch sizes."]
     fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
     noise = "" if ratio is None else f"; the gradient noise scale is {number(ratio)} times B_crit"
     parts = [

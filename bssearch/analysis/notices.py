@@ -371,7 +371,7 @@ def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, targe
 
 def _certainty(gap: Interval) -> str:
     if gap.low is None or gap.high is None:
-        return "no interval: a batch size has fewer than three runs"
+        return "no interval, because a batch size has fewer than three runs"
     interval = f"95 % interval [{gap.low:.3g}, {gap.high:.3g}]"
     return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0; the gap may be chance"
 

@@ -103,7 +103,7 @@ class StartRequest(Request):
         Option("Network by name, or a model to trace, for parameters and memory; see `bssearch plan memory`."),
     ] = None
     input_shape: Annotated[
-        Shape | None, Option("With --model: shape of one sample, as 3x224x224.", flag="--input", metavar="SHAPE")
+        Shape | None, Option("Shape of a sample, such as 3x224x224, with --model.", flag="--input", metavar="SHAPE")
     ] = None
     train_samples: Annotated[Count | None, Option("Training samples.", shown_default=UNKNOWN)] = None
     batch: Annotated[Count | None, Option("Batch size in use today.", shown_default="the usual one")] = None

@@ -225,7 +225,7 @@ def in_vain(history: History) -> str | None:
         return None
     target = history.spec.record_target
     return (
-        f"the confirmation has ended: each of {len(missed)} configurations reaches {target.metric} "
+        f"the confirmation has ended, because each of {len(missed)} configurations reaches {target.metric} "
         f"{target.goal.sign} {target.value:g} in fewer than half of the runs (95 % confidence)"
     )
 

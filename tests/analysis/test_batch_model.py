@@ -575,7 +575,7 @@ def test_trials_whose_batch_grows_are_left_out_and_counted() -> None:
 
 
 def test_step_times_of_other_batch_sizes_alone_are_refused() -> None:
-    with pytest.raises(UsageError, match="no batch size of study 'toy' has a step time: trials ran at 16, 32"):
+    with pytest.raises(UsageError, match="no batch size of study 'toy' has a step time; trials ran at 16, 32"):
         predict_for_device(study(), SPEC, runs(), {7: make_probe(7)}, "tiny")
 
 

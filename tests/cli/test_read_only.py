@@ -292,7 +292,7 @@ def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
             "wrong.csv:2: step_seconds = '-1' must be a finite number of seconds > 0",
         ),
         ("vision", "batch_size\n32\n", 2, "step_seconds"),
-        ("vision", "batch_size,step_seconds\n7,0.001\n", 2, "ran at 32, 64, 128, step times are of 7"),
+        ("vision", "batch_size,step_seconds\n7,0.001\n", 2, "ran at 32, 64, 128, but step times are of 7"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, study: str, content: str, code: int, said: str) -> None:

@@ -475,7 +475,7 @@ class MemoryPlanRequest(Request):
             metavar="NAME",
         ),
     ] = None
-    layers: Annotated[Dimension | None, Option("Layers of a transformer: blocks of attention and MLP.")] = None
+    layers: Annotated[Dimension | None, Option("Layers of a transformer, each with attention and MLP.")] = None
     hidden: Annotated[Dimension | None, Option("Hidden size of the transformer.", label="Hidden size")] = None
     heads: Annotated[Dimension | None, Option("Attention heads of the transformer.", label="Attention heads")] = None
     kv_heads: Annotated[
