@@ -580,7 +580,7 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
         peak_memory_basis=row.peak_memory_basis,
         trial_numbers=[],
     )
-    said = (
+    message = (
         f"the trials stopped at {found.target.in_words}; the prediction is batch {span(predicted.optimum_interval)} "
         f"(90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; as a test, run "
         f"batch {predicted.test_batch_size} to {target.in_words}"
@@ -603,7 +603,7 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
             "recommendation": Recommendation(rule="least", least_batch_size=best.batch_size),
             "provisional": True,
             "predicted": predicted,
-            "warnings": [Notice(code="predicted", message=said)],
+            "warnings": [Notice(code="predicted", message=message)],
             **{name: [] for name in ("tied", "worse", "front")},
             **dict.fromkeys(("fit", "settle", "generalisation", "quick", "batch_schedule", "cost")),
             **dict.fromkeys(("within_5_percent", "configuration_within_5_percent")),
@@ -683,7 +683,7 @@ def predict_for_device(
     timed_spec = spec.model_copy(update={"objective": objective})
     found = build_answer(replace(study, objective=objective), timed_spec, moved, step_times)
     measured_on = "elsewhere" if study.environment is None else study.environment.device_name
-    told = [
+    caveats = [
         (
             "predicted",
             True,
@@ -697,7 +697,7 @@ def predict_for_device(
         ),
         ("growing_batches_left_out", grown, f"left out {grown} trials with growing batches"),
     ]
-    notices = [Notice(code=code, message=message) for code, holds, message in told if holds]
+    notices = [Notice(code=code, message=message) for code, holds, message in caveats if holds]
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
     device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
     return found.model_copy(update={"device": device, "warnings": [*notices, *kept], **NO_NEXT_STEP})

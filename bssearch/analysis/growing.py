@@ -118,11 +118,11 @@ def growing_batch(
         stages=(Stage(0, smaller, smaller), Stage(starts[0], size, size), Stage(starts[1], larger, larger)),
         rate_rule=rule,
     )
-    begun = replace(
+    started = replace(
         tuned.configuration, learning_rate=tuned.configuration.learning_rate * learning_rate_factor(rule, smaller, size)
     )
     try:
-        return with_batch_schedule(begun, schedule)
+        return with_batch_schedule(started, schedule)
     except UsageError as error:  # the target takes fewer steps than the schedule has stages
         return str(error)
 

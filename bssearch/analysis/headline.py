@@ -371,7 +371,7 @@ def about_columns(answer: Answer) -> list[str]:
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}
     on_device = MemoryBasis.DEVICE in bases
     how = " (sampled; a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
-    said = [
+    explanations = [
         (on_device, "Peak memory: the largest memory of the tensors on the device."),
         (
             bases and not on_device,
@@ -390,4 +390,4 @@ def about_columns(answer: Answer) -> list[str]:
             "Noise scale: the gradient noise scale near the target, in samples, over all trials of the batch size.",
         ),
     ]
-    return [sentence for holds, sentence in said if holds]
+    return [sentence for holds, sentence in explanations if holds]

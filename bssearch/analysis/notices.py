@@ -414,13 +414,13 @@ def _host_caveats(
 ) -> Iterator[str]:
     yield (f"the host limits steps at batch {size}: the host-bound share is {share:.0%}, more than {HOST_BOUND:.0%}")
     if optimal.objective.trials_race:
-        wanting = _wanting(probes, law)
-        found = None if wanting or law is None else _device_optimum(probes, law)
+        missing = _missing_for_line(probes, law)
+        found = None if missing or law is None else _device_optimum(probes, law)
         if found is not None:
             verb = "still be" if found.batch_size == size else "be about"
             yield f"With a faster host, the law's optimum would {verb} {found.name}"
         else:
-            yield f"The optimum with a faster host is unknown: {wanting or NO_LINE}"
+            yield f"The optimum with a faster host is unknown: {missing or NO_LINE}"
     if compile_mode not in WITH_CUDA_GRAPHS:
         yield "In a new study, set training: {compile: reduce-overhead} to run the model as CUDA graphs"
 
@@ -428,7 +428,7 @@ def _host_caveats(
 NO_LINE = "if not host-bound, a larger batch is no slower"
 
 
-def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
+def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
     sizes = [one.batch_size for one in device_bound(probes)]
     if len(sizes) < FEWEST_SIZES:
         known = f"only batch {sizes[0]} has such a step time" if sizes else "no batch size has such a step time"

@@ -62,14 +62,14 @@ class BusyTime:
         if self._union is None:
             self._union = _union(self._spans.values(), (0.0, -math.inf))
         spans = [(trial.created_at.timestamp(), now) for trial in running]
-        begun = self._union
-        if any(start < begun[1] for start, _ in spans):
-            spans, begun = [*self._spans.values(), *spans], (0.0, -math.inf)
-        return math.fsum(self._earlier.values()) / slots + _union(spans, begun)[0]
+        so_far = self._union
+        if any(start < so_far[1] for start, _ in spans):
+            spans, so_far = [*self._spans.values(), *spans], (0.0, -math.inf)
+        return math.fsum(self._earlier.values()) / slots + _union(spans, so_far)[0]
 
 
-def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
-    total, until = begun
+def _union(spans: Collection[tuple[float, float]], so_far: tuple[float, float]) -> tuple[float, float]:
+    total, until = so_far
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
@@ -185,7 +185,7 @@ class History:
         self._retried: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         self._ran: Counter[int] = Counter()
-        self._said: Counter[int] = Counter()
+        self._counted: Counter[int] = Counter()
         self._repeats = Repeats()
         self._busy = BusyTime()
         self._takes = 0
@@ -341,7 +341,7 @@ class History:
 
     def count_at(self, batch_size: int) -> int:
         """The number of trials in `at`."""
-        return self._said[batch_size]
+        return self._counted[batch_size]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
         """The best trial at a batch size."""
@@ -424,7 +424,7 @@ class History:
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
         self._failed[size] += by * (state is TrialState.FAILED and not trial.is_refused)
         self._ran[size] += by * (state.is_finished and _says_something(trial))
-        self._said[size] += by * _says_something(trial)
+        self._counted[size] += by * _says_something(trial)
         if state not in TRIED_AGAIN:
             self._tried[self._key(trial)] += by
         if trial.retry_of is not None:

@@ -142,14 +142,14 @@ class CheckpointStore:
         self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
         with file.open("rb") as content:
             digest = _digest(content, on_progress)  # also moves the position to the end, which gives the size
-            said = {
+            fields = {
                 "kind": _KIND,
                 "study": self._mark,
                 "trial": number,
                 "bytes": content.tell(),
                 "sha256": digest,
             }
-            header = json.dumps(said).encode().ljust(HEADER_BYTES - 1) + b"\n"
+            header = json.dumps(fields).encode().ljust(HEADER_BYTES - 1) + b"\n"
             content.seek(0)
             with files.open(f"{place}.part", "wb") as target:
                 target.write(header)
@@ -238,20 +238,20 @@ class CheckpointStore:
         try:
             return _patiently(work, is_wanted)
         except Exception as error:
-            said = self._told(error)
+            text = self._described(error)
             kind: type[CheckpointError] = SilentStoreError if isinstance(error, _SilentError) else CheckpointError
-        raise kind(f"the checkpoint store {self._shown}: {failure}: {said}")
+        raise kind(f"the checkpoint store {self._shown}: {failure}: {text}")
 
-    def _told(self, error: Exception) -> str:
-        said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
+    def _described(self, error: Exception) -> str:
+        text = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError):
-            said = f"file not found: {error.filename or error}"
+            text = f"file not found: {error.filename or error}"
         elif isinstance(error, OSError) and error.strerror:
-            said = error.strerror
-        said = next(iter(said.strip().splitlines()), "").rstrip(": ").replace(self._url, self._shown)
+            text = error.strerror
+        text = next(iter(text.strip().splitlines()), "").rstrip(": ").replace(self._url, self._shown)
         for secret in _secrets(self._url):
-            said = said.replace(secret, "***")
-        return said
+            text = text.replace(secret, "***")
+        return text
 
 
 class _UnfitError(BSSearchError):
@@ -479,7 +479,7 @@ class WaitingTrials(Checkpoints):
     def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
         super().__init__(store.studies.get(spec.name))
         self._spec, self._study_store, self._leases, self._note = spec, store, leases, note
-        self._told = ""
+        self._noted = ""
 
     @property
     def are_saved(self) -> bool:
@@ -489,8 +489,8 @@ class WaitingTrials(Checkpoints):
     def found(self) -> tuple[frozenset[int], int]:
         """Trials with a checkpoint that this driver can read, and the bytes of all files."""
         held = self.held()
-        if self.away and self.away != self._told:
-            self._told = self.away
+        if self.away and self.away != self._noted:
+            self._noted = self.away
             self._note(f"paused trials cannot resume for now: {self.away}")
         return held.saved, held.bytes
 

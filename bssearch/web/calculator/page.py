@@ -708,12 +708,12 @@ def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
 
 def _best(found: TradeOff, max_micro: int | None) -> str:
     fastest = found.fastest.row
-    said = f"A batch of about {fastest.batch:,} takes the least time"
+    text = f"A batch of about {fastest.batch:,} takes the least time"
     if fastest.accumulation_steps > 1:
-        said += f", in {fastest.accumulation_steps} micro-batches of {fastest.micro_batch:,}"
+        text += f", in {fastest.accumulation_steps} micro-batches of {fastest.micro_batch:,}"
     if found.optimum:
-        said += f". Without accumulation, the best batch is √(B_crit·α/β) = {in_words(found.optimum)}"
-    return f"{said}." if max_micro is None else f"{said}. The largest micro-batch is {max_micro:,}."
+        text += f". Without accumulation, the best batch is √(B_crit·α/β) = {in_words(found.optimum)}"
+    return f"{text}." if max_micro is None else f"{text}. The largest micro-batch is {max_micro:,}."
 
 
 def _points(found: TradeOff) -> Table:
@@ -803,9 +803,9 @@ def calculated(query: Mapping[str, str]) -> Calculated:
 
 
 def _summary(parts: Sequence[ResultSection], errors: Sequence[Refusal]) -> str:
-    said = [f"{tile.name}: {tile.value.text}" for part in parts[:2] for tile in part.shown.tiles[:2]]
+    sentences = [f"{tile.name}: {tile.value.text}" for part in parts[:2] for tile in part.shown.tiles[:2]]
     wrong = [f"{len(errors)} {'entry is' if len(errors) == 1 else 'entries are'} wrong"] if errors else []
-    return f"{'; '.join([*wrong, *said]) or 'No results'}."
+    return f"{'; '.join([*wrong, *sentences]) or 'No results'}."
 
 
 def _notes(names: Iterator[str]) -> Iterator[str]:

@@ -270,8 +270,8 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
         kept = one > LEAST_LAW * one.max()
         means.append(laws[:, kept] + part.across @ part.solved[:, kept])
         shares.append(one[kept])
-        told = part.across @ part.root.T
-        within += weight * (part.covariance - told @ told.T)
+        explained = part.across @ part.root.T
+        within += weight * (part.covariance - explained @ explained.T)
     mixed, share = np.concatenate(means, axis=1), np.concatenate(shares)
     share /= share.sum()
     mean = mixed @ share
