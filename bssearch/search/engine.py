@@ -549,7 +549,7 @@ class Engine:
         ]
 
     def _stopped(self) -> list[Action]:
-        return self._done(InterruptedRunError("stopped; every trial is stored", hint=CONTINUE))
+        return self._done(InterruptedRunError("stopped; all trials are stored", hint=CONTINUE))
 
     def _failed(self, error: BSSearchError | None) -> list[Action]:
         return [] if error is None else self._done(error)

@@ -122,7 +122,7 @@ def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 130, errors
-        assert "stopped; every trial is stored" in errors
+        assert "stopped; all trials are stored" in errors
         assert not alive(workers)
     states = Counter(trial["state"] for trial in trials(tmp_path))
     assert states["paused"] >= 1, f"it goes on with the next run: {states}"
@@ -375,7 +375,7 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
         process.wait()
     errors = (tmp_path / "errors").read_text()
     assert process.returncode == 130, errors
-    assert "stopped; every trial is stored" in errors
+    assert "stopped; all trials are stored" in errors
     assert out == "", "stdout is for the answer, and Ray's processes have been heard of"
 
     found = check_complete(tmp_path, 14)

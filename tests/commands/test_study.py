@@ -164,7 +164,7 @@ def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_
                 time.sleep(0.01)  # the search looks five times a second
 
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(InterruptedRunError, match="every trial is stored"):
+    with pytest.raises(InterruptedRunError, match="all trials are stored"):
         bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
     assert signal.getsignal(signal.SIGINT) is handler
     (paused,) = trials_of(tmp_path)
