@@ -276,12 +276,12 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
         return
     needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
     room = asked.room_bytes + fixed - asked.sample_bytes
-    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "none; use a smaller model"
+    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS))
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} is too small: {asked.parameters:,} parameters in {asked.precision} with "
         f"{asked.optimizer} take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g} GiB, but "
         f"{SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * asked.memory_gib:.3g} GiB",
-        hint=f"use options of `bssearch plan memory` that fit: {cures}",
+        hint=f"use options of `bssearch plan memory` that fit: {cures}" if cures else "use a smaller model",
     )
 
 
