@@ -273,7 +273,7 @@ def test_a_decimal_number_of_parameters_is_exact(given: str | float, count: int)
 def cures_of(error: LaunchError) -> list[dict[str, Any]]:
     """Options of each cure in a hint."""
     found = []
-    for cure in (error.hint or "").removeprefix("options that fit: ").split("; "):
+    for cure in (error.hint or "").removeprefix("use options that fit: ").split("; "):
         words = cure.split(" (")[0].split()
         flags = {name.removeprefix("--"): value for name, value in itertools.pairwise(words) if name.startswith("--")}
         found.append({key: int(value) if value.isdigit() else value for key, value in flags.items()})
