@@ -150,7 +150,7 @@ SCALE = "--devices 32 --per-device-batch 32 --alpha-s 0.01 --beta-s 0.002 --para
         ("memory --model a.py:b --input 3y4", 2, "3x224x224"),
         ("start --defaults --memory-gib -1", 2, "memory_gib = -1"),
         ("start --defaults --parameters 7GB", 2, "parameters = '7GB'"),
-        ("start --defaults --parameters 70000000000", 6, "does not hold"),
+        ("start --defaults --parameters 70000000000", 6, "is too small"),
         ("start --defaults --out spec.json", 2, ".yaml"),
     ],
 )
