@@ -174,7 +174,7 @@ def test_a_section_without_data_says_why() -> None:
     bare = replace(found, answer=found.answer.model_copy(update={"batches": rows, "front": [], "fit": None}), curves={})
     html = render(bare)
     assert set(re.findall(FIGURE, html)) == {"objective", "rates"}
-    assert Elements(html).text.count("Not shown: ") == 4
+    assert Elements(html).text.count("Not shown, because ") == 4
 
 
 def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: str) -> None:

@@ -84,8 +84,7 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
     cures = "; ".join(what_fits(asked, needed, asked.room_bytes, formats))
     raise LaunchError(
         f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} "
-        "without "
-        f"activations, but {asked.device or 'memory_gib'} has {gib(asked.memory_bytes or 0)}",
+        f"without activations, but {asked.device or 'the given memory'} has {gib(asked.memory_bytes or 0)}",
         hint=f"use options that fit: {cures}" if cures else "use a smaller model",
     )
 
