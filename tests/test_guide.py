@@ -216,7 +216,7 @@ def test_the_guide_names_no_kind_that_is_not_registered_and_every_preset_and_stu
 
 
 def test_a_lost_connection_is_tried_for_the_minutes_that_the_guide_says() -> None:
-    assert f"tried again for {RETRY_FOR_S / 60:.0f} minutes" in DOCUMENTS["team"]
+    assert f"retry a lost connection for {RETRY_FOR_S / 60:.0f} minutes" in DOCUMENTS["team"]
 
 
 def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
@@ -226,14 +226,14 @@ def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
 
 
 SECURITY = {
-    "**Workload code is trusted.** It": [
+    "**Workload code is trusted.** The": [
         "executors/test_local.py::test_a_worker_has_the_drivers_environment_without_secrets"
     ],
     "A trial's environment": [
         "executors/test_local.py::test_a_worker_has_the_drivers_environment_without_secrets",
         "executors/test_local.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user",
     ],
-    "This does not stop": [
+    "Malicious code can": [
         "executors/test_local.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user"
     ],
     "All users of a machine": ["storage/test_repository.py::test_the_url_comes_from_the_environment"],
@@ -245,27 +245,30 @@ SECURITY = {
     "`study confirm`, `study audit`": [
         "commands/test_given_workload.py::test_what_was_run_here_is_known_and_nothing_else",
     ],
-    "Its file must": [
+    "The workload's package": [
         "commands/test_given_workload.py::test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it",
         "cli/test_confirm.py::test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word",
     ],
     "Otherwise name the": [
         "cli/test_rerun.py::test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_told"
     ],
-    "Modules that": [
+    "bssearch does not check modules": [
         "commands/test_given_workload.py::test_code_is_known_by_its_content_and_lies_in_the_folder_itself"
     ],
     "Samplers, pruners": ["test_registry.py::test_a_package_adds_to_a_kind_by_an_entry_point"],
-    "Each stored configuration": ["spec/test_spec.py::test_a_value_that_the_spec_does_not_have_is_named"],
-    "A violation fails": ["search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"],
+    "Before a stored configuration": ["spec/test_spec.py::test_a_value_that_the_spec_does_not_have_is_named"],
+    "A trial that violates": [
+        "search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"
+    ],
+    "Other trials run": ["search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"],
     "**Submitters** run": [
         "spec/test_domains.py::test_any_other_value_is_refused_and_named",
         "spec/test_domains.py::test_no_template_offers_code_places_or_the_machine",
     ],
     "Each worker also": ["spec/test_domains.py::test_a_submission_that_is_wrong_is_refused"],
     "**Readers of the database**": ["cli/test_read_only.py::test_as_a_reader"],
-    "They see": ["storage/test_roles.py::test_a_reader_reads_every_table"],
-    "A session that": [
+    "Readers see": ["storage/test_roles.py::test_a_reader_reads_every_table"],
+    "If a session blocks": [
         "storage/test_roles.py::test_a_reader_with_open_transactions_blocks_no_writer",
         "storage/test_roles.py::test_an_upgrade_that_readers_block_names_them_and_changes_nothing",
         "storage/test_roles.py::test_a_writer_that_holds_a_lock_is_named",
@@ -274,10 +277,12 @@ SECURITY = {
         "search/pruners/test_checkpoints.py::test_the_folder_is_this_users_alone",
         "search/pruners/test_checkpoints.py::test_a_new_file_follows_no_link_and_is_private",
     ],
-    "A folder of another user": ["search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"],
+    "bssearch does not use a folder": [
+        "search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"
+    ],
     "Anyone who can": ["training/test_pausing.py::test_one_that_would_run_code"],
-    "Stored rows are validated": ["storage/test_repository.py::test_the_first_faulty_row_is_named"],
-    "Texts of more than": [
+    "bssearch validates stored rows": ["storage/test_repository.py::test_the_first_faulty_row_is_named"],
+    "bssearch cuts texts": [
         "storage/test_repository.py::test_a_long_text_is_cut_when_it_is_read_and_when_it_is_stored",
         "storage/test_repository.py::test_an_object_of_another_kind_or_beyond_the_bounds_is_named_when_it_is_read",
     ],
@@ -287,7 +292,7 @@ SECURITY = {
         "cli/test_shown.py::test_no_cell_of_a_csv_is_a_formula",
         "cli/test_shown.py::test_a_note_is_one_line_without_what_a_terminal_obeys",
     ],
-    "Nothing is sent anywhere": ["cli/test_whole_study.py::test_a_study_and_its_answer_connect_to_nothing"],
+    "Commands connect only": ["cli/test_whole_study.py::test_a_study_and_its_answer_connect_to_nothing"],
     "Your workload may": ["cli/test_whole_study.py::test_a_study_and_its_answer_connect_to_nothing"],
 }
 """Tests behind each sentence of the section Trust, by the sentence's first words."""
@@ -295,7 +300,7 @@ SECURITY = {
 
 def test_each_sentence_on_security_is_backed_by_tests() -> None:
     (section,) = re.findall(r"^## Trust\n(.*?)^## ", DOCUMENTS["security"], flags=re.MULTILINE | re.DOTALL)
-    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", " ".join(section.split()).removeprefix("- "))
+    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`]|bssearch)", " ".join(section.split()).removeprefix("- "))
     assert [[start for start in SECURITY if one.startswith(start)] for one in sentences] == [[one] for one in SECURITY]
     for backing in (one for tests in SECURITY.values() for one in tests):
         path, _, name = backing.partition("::")
@@ -357,7 +362,7 @@ def test_the_map_names_every_room_and_no_other() -> None:
     packages = {path.name for path in parts if (path / "__init__.py").exists()}
     modules = {path.stem for path in parts if path.suffix == ".py"} - {"__main__"}
     assert set(re.findall(r"^\| `(\w+)` \|", ROOMS, flags=re.MULTILINE)) == packages
-    (loose,) = re.findall(r"^The loose modules: .*?\n\n", ROOMS, flags=re.MULTILINE | re.DOTALL)
+    (loose,) = re.findall(r"^The other modules are .*?\n\n", ROOMS, flags=re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)` \(", loose)) == modules
     assert {path.name for path in parts if path.suffix != ".py"} - packages <= set(spans(ROOMS))
 

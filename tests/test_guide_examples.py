@@ -339,7 +339,7 @@ def counts(section: str) -> dict[str, int]:
 
 @each
 def test_the_guide_says_how_many_lines_its_diff_has_and_they_are_few(section: str) -> None:
-    (said,) = re.findall(r"Against the plain script, (.*):\n\n```diff", section_of(section))
+    (said,) = re.findall(r"Compared with the plain script, (.*):\n\n```diff", section_of(section))
     told = {kind: int(number) for number, kind in re.findall(r"(\d+) (?:lines )?(?:are )?(added|changed|gone)", said)}
     found = counts(section)
     assert told == {kind: number for kind, number in found.items() if number}

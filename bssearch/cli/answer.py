@@ -118,7 +118,7 @@ def _certainty(found: Answer) -> list[str]:
     if found.within_5_percent is not None:
         lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: {how_sure(found)}.")
     else:
-        lines = _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
+        lines = _wrapped("Not final: fresh seeds have confirmed no batch size.") if found.provisional else []
     step = found.settling
     if found.provisional and step is not None:
         lines += [f"  next: {step.command}", *_wrapped(step.why, "        ")]
@@ -187,7 +187,7 @@ def _without_figure(row: Batch) -> str:
     if not row.ended:
         return "not tried" if row.predicted_s is None else "not tried: predicted"
     if "reached" in row.ended:
-        return f"{row.ended['reached']} of {sum(row.ended.values())} reached it"
+        return f"{row.ended['reached']} of {sum(row.ended.values())} reached the target"
     return ", ".join(f"{count} {state}" for state, count in row.ended.items())
 
 
@@ -243,20 +243,20 @@ def print_trade_offs(found: Answer) -> None:
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
     """Print the metrics after equal train seconds."""
-    console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
+    console().print(f"Trained to {found.train_seconds:g} s each, past the target ({metric}):")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
     )
 
 
 def about_noise(noise: NoiseAnswer) -> str:
-    """Gradient noise scale and where it was measured."""
+    """Gradient noise scale and the place of its measurement."""
     one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
     where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
     scale = noise_scale(noise.scale, noise.low, noise.high)
     adam = "" if noise.adam_low is None else f", {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)}"
     place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
-    return f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
+    return f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} for Adam'} ({where})."
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The ``bssearch`` command with ``guide`` and ``schema``; other commands are imported on use."""
+"""The ``bssearch`` command with ``guide`` and ``schema``; imports other commands on use."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -136,7 +136,7 @@ class _Commands(TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Refuse repeated options, of which Typer silently uses the last."""
+        """Refuse repeated options, because Typer silently uses the last value."""
         if args[0] in MOVED:
             raise UsageError(f"unknown command {args[0]!r}; use `bssearch {MOVED[args[0]]}`")
         name, command, rest = super().resolve_command(ctx, args)
@@ -156,11 +156,11 @@ def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
     try:
         _, _, given = command.make_parser(type(ctx)(command, parent=ctx)).parse_args(args=words)
     except _ClickError:
-        return  # the command itself reports it
+        return  # the command itself reports the error
     for option in given:
         takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
         times = given.count(option)
-        require(not takes_one or times == 1, f"{option.opts[0]} is given {times} times; it takes one value")
+        require(not takes_one or times == 1, f"{option.opts[0]} takes one value, not {times}; give the option once")
 
 
 app = typer.Typer(

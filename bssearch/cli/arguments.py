@@ -143,7 +143,7 @@ def _is_stored(study: str, db: str | None) -> bool:
         if db is not None and not isinstance(error, NotFoundError):
             from bssearch.cli.output import note
 
-            note(f"stored studies were not searched: {error}")
+            note(f"cannot search stored studies: {error}")
         return False
     return True
 
@@ -165,7 +165,7 @@ def existing_store(db: str | None) -> Store:
 
 
 def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContextManager[tuple[Store, str]]:
-    """Give a study's store and name; see `found_study`."""
+    """Yield a study's store and name; see `found_study`."""
     from bssearch.commands.across.answers import study_in
 
     return study_in(db, given)
@@ -180,7 +180,7 @@ def study_name(db: str | None, given: str | None) -> str:
 
 
 def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
-    """Parse ``[STUDY] NUMBER``; the study may be None."""
+    """Parse ``[STUDY] NUMBER``; a missing study is None."""
     if second is not None:
         return first, second
     require(first.isdecimal(), f"{first!r} is not a trial number; write the study's name, then the number")
@@ -188,13 +188,13 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if another option is given (neither None nor False)."""
+    """Raise `UsageError` for another given option (neither None nor False)."""
     for name, value in others.items():
-        require(value is None or value is False, f"{option} and {name} exclude each other: leave one out")
+        require(value is None or value is False, f"give either {option} or {name}, not both")
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if options are given that need this one."""
+    """Raise `UsageError` for given options that need this option."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}")
 

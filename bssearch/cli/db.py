@@ -48,7 +48,7 @@ def init(
 
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Upgrade the schema to this version; a SQLite file is copied first."""
+    """Upgrade the schema, after a copy of a SQLite file."""
     from bssearch.storage.migrate import upgrade as to_head
 
     done = to_head(database_url(db))
@@ -61,4 +61,4 @@ def check(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     from bssearch.storage.migrate import SCHEMA_HEAD, check as require_head
 
     require_head(database_url(db))
-    tell(form, f"schema at {SCHEMA_HEAD}, the schema of this version", schema=SCHEMA_HEAD)
+    tell(form, f"the schema {SCHEMA_HEAD} is up to date", schema=SCHEMA_HEAD)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How data is printed."""
+    """Format of printed data."""
 
     TABLE = "table"
     JSON = "json"
@@ -47,9 +47,9 @@ HEADINGS = {
     "final_metric": "metric",
 }
 
-LONGEST_CELL = 1_000  # characters; longer texts are in the other formats
+LONGEST_CELL = 1_000  # most characters of a cell; the other formats have longer texts
 
-LONG_TABLE = 200  # rows; longer tables are printed without rich, which needs about 0.3 ms for each cell
+LONG_TABLE = 200  # rows; longer tables go without rich, which needs about 0.3 ms for each cell
 
 WIDE = 200  # line width without a terminal, wider than every table
 

@@ -53,13 +53,13 @@ app = typer.Typer(help="Queue studies, and serve the queue on nodes.", no_args_i
 @app.command("submit")
 def submit(
     template: Annotated[
-        str, typer.Argument(metavar="TEMPLATE", help="A worker's template, or a .yaml file that names one.")
+        str, typer.Argument(metavar="TEMPLATE", help="A worker's template, or a .yaml file that names a template.")
     ],
     values: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Values for the template.")] = None,
     name: Annotated[
         str | None, typer.Option(metavar="STUDY", help="Name of the study.", show_default="the file's")
     ] = None,
-    priority: Annotated[float, typer.Option(help="Higher priority is served first.")] = 1.0,
+    priority: Annotated[float, typer.Option(help="Workers serve a higher priority first.")] = 1.0,
     owner: Annotated[str | None, typer.Option(help="Owner of the study.", show_default="you")] = None,
     tags: TagsOption = None,
     not_before: Annotated[
@@ -73,7 +73,7 @@ def submit(
 
     asked = _asked(template, values or [])
     check_template_name(asked.template)
-    study = required(name or asked.name, "the study needs a name", hint="--name STUDY")
+    study = required(name or asked.name, "the study needs a name", hint="name the study with --name STUDY")
     moment = None if not_before is None else _moment(not_before)
     with existing_store(db) as store:
         found = bssearch.submit_study(
@@ -100,7 +100,7 @@ def _asked(template: str, values: list[str]) -> AskedStudy:
     for text in values:
         key, separator, value = text.partition("=")
         require(separator and key and value, f"{text!r} must have the form KEY=VALUE, such as budget.trials=40")
-        require(key not in given, f"{text!r}: {key} is given twice")
+        require(key not in given, f"{text!r}: {key} is given twice; give each key once")
         given[key] = checked_value(key, parse_value(value, text), "on the command line")
     return AskedStudy(of_file.template, {**of_file.values, **given}, of_file.name)
 
@@ -203,7 +203,7 @@ def worker(
         str | None, typer.Option(metavar="N|auto", help="Trials at once.", show_default="each spec's")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="each spec's")] = None,
-    turn_seconds: Annotated[float, typer.Option(help="Seconds until a study yields to the next one.")] = TURN_SECONDS,
+    turn_seconds: Annotated[float, typer.Option(help="Seconds until a study yields to the next study.")] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when the queue is empty.")] = False,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C."""

@@ -239,7 +239,7 @@ def export(
     names = studies or [study_name(db, None)]
     require(
         file is None or len(names) <= 1,
-        f"--file = {file} takes one study, but {len(names)} are given: {', '.join(names)}",
+        f"--file = {file} takes one study, not {len(names)}: {', '.join(names)}",
     )
     with store_to_read(db) as store:
         made = [exporter(store, study, file) for study in names]
@@ -331,7 +331,7 @@ def _start(
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
-    """Write a spec that runs as it is, from a few answers."""
+    """Write a runnable spec from a few answers."""
     plan = bssearch.plan_start(**given if defaults or not sys.stdin.isatty() else {**_asked(given), **given})
     if out is not None:
         _write_spec(plan.yaml, out)
@@ -384,7 +384,7 @@ def _write_spec(text: str, path: Path) -> None:
 
 
 def _show(form: Format, plan: Plan | BeyondPlan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a plan; ``shown`` makes its view, imported for people only."""
+    """Print a plan; ``shown`` makes the view for people."""
     show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows)
 
 

@@ -78,8 +78,8 @@ def best(
         exclude("--step-times", {**{f"--{name}": value for name, value in filters.items()}, "--schedule": schedule})
     asked = StudyFilter.of(**filters, device=None if step_times else device)
     about_many = asked.conditions.keys() - {"target"}
-    named = f"{asked.in_words} filters studies, but the study {study!r} is named"
-    require(study is None or not about_many, named, hint="leave one out")
+    named = f"{asked.in_words} filters studies, but {study!r} is a single study"
+    require(study is None or not about_many, named, hint="give only a filter or only a study")
     if about_many or (study is None and asked.metric is not None):
         require(export is None, "--export needs one study", hint="name the study: bssearch best STUDY --export …")
         with open_databases(db) as stores:
@@ -111,7 +111,7 @@ def best(
         note("a growing batch saves time: --schedule exports it")
 
 
-MOST_TOLD = 3  # disagreements to print; JSON has all
+MOST_TOLD = 3  # most disagreements to print; JSON has all
 
 
 def _print_answers(found: AcrossAnswer) -> None:
@@ -138,7 +138,7 @@ TABLES = ("trials.csv", "batches.csv", "observations.csv")
 
 def _path(text: str) -> Path:
     # An empty path would mean the current folder.
-    require(text, "the path is empty", hint="--html and --svg take a file, --csv a folder; . is the current folder")
+    require(text, "the path is empty", hint="give --html and --svg a file, and --csv a folder, such as .")
     return Path(text)
 
 
@@ -224,7 +224,7 @@ def serve(
     db: DatabasesOption = None,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on (0.0.0.0: all); beyond loopback a token is required."),
+        typer.Option(help="Address to listen on (0.0.0.0: all); addresses beyond loopback require a token."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on (0: any free port).", min=0, max=65535)] = 8765,
     allow_host: Annotated[

@@ -47,7 +47,7 @@ def init(
     ],
     kind: Annotated[Kind, typer.Option(help="Kind of your data.")] = "image",
 ) -> None:
-    """Write a spec and a workload that run as they are."""
+    """Write a runnable spec and workload."""
     files = filled_in(name, kind)
     check_new(files)
     check_free(name)
@@ -77,7 +77,7 @@ def filled_in(name: str, kind: Kind) -> dict[Path, str]:
 
 
 def class_name_of(name: str) -> str:
-    """Name in CamelCase; raise `UsageError` if it is invalid."""
+    """Name in CamelCase; raise `UsageError` for an invalid name."""
     require(
         re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) and len(name) <= LONGEST_NAME,
         f"NAME = {name!r} must have at most {LONGEST_NAME} letters, digits, dashes and underscores, and begin with a "
@@ -86,7 +86,7 @@ def class_name_of(name: str) -> str:
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
     require(
         not keyword.iskeyword(class_name),
-        f"NAME = {name!r}: {class_name} cannot be the name of a class",
+        f"NAME = {name!r}: {class_name} is no valid name of a class",
         hint=f"bssearch init my-{name}",
     )
     return class_name
@@ -109,7 +109,7 @@ def check_new(files: Collection[Path]) -> None:
 
 
 def write_new(files: Mapping[Path, str]) -> None:
-    """Write all files or none; raise `UsageError` if one exists or cannot be written."""
+    """Write all files, or raise `UsageError` if a file exists or the disk refuses."""
     written: list[Path] = []
     try:
         for path, text in files.items():
@@ -198,7 +198,7 @@ def print_dry_run(found: DryRun) -> None:
         f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
         f"evaluation takes {found.evaluation_share:.0%} of a trial; bssearch check measures the share",
-        f"this is the time of {found.trials + found.finalists * found.confirmation_runs} trainings to the full limit; "
+        f"{found.trials + found.finalists * found.confirmation_runs} trainings to the full limit take this time; "
         "most trainings end far sooner, at the target or by the pruner",
     ):
         out.print(line)

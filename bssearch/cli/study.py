@@ -154,7 +154,7 @@ def confirm(
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Repeat the finalists with fresh seeds until the answer is settled."""
+    """Repeat the finalists with fresh seeds until the answer is final."""
     if to_budget:
         exclude("--to-budget", {"--max-runs": max_runs, "--train-seconds": train_seconds})
     from bssearch.cli.answer import print_found
@@ -233,7 +233,7 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 def slope_line(slope: LearningRateSlope | None) -> str:
     """How the tuned learning rate follows the batch size."""
     if slope is None:
-        return "The tuned learning rate's slope over batch size is unknown: at least three batch sizes must be tuned."
+        return "The tuned learning rate's slope over batch size is unknown; tune at least three batch sizes."
     excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)
     return f"Tuned learning rate ∝ batch^{slope.estimate:.2f} [{slope.low:.2f}, {slope.high:.2f}]: " + (
         f"this interval excludes {excluded}." if excluded else "0, ½ (√batch) and 1 (linear) are all possible."
@@ -319,7 +319,7 @@ def archive(
     undo: Annotated[bool, typer.Option("--undo", help="Restore the study.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Hide a study from lists without --all; archived studies accept no trials."""
+    """Hide a study from lists without --all, and refuse new trials."""
     with existing_store(db) as store:
         store.studies.archive(study, archived=not undo)
     tell(
@@ -349,10 +349,10 @@ def delete(
                 f"cannot ask for confirmation without a terminal before deleting {what}",
                 hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
             )
-            typer.echo(f"this deletes {what} from {store.masked_url} and cannot be undone", err=True)
+            typer.echo(f"this deletes {what} from {store.masked_url} for good", err=True)
             require(
                 typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
-                "the name does not match; the study was not deleted",
+                "the name does not match, so bssearch keeps the study",
             )
         checkpoints = Checkpoints(store.studies.get(study))
         store.studies.delete(study)
@@ -393,6 +393,6 @@ def print_track_record(found: TrackRecord) -> None:
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
         out.print(f"{found.held} of {len(rows)} quick answers held{ratio}.")
     else:
-        out.print("No quick answer has been compared with a search yet.")
+        out.print("No confirmed search allows a comparison with a quick answer yet.")
     if found.waiting:
         out.print(f"Without a confirmed search: {', '.join(found.waiting)}.")

@@ -137,7 +137,7 @@ def _print_log(store: Store, study: str, found: TrialRecord) -> None:
     printed = store.trials.log(study, found.number)
     write(printed or "")
     if not printed:
-        why = "printed no text" if found.state.is_finished else "still runs; its log is stored when the trial ends"
+        why = "printed no text" if found.state.is_finished else "still runs; read the log when the trial ends"
         typer.echo(f"trial {found.number} of {study} {why}", err=True)
 
 
@@ -190,7 +190,7 @@ def add(
         list[str] | None,
         typer.Argument(
             metavar="[STUDY] KEY=VALUE...",
-            help="Values that differ from the study's default; STUDY is optional if there is one.",
+            help="Values that differ from the study's default; STUDY is optional if the database has only one study.",
         ),
     ] = None,
     db: DatabaseOption = None,
@@ -231,7 +231,7 @@ def rerun(
     runs: Annotated[int, typer.Option(min=1, help="Number of reruns.")] = 1,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a stored trial again and compare; nothing is stored."""
+    """Train a stored trial again and compare; store nothing."""
     study, number = study_and_number(study_or_number, number)
     with watched(launch) as shown:
         found = bssearch.rerun(study_name(launch.db, study), number, shown, runs=runs)
@@ -256,7 +256,7 @@ def _row(name: str, ran: Ran) -> dict[str, object]:
 
 
 def sentences(found: Rerun) -> list[str]:
-    """Return whether reruns are identical, how they differ, and possible causes."""
+    """Yield sentences on equality, differences and possible causes."""
     told = [_steps(found)]
     if found.time_ratio is not None:
         end = "the target" if found.steps_ratio is not None else "the last common evaluation"

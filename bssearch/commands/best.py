@@ -50,7 +50,7 @@ def plot(answer: Answer) -> Picture:
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Data frame of batch sizes; time to target and differing parameters come first."""
+    """Data frame of batch sizes, with the time to target and differing parameters first."""
     import pandas as pd
 
     from bssearch.exchange.trial_rows import flat_table, with_first
@@ -137,7 +137,7 @@ DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is f
 
 
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
-    """Configuration values: `DIGITS` digits if searched in a range and still inside after rounding; others exact."""
+    """Configuration values, rounded to `DIGITS` digits if searched in a range that has the rounded value."""
     found, space, size = dict(values), spec.space, values["batch_size"]
     for one in space.dimensions():
         plain = one.name.removeprefix("reference_").rpartition(".")[2]
@@ -190,7 +190,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
         starts = {
             one.batch_size: one.start_samples for one in run_stages(run, store.trials.observations(name, run.number))
         }
-        notes.append(f"each trial measured the noise scale anew; the stages are from trial {run.number}")
+        notes.append(f"each trial measured its own noise scale; the stages are from trial {run.number}")
     return ScheduledTraining(schedule_values(found), _stages(found, starts), tuple(notes))
 
 
@@ -230,8 +230,8 @@ def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[
 
 NO_GAIN: Mapping[SavesTime, str] = {
     "no": "the schedule saves no time over the best constant batch size",
-    "undecided": "the runs do not show whether the schedule saves time over the best constant batch size",
-    "not_run": "the schedule's time was not compared with the best constant batch size over several seeds",
+    "undecided": "the runs leave open if the schedule saves time over the best constant batch size",
+    "not_run": "no runs over several seeds compare the schedule with the best constant batch size",
 }
 
 
@@ -307,7 +307,7 @@ _FACTORS = {
 def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
     """Python module whose ``train`` grows the batch by the schedule.
 
-    The caller makes the optimizer from ``CONFIGURATION``; ``train`` sets its learning rate before each step.
+    The caller makes the optimizer from ``CONFIGURATION``.
     """
     values, first = found.values, found.stages[0]["batch_size"]
     kind, horizon = str(values.get("schedule") or "constant"), values.get("horizon_samples")

@@ -45,7 +45,7 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint to branch from; ``samples`` seen are None if unknown."""
+    """A checkpoint to branch from; ``samples`` before the checkpoint is None if unknown."""
 
     path: Path
     digest: str
@@ -64,7 +64,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     """Checkpoints in training order; ``at`` overrides the samples in their files."""
     require(
         not at or len(at) == len(paths),
-        f"--at is given {len(at or ())} times and --checkpoint {len(paths)} times; give one --at for each --checkpoint",
+        f"{len(at or ())} --at for {len(paths)} --checkpoint; give one --at for each --checkpoint",
     )
     points = [_point(spec, path, at[index] if at else None) for index, path in enumerate(paths)]
     for point in points:
@@ -152,11 +152,12 @@ class BranchedCheckpoint:
     start: float  # the metric at the checkpoint
     sizes: tuple[BranchedSize, ...]
     found: LocalCriticalBatch
-    notice: str | None = None  # why larger batch sizes were not tried
+    notice: str | None = None  # the reason that the range ended
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Learning-rate rule of the space, else of the optimizer; and False if both lack a rule (then square root)."""
+    """Learning-rate rule of the space or the optimizer; False if both lack a rule (the rule is then the square
+    root)."""
     rate = spec.space.learning_rate
     if "rule" in getattr(rate, "model_fields_set", ()) and (written := getattr(rate, "rule", None)) is not None:
         return written, True
@@ -234,7 +235,7 @@ def report(
 
 
 def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int) -> Iterator[str]:
-    """Yield the answer at each checkpoint, the answers' trend, and how branches were compared."""
+    """Yield the answer at each checkpoint, the answers' trend, and the comparison of branches."""
     for one in found:
         yield f"{one.point.where}: {answer(one.found, one.plan.batch_sizes[0])}"
         if one.notice is not None:
@@ -351,8 +352,7 @@ def branch(
 ) -> ProbeReport:
     """Find a run's critical batch size by branches from checkpoints.
 
-    Branches train on equal samples at the default's batch size B, 2B, 4B, … with the learning rate by the optimizer's
-    rule. The answer is the largest batch size without loss.
+    Branches train on equal samples at batch sizes B, 2B, 4B, …; the answer is the largest size without loss.
     """
     require(
         not spec.command,
@@ -391,7 +391,7 @@ def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
 
 
 class Branching:
-    """Trains and stores the branches that the store lacks."""
+    """Trains and stores missing branches."""
 
     def __init__(
         self, study: OpenStudy, rule: LearningRateRule, plan: BranchPlan, repeats: int, *, rise_samples: int
@@ -412,7 +412,7 @@ class Branching:
         if isinstance(measured, str):
             raise LaunchError(
                 f"the branch at batch size {base_size} {measured}",
-                hint="bssearch probe memory finds the largest micro-batch that fits",
+                hint="find the largest micro-batch that fits with `bssearch probe memory`",
             )
         start = required(
             next((one.start_metric for one in measured if one.start_metric is not None), None),

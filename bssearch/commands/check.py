@@ -85,7 +85,7 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
             own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
                 "parameter_ignored",
-                f"{name} is searched but has no effect: with {name} = {own} and {_shown(value)} the losses of "
+                f"{name} has no effect, because with {name} = {own} and {_shown(value)} the losses of "
                 f"{STEPS} steps are identical; use the argument of {takes}(), or fix space.{name}",
             )
 
@@ -143,7 +143,7 @@ FEW_STEPS = 50  # with fewer steps per trial, learning rates are hardly comparab
 
 @dataclass(frozen=True)
 class CheckEvidence:
-    """Measurements from which `suspicions` judges a spec: step times, and one short trial with its curve."""
+    """Measurements for `suspicions`: step times, and one short trial with its curve."""
 
     spec: StudySpec
     found: WorkloadDescription
@@ -187,12 +187,12 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
             "chance_differs",
             is_declared and abs(start - chance) > CHANCE_TOLERANCE * abs(target.value - chance),
             f"an untrained model has {target.metric} = {start:.4g}, but the workload declares chance = "
-            f"{chance:.4g}: the declared value may be wrong, or the model may start from trained weights",
+            f"{chance:.4g}; correct chance, unless the model starts from trained weights",
         ),
         (
             "target_is_the_bound",
             target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
-            f"target.value = {target.value:g} is the best possible {target.metric}: `bssearch check "
+            f"target.value = {target.value:g} is the best possible {target.metric}; `bssearch check "
             "--suggest-target` proposes a target that the default reaches",
         ),
     ]
@@ -218,26 +218,26 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
             "metric_never_moves",
             never_moves,
             f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
-            f"{outcome.steps} steps: does evaluate() use its model argument, and is the learning rate large enough?",
+            f"{outcome.steps} steps; check that evaluate() uses its model argument, and raise the learning rate",
         ),
         (
             "target_far",
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
-            f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
-            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` proposes "
-            "a target that the default reaches",
+            f"the default covers only {max(covered, 0.0):.0%} of the way to {target.value:g} in "
+            f"{outcome.train_seconds:.3g} train seconds; `bssearch check --suggest-target` proposes a target that "
+            "the default reaches",
         ),
         (
             "target_in_other_unit",
             in_other_unit,
-            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}: one value may be in "
-            f"percent; did you mean {target.in_unit_of(high):g}?",
+            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}; if one value is in "
+            f"percent, set target.value = {target.in_unit_of(high):g}",
         ),
         (
             "target_too_easy",
             outcome.time_to_target_s is not None and len(curve) <= 2,
-            f"the default reaches {target.metric} {target.value:g} at its first evaluation, at step "
-            f"{outcome.first_hit_step}: the target is too easy to compare batch sizes; set a harder target",
+            f"the default reaches {target.metric} {target.value:g} at its first evaluation (step "
+            f"{outcome.first_hit_step}); set a harder target to compare batch sizes",
         ),
     ]
 
@@ -252,14 +252,14 @@ def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
         (
             "evaluation_dear",
             evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS,
-            f"an evaluation takes {evaluation:.3g} s: {FEWEST_EVALUATIONS} evaluations in a limit of {limit:g} s take "
-            f"more than {EVALUATION_SHARE:.0%} of a trial; use fewer validation samples",
+            f"an evaluation takes {evaluation:.3g} s, so {FEWEST_EVALUATIONS} evaluations take more than "
+            f"{EVALUATION_SHARE:.0%} of a trial of {limit:g} s; use fewer validation samples",
         ),
         (
             "incomplete_batch_dropped",
             dropped_share(found, worst) >= DROPPED_SHARE,
             f"batch {worst} leaves {samples % worst} of {samples} training samples out of "
-            f"each epoch ({dropped_share(found, worst):.0%}): the incomplete last batch is dropped",
+            f"each epoch ({dropped_share(found, worst):.0%}), because bssearch drops the incomplete last batch",
         ),
     ]
 
@@ -272,7 +272,7 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
         (
             "out_of_memory",
             probe.micro_batch_size < wanted,
-            f"a micro-batch of {wanted} does not fit into memory: batch {probe.batch_size} accumulates "
+            f"a micro-batch of {wanted} does not fit into memory, so batch {probe.batch_size} accumulates "
             f"micro-batches of {probe.micro_batch_size}",
         ),
         (
@@ -312,7 +312,8 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
         (
             "more_threads_than_cores",
             evidence.found.environment.device_type == "cpu" and wanted > cores and spec.executor.address is None,
-            f"executor.slots × executor.threads = {wanted} on {cores} cores: trials slow each other down",
+            f"executor.slots × executor.threads = {wanted} on {cores} cores slows trials down; use fewer slots or "
+            "threads",
         ),
     ]
 
@@ -374,7 +375,7 @@ class Check(Model):
 def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Check:
     """Try a study's workload for a few seconds without storing anything; see `Walk`.
 
-    Raises the errors that `bssearch.run_study` raises before the first trial.
+    Raises the errors of `bssearch.run_study`.
 
     Example: ``print(bssearch.check("study.yaml").findings)``
     """
@@ -392,10 +393,7 @@ def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Chec
 
 
 def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription, *, walk: bool = False) -> Check:
-    """Time the smallest, default and largest batch size, train the default briefly, then try other parameters.
-
-    ``found`` must have passed `check_against_workload`.
-    """
+    """Time the smallest, default and largest batch size, train the default briefly, then try other parameters."""
     default = spec.default.batch_size
     probes = {
         size: step_time_of_default(spec, executor, size)
@@ -502,7 +500,7 @@ def advise_target(
 ) -> Advice:
     """Propose a target from several runs of the default; store nothing.
 
-    The proposal ignores the spec's target value; ``on_run`` receives each run. See `advise`.
+    ``on_run`` receives each run. See `advise`.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
@@ -522,8 +520,7 @@ def advise(
 ) -> Advice:
     """Run the default ``runs`` times to the study's limit and propose a target.
 
-    The proposal is the median best metric less ``margin``, rounded to the easier side; by default every run reaches
-    this target, see `MARGIN` and `LEAST`.
+    The proposal is the median best metric less ``margin``, rounded to the easier side.
     """
     require(runs >= 1, f"runs = {runs} must be >= 1")
     require(margin is None or 0 <= margin < math.inf, f"margin = {margin} must be a finite number >= 0")
@@ -628,8 +625,8 @@ def _notes(
         (row.reached < len(runs), f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal"),
         (
             share > LATE,
-            f"the default reaches the proposal after {share:.0%} of budget.trial_train_seconds = {limit:g}; slower "
-            "batch sizes may miss this target; raise the limit, or take an easier target",
+            f"the default reaches the proposal after {share:.0%} of budget.trial_train_seconds = {limit:g}; raise "
+            "the limit or take an easier target for slower batch sizes",
         ),
         (
             statistics.median(run.best_at_s for run in runs) > 0.9 * limit,
@@ -664,7 +661,7 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
     """Most wall seconds of the search, and of all later runs.
 
-    ``trial``: seconds of a full trial; by default, `EVALUATION_SHARE` of them are evaluation.
+    ``trial``: seconds of a full trial, by default with `EVALUATION_SHARE` for evaluation.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots

@@ -119,7 +119,7 @@ class Lines(Listener):
 
 
 class Display(Lines):
-    """Notes above a live table; ``show`` replaces the table."""
+    """Notes above a live table, which ``show`` replaces."""
 
     def __init__(
         self,

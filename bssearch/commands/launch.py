@@ -60,7 +60,7 @@ class Launch:
     progress: bool | None = None  # True shows the run, None only in a notebook, False never
     make_executor: "Callable[[StudySpec, Path], Executor] | None" = None
     pretended_gib: float | None = None  # limit of device memory that the study does not store
-    shift: "Shift | None" = None  # lets the study yield to other studies
+    shift: "Shift | None" = None  # yields to other studies
 
 
 HERE = Launch()

@@ -54,9 +54,9 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
-    """Folder with a stored study's code: ``folder``, or if it lacks the code, the folder of this user's last run.
+    """Folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` for code that this user never ran as it is now, and for files outside of the folder.
+    Raises `UsageError` for code that changed since this user ran it, and for files outside of the folder.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -71,15 +71,14 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     require(
         path.suffix != ".py" or (folder / path).resolve().is_relative_to(folder.resolve()),
-        f"{named}, a file outside of this folder: bssearch runs no code only because a database names it",
-        hint="--workload PATH.py:ATTRIBUTE names the right code",
+        f"{named}, a file outside of this folder; bssearch does not run code that only a database names",
+        hint="name the right code with --workload PATH.py:ATTRIBUTE",
     )
     texts = known.get(TEXTS)
     is_same = {**known, TEXTS: None, FOLDER: None} == {**asked, TEXTS: None, FOLDER: None}
     require(
         is_same and isinstance(texts, list) and set(asked[TEXTS]).issubset(map(str, texts)),
-        f"{named}, but you never ran this version of the workload on this machine: bssearch runs no code only because "
-        "a database names it",
+        f"{named}, but you never ran this version of the workload on this machine",
         hint=f"if you trust the workload, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
     )
     return folder
@@ -88,13 +87,13 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
     """Raise `UsageError` for a cluster that this user never used from this machine.
 
-    The cluster's messages become Python objects, so the cluster's owner can run code here.
+    The cluster's owner can run code here.
     """
     address = spec.executor.address
     require(
         address is None or _remembered(study).get("address") == address,
-        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but you never used the "
-        "cluster from this machine: bssearch connects to no address only because a database names it",
+        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but you never used this "
+        "cluster from this machine",
         hint="run `bssearch run` with your own spec and this address first",
     )
 
@@ -109,8 +108,8 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
     )
     require(
         spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
-        f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: the workload came from a notebook "
-        "or a running script",
+        f"the workload {spec.workload!r} of study {spec.name!r} came from a notebook or a running script, not from a "
+        "file",
         hint="pass the workload again in Python, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), "
         "or as the objective of bssearch.Study(spec, objective=train)",
     )
@@ -187,7 +186,7 @@ MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 
 
 def check_parts(spec: StudySpec) -> None:
-    """Raise `UsageError` if a part of the spec cannot be loaded."""
+    """Raise `UsageError` for a part of the spec that does not load."""
     check_boards(boards_of(spec))
     makers: dict[str, Callable[[], object]] = {
         f"objective = {spec.objective!r}": lambda: objective_of(spec),
@@ -209,14 +208,14 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
     target = spec.target
     require(
         target.metric in found.metrics,
-        f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}",
+        f"target.metric = {target.metric!r} must be a metric of the workload: {', '.join(sorted(found.metrics))}",
         error=SpecError,
     )
     for field, sizes in (("space.batch_size", spec.space.rungs), ("default.batch_size", [spec.default.batch_size])):
         require(
             found.train_samples is None or sizes[-1] <= found.train_samples,
-            f"{field} = {sizes[-1]}: larger than the training set of {found.train_samples} samples",
-            hint=f"the largest batch size possible is {found.train_samples}",
+            f"{field} = {sizes[-1]} must be <= {found.train_samples}, the samples of the training set",
+            hint=f"choose at most {found.train_samples}",
             error=SpecError,
         )
 
@@ -229,8 +228,8 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
     if (low is not None and target.value < low) or (high is not None and target.value > high):
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
         raise SpecError(
-            f"target.value = {target.value:g}: {target.metric} is in {bound}",
-            hint="`bssearch check --suggest-target` proposes a target that the default configuration reaches",
+            f"target.value = {target.value:g} must be in {bound}, the range of {target.metric}",
+            hint="get a target that the default reaches from `bssearch check --suggest-target`",
         )
     if target.metric not in found.model.initial_metrics:
         return  # A program may make its first evaluation after some steps.
@@ -239,7 +238,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         raise SpecError(
             f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "
             f"an untrained model has {target.metric} = {untrained:.4g}",
-            hint="set a harder target (`bssearch check --suggest-target` proposes a target), or correct target.goal",
+            hint="set a harder target (see `bssearch check --suggest-target`), or correct target.goal",
         )
     require(
         untrained is not None,
@@ -261,8 +260,8 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
         raise QuestionChangedError(
             f"study {spec.name!r} exists and asks another question: {listed}",
             changes=differing,
-            hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed, slots and "
-            "log may change",
+            hint="give the spec another name, or undo the change; only budget, sampler, pruner, confirm, seed, slots "
+            "and log may change",
         )
 
 
@@ -285,8 +284,8 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     part = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
     require(
         all(trial.state.is_missing for trial in store.trials.of(study.name)),
-        f"the {part} of workload {name!r} has changed since the study {study.name!r} began: "
-        "new and stored trials would not be comparable",
+        f"the {part} of workload {name!r} has changed since the study {study.name!r} began, so new and stored trials "
+        "would not be comparable",
         hint=f"give the spec another name, or `bssearch study delete {study.name}`; "
         "if the change does not matter, `run --allow-changed-workload` (in Python `allow_changed_workload=True`)",
     )
@@ -308,7 +307,7 @@ def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription)
         ("torch", study.environment.torch_version, found.environment.torch_version),
     ):
         if old != new:
-            yield f"{what} has changed since the study began ({old} → {new}): earlier trials may not be comparable"
+            yield f"{what} has changed since the study began ({old} → {new}), so earlier trials may not be comparable"
 
 
 INLINE = "inline"
@@ -334,8 +333,8 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
         return spec
     require(
         not spec.command or given.name == COMMAND,
-        f"the training of study {spec.name!r} is a command: a workload cannot replace the command",
-        hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
+        f"the training of study {spec.name!r} is a command, which a workload cannot replace",
+        hint=f"give --workload {COMMAND} to run the command, {shlex.join(spec.command)}",
     )
     keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
     said = spec.workload_settings
@@ -395,8 +394,7 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Create or open a spec's study with an executor; close both at the end.
 
-    A new study is deleted if the workload fails before its first measurement. ``keeps_name``: see `named`. ``reports``
-    sends trials to the spec's boards.
+    A new study is deleted if the workload fails before its first measurement.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -417,8 +415,8 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
                 remember(spec, store.studies.get(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(
-                    f"{given.label} is not in a file, so no worker process can load the code: trials run one at a "
-                    "time in this process, and a crash or hang of a trial affects this process"
+                    f"{given.label} is not in a file, so trials run in this process, one at a time; a trial that "
+                    "crashes or hangs stops this process"
                 )
             with (
                 _not_left_empty(store, spec.name) if is_new else nullcontext(),
@@ -462,8 +460,8 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
         load, cpus = os.getloadavg()[0], os.cpu_count() or 1
         busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs); otherwise " if load > cpus else ""
         listener.note(
-            f"{spec.workload} has made no step with an evaluation for {TOLD_AFTER_S:g} s: {busy}check that a loop "
-            "iterates over trial.batches(loader, evaluate=...), and that a Trainer has callbacks=[TrialCallback(trial)]"
+            f"{spec.workload} reported no evaluation in {TOLD_AFTER_S:g} s; {busy}check for trial.batches(loader, "
+            "evaluate=...) in the loop, or callbacks=[TrialCallback(trial)] in the Trainer"
         )
 
     timer = Timer(TOLD_AFTER_S, tell)
@@ -497,7 +495,7 @@ def stored_spec(
             answer(store, study)
     require(
         not to_run or not spec.is_imported,
-        f"study {study!r} was imported: it has runs of another program, but no workload",
+        f"study {study!r} was imported from another program and has no workload",
         hint="make more runs in the original program, and import them under another name",
     )
     if connects and not spec.is_imported:
@@ -552,12 +550,12 @@ def program_of(spec: StudySpec) -> Program | None:
 
 
 def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `UsageError` if steps would depend on the devices: a batch norm sees the samples of its device alone."""
+    """Raise `UsageError` if batch norms would make steps depend on the number of devices."""
     layers, devices, training = found.model.batch_norm_layers, spec.executor.devices, spec.training
     require(
         devices == (1,) or layers == 0 or training.sync_batch_norm or training.ghost_batch_size is not None,
-        f"executor.devices = {devices[-1]}: the model has {plural(layers, 'batch normalisation layer')}, which "
-        "normalises over the samples of one device, so the number of devices would change the steps to the target",
+        f"executor.devices = {devices[-1]} would change the steps to the target, because the model has "
+        f"{plural(layers, 'batch normalisation layer')} over the samples of one device",
         hint="set training.sync_batch_norm = true, or a fixed training.ghost_batch_size",
     )
 

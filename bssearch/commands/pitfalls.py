@@ -39,13 +39,13 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
 
 
 def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
-    """Yield a finding if the space holds one batch size."""
+    """Yield a finding if the space has one batch size."""
     sizes = spec.batch_sizes
     if len(sizes) == 1:
         high = 2 ** math.ceil(math.log2(max(sizes[0], RANGE)))
         yield (
             "one_batch_size",
-            f"space.batch_size holds only {sizes[0]}, so the study compares no batch sizes: give a range, such as "
+            f"space.batch_size has only {sizes[0]}, so the study compares no batch sizes; give a range, such as "
             f"{{low: {high // RANGE}, high: {high}}}",
         )
 
@@ -80,21 +80,21 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
     if is_far and len(rates) == 1:
         yield (
             "learning_rate_fixed",
-            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}: larger batches train "
-            "at an untuned learning rate; search the learning rate, starting from a rule",
+            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}; search the learning rate, starting from a "
+            "rule",
         )
     if is_far and (found.starts_at_peak or not spec.is_program) and bounds(space.warmup_epochs)[1] == 0:
         begins = "the first step has the whole learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"{begins}, and {reaches}: the literature recommends a warmup from {WARMUP_RATIO} × on; "
-            "search the warmup, for example in [0, 1]",
+            f"{begins}, and {reaches}, but the literature recommends a warmup from {WARMUP_RATIO} × on; search the "
+            "warmup, for example in [0, 1]",
         )
     if split_batch(largest, space.max_micro_batch_size)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
             "learning_rate_ignores_accumulation",
             f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, but space.learning_rate = "
-            f"{rates[0]:g} is the same at every batch size: write {{low: …, high: …, rule: sqrt}}",
+            f"{rates[0]:g} is the same at every batch size; write {{low: …, high: …, rule: sqrt}}",
         )
 
 
@@ -103,8 +103,8 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     if smallest >= FINE_TUNING_BATCH:
         yield (
             "fine_tuning_batch_size",
-            f"space.batch_size starts at {smallest}, but fine-tuning usually uses batch sizes 10 to 20 times "
-            "smaller than training from scratch: include 8 to 32",
+            f"space.batch_size starts at {smallest}, but fine-tuning usually needs a tenth of the batch size from "
+            "scratch; include 8 to 32",
         )
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]
@@ -113,8 +113,8 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
         if middle > most:
             yield (
                 "fine_tuning_learning_rate",
-                f"the middle of space.learning_rate, {middle:.3g}, is above {bound}: "
-                "training overwrites the pretrained weights",
+                f"the middle of space.learning_rate, {middle:.3g}, is above {bound}; lower the range to keep the "
+                "pretrained weights",
             )
         if spec.default_configuration.optimizer == optimizer.name and default > most:
             yield ("fine_tuning_learning_rate", f"default.learning_rate = {default:g} is above {bound}")

@@ -26,7 +26,7 @@ from bssearch.storage.repository import open_store
 
 
 class BeyondRequest(Request):
-    """What to predict from a study."""
+    """A prediction to make from a study."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
@@ -39,7 +39,7 @@ class BeyondRequest(Request):
     def _asks_one(self) -> Self:
         require(
             (self.target is None) != (self.samples is None),
-            f"target = {self.target} and samples = {self.samples}: give either target or samples",
+            f"give either target = {self.target} or samples = {self.samples}, not both",
         )
         return self
 
@@ -63,12 +63,12 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
     best, size = predicted.optimal_batch_size, predicted.test_batch_size
     run = predicted.of(size).steps
     told = {
-        "predicted": f"bssearch predicted this answer; the study's trials stopped at {measured.in_words}",
-        "test": f"to test the prediction, run batch {size} to {measured.metric} {number(predicted.metric.value)}: "
-        f"the run should take {number(run.low or 0)} to {number(run.high or 0)} steps",
+        "predicted": f"bssearch predicted this answer, because the study's trials stopped at {measured.in_words}",
+        "test": f"to test the prediction, run batch {size} to {measured.metric} {number(predicted.metric.value)} in "
+        f"{number(run.low or 0)} to {number(run.high or 0)} steps",
     }
     if best == predicted.batches[-1].batch_size:
-        told["largest"] = f"batch {best} is the largest of the study: the optimum may be larger"
+        told["largest"] = f"batch {best} is the largest of the study, so the optimum may be larger"
     return BeyondPlan(
         **dict(predicted),
         study=asked.study,
@@ -85,7 +85,7 @@ JUDGED = ("held", "broke", "undecided")
 def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
     """Each rule's learning rate at ``batch``, with the verdicts of stored audits.
 
-    Without ``db`` the function reads the database file in this folder, if any.
+
 
     Example: ``bssearch.plan_learning_rate(from_batch=256, learning_rate=0.1, batch=4096)``
     """
@@ -127,7 +127,7 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     if asked.step_times is not None:
         line = required(
             fit_step_time(list(read_step_times(asked.step_times).values())),
-            f"step_times = {asked.step_times}: no line fits; give three batch sizes with growing step times",
+            f"step_times = {asked.step_times} allows no line; give three batch sizes with growing step times",
         )
         found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
     for own in (("alpha_s", "beta_s"), ("b_crit", "b_crit_low", "b_crit_high"), ("samples_to_target", "at_batch")):

@@ -1,7 +1,7 @@
 """Probes of step times, memory and gradient noise.
 
-A micro-batch fits if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all
-memory. Sizes in between are *marginal*: equal processes differ slightly.
+A micro-batch that leaves the reserve of `bssearch.training.probes` free fits. A micro-batch that exhausts all memory
+fails. Sizes in between are *marginal*: equal processes differ slightly.
 """
 
 import math
@@ -121,10 +121,10 @@ def run_request(
                                 executor.stop(TrialStop(request.number, TrialState.CANCELLED, "the last step is done"))
                         case TrialEnded(_, outcome):
                             if interrupts.count:
-                                raise InterruptedRunError("stopped; the trial's results are not stored")
+                                raise InterruptedRunError("stopped; bssearch drops the trial's results")
                             return outcome, curve
     except KeyboardInterrupt:
-        raise InterruptedRunError("killed; the trial's results are not stored") from None
+        raise InterruptedRunError("killed; bssearch drops the trial's results") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +139,8 @@ class ProbeReport:
 
 
 class Probe(Protocol):
-    """A registered function that measures and stores figures of a study.
-
-    The docstring is the command's help; keyword-only parameters with `Option` are the options.
+    """A registered function that measures and stores figures; its docstring is the help, its keyword-only `Option`s the
+    options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
@@ -159,7 +158,7 @@ def step_time(
 ) -> ProbeReport:
     """Time optimizer steps at every batch size, alone on the device.
 
-    The line t = α + β·B is fitted to the step times.
+    This also fits the line t = α + β·B to the step times.
     """
     with opened(spec, launch) as study:
         probes = probe_step_times(study, seconds)
@@ -194,7 +193,7 @@ def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[
         return [smallest]
     line = (
         f"A step takes {1e3 * fit.alpha_seconds:.3g} ms + {1e3 * fit.beta_seconds:.3g} ms a sample (largest error "
-        f"{fit.max_residual:.1%}); batch {fit.alpha_seconds / fit.beta_seconds:.3g} has half of the full throughput."
+        f"{fit.max_residual:.1%}). Batch {fit.alpha_seconds / fit.beta_seconds:.3g} has half of the full throughput."
     )
     return [line, smallest]
 
@@ -224,10 +223,9 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 
 
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
-    """Time the default at every batch size; return the measurements, ascending.
+    """Time the default at every batch size, ascending.
 
-    A size is timed until the median step is known within 2 %, or for ``seconds_limit``. Times pool all visits of a
-    size; trials keep the first visit's evaluation cadence.
+    A size's timing ends at a precision of 2 %, or after ``seconds_limit``. Times pool all visits of a size.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
@@ -280,10 +278,7 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that fits, in fresh processes.
-
-    Each size takes three optimizer steps and an evaluation.
-    """
+    """Find the largest micro-batch that fits, in fresh processes."""
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(
@@ -312,7 +307,7 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
         rest = "no size failed" if above is None else f"{above} does not fit"
         yield f"The largest micro-batch that fits is {found.largest_that_fits}; {rest}."
     if found.marginal:
-        yield "Marginal sizes do not count as fitting: they leave no memory reserve for a longer training."
+        yield "Marginal sizes do not count as fitting, because they leave no memory reserve for a longer training."
     if found.fit is not None:
         yield (
             f"Peak memory = {found.fit.fixed_bytes / GIB:.3g} GiB + {found.fit.bytes_per_sample / MIB:.3g} MiB "
@@ -363,10 +358,10 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 
 
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
-    """Next micro-batch to try in [1, ceiling]; None once the boundary is known.
+    """Next micro-batch to try in [1, ceiling]; None at the end.
 
     First ``smallest``, then double or halve until a size fits and a size fails, then bisect to `BRACKET`. If marginal
-    sizes keep the boundary wider, bisect the gaps below and above them to `FINE`.
+    sizes keep the boundary wider, bisect the gaps on both sides to `FINE`.
     """
     memory = boundary_of(uses)
     fits, too_large = memory.fits, memory.too_large
@@ -393,7 +388,7 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
-    """Largest micro-batch that fits, and smallest that does not."""
+    """Largest micro-batch that fits, and smallest that fails."""
     return MemoryBoundary.of(
         (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
     )
@@ -417,7 +412,7 @@ def noise(
 
 
 def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
-    """Yield the noise scale and where it was measured."""
+    """Yield the noise scale and the place of its measurement."""
     noise = found.noise
     if noise.low is None:
         yield f"The measurement could not separate the gradient from its noise in {noise.passes or 'the'} passes."
@@ -428,16 +423,13 @@ def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
         yield f"for Adam: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} samples"
     yield f"at batch {found.batch_size}, step {found.step}, with {metric} {found.metric:.4g}"
     if found.reason is not None:
-        yield f"note: this step is not near the target: {found.reason}"
+        yield f"note: this step is far from the target ({found.reason})"
 
 
 def probe_noise(
     study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
 ) -> NoiseMeasurement:
-    """Measure and store the noise scale near the target, of the best known configuration.
-
-    The noise scale depends on the learning rate (Gray et al. 2024).
-    """
+    """Measure and store the noise scale near the target, of the best known configuration."""
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)
     measurement = study.executor.measure_noise(

@@ -58,7 +58,7 @@ SLOWER = 1.5
 
 STEP = 4  # ratio of neighbouring runs' batch sizes; the seed-to-seed spread hides the effect of a doubling
 
-CLOSE = 3.0  # the optimum is known well enough if its interval's ends have at most this ratio
+CLOSE = 3.0  # the optimum's interval is narrow enough if its ends have at most this ratio
 
 RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no smaller ratio
 
@@ -66,7 +66,7 @@ FASTER = 1.25  # least speed-up of another learning rate, because of the seed-to
 
 LONGER = 2.0  # repeat a stopped run of the default if the limit is now this many times as long
 
-AS_FAR = 1.2  # limit of a run with another learning rate, relative to the time to beat
+AS_FAR = 1.2  # limit of a run with another learning rate, as a multiple of the time to beat
 
 
 class QuickPlan:
@@ -89,7 +89,7 @@ class QuickPlan:
     def next_size(self, history: History) -> TrialPlan | None:
         """Next run by the learning-rate rule: the default, then other batch sizes.
 
-        None if the default diverged, if the remaining time is needed for gradients, or if no batch size is left.
+        None if the default diverged, or no time or batch size remains.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -181,8 +181,8 @@ def by_rule(history: History) -> list[TrialRecord]:
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Batch size to run next, or None; ``runs`` follow the learning-rate rule.
 
-    First the default size × and ÷ `STEP`. Then, while the optimum's interval is wider than `CLOSE`, the size in that
-    interval farthest from ``runs``. Last the size to recommend.
+    First the default size × and ÷ `STEP`. Then sizes in the optimum's interval, farthest from ``runs``, until it is
+    narrower than `CLOSE`. Last the size to recommend.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -200,7 +200,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
     """Next learning rate to run, given seconds to the target by rate (∞: missed).
 
-    Starts at ``rule``; steps up by `RATE_STEP` while runs get faster, else down.
+    Starts at ``rule`` and steps up by `RATE_STEP` while runs get faster, else down.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None
@@ -283,8 +283,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
-            message="the noise scale grows on the way to the target, and was measured far from the target: "
-            f"{found.reason}",
+            message=f"the noise scale was measured far from the target, and grows on the way: {found.reason}",
         )
 
 
@@ -314,15 +313,15 @@ def caveats(
         (
             "easier_target",
             target != spec.record_target,
-            f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: the answer "
-            f"compares runs at {target.value:.4g}, and the critical batch size grows on the way to the target",
+            f"the default missed {spec.target.metric} {spec.target.value:g}, so the answer compares runs at "
+            f"{target.value:.4g}, with a smaller critical batch size",
         ),
         *((one.code, True, one.message) for one in of_noise),
         (
             "one_batch_size",
             len(sizes) < 2,
-            "only one batch size reached the compared metric; "
-            + ("the noise scale is unknown, too" if noise_scale is None else rests),
+            "only one batch size reached the compared metric, and "
+            + ("the noise scale is unknown" if noise_scale is None else rests),
         ),
         (
             "other_objective",
@@ -332,8 +331,8 @@ def caveats(
         (
             "fixed_horizon",
             horizon is not None,
-            f"the default's {parameters.get('schedule')} schedule ends after {horizon or 0:g} samples at every batch "
-            "size, so runs compare the metric at the end rather than the time to the target",
+            f"the default's {parameters.get('schedule')} schedule ends after {horizon or 0:g} samples, so runs "
+            "compare the final metric, not the time to the target",
         ),
         (
             "fine_tuning",
@@ -344,7 +343,7 @@ def caveats(
             "many_epochs",
             (epochs or 0.0) > MANY_EPOCHS,
             f"the default needs {epochs or 0.0:.1f} epochs, but the law of the critical batch size assumes new "
-            "samples, and overfitting depends on the batch size",
+            "samples and no overfitting",
         ),
     ]
     return [Notice(code=code, message=message) for code, holds, message in told if holds]
@@ -356,7 +355,7 @@ WAY = 0.9  # if the default misses the target, the answer compares runs at this 
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
-    """Measure, return and store a quick answer; may take longer than ``seconds``."""
+    """Measure, return and store a quick answer, in about ``seconds``."""
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
     with opened(spec, launch) as study:
@@ -364,7 +363,7 @@ def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -
 
 
 def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Make a quick answer, and store it unless it rests on an ended search's trials."""
+    """Make a quick answer, and store it unless it uses an ended search's trials."""
     found = quick_answer(study, plan, preset)
     if stored_end(study.store, study.spec.name) is not None:
         return found.model_copy(update={"warnings": [*found.warnings, AFTER_SEARCH]})
@@ -422,7 +421,7 @@ def learning_rate_range(default: float, rate: float, ratio: float) -> list[float
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """The study's target, or if the default missed it, `WAY` of the default's progress."""
+    """The study's target, or `WAY` of the default's progress if the default missed the target."""
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target

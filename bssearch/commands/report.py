@@ -43,7 +43,7 @@ COMPARED = (
 
 
 class Comparison(Model):
-    """A study in a comparison; ``note`` says why it has no answer or ratio."""
+    """A study in a comparison; ``note``: reason for a missing answer or ratio."""
 
     study: str
     database: str

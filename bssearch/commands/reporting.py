@@ -154,7 +154,7 @@ class Reporter(Listener):
         self._pass_on_notes()
 
     def close(self) -> None:
-        """End the boards once everything is written, or at the deadline."""
+        """End the boards after the last report, or at the deadline."""
         self._boards.close()
         self._pass_on_notes()
 

@@ -142,8 +142,8 @@ class Stored:
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
     """Train a stored trial again and compare; store nothing.
 
-    Runs in one slot within ``budget.trial_train_seconds``; a stopped trial stops again at its last evaluation. This
-    machine must know the workload, or ``launch.workload`` names the workload.
+    Runs in one slot within ``budget.trial_train_seconds``. A stopped trial stops again at its last evaluation.
+    ``launch.workload`` names a workload that this machine does not know.
 
     Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code, and the errors of `run_study`.
 
@@ -174,13 +174,13 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
     environment, curve = store.trials.environment(study, number), store.trials.observations(study, number)
     reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
     reasons = {
-        "the trial was imported, so there is no workload to run": spec.is_imported,
-        "the trial has not started yet; `bssearch run` starts it": trial.state is TrialState.QUEUED,
+        "the trial was imported and has no workload": spec.is_imported,
+        "the trial has not started yet; start the study with `bssearch run`": trial.state is TrialState.QUEUED,
         "the trial still runs": trial.outcome is None,
         f"the trial ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
     }
     for why_not, holds in reasons.items():
-        require(not holds, f"trial {number} of {study!r} cannot be run again: {why_not}")
+        require(not holds, f"cannot rerun trial {number} of {study!r}: {why_not}")
     assert trial.outcome is not None and environment is not None, "the trial has ended"
     return Stored(record, spec, trial, trial.outcome, curve, environment, _request(spec, trial))
 
@@ -196,20 +196,20 @@ def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
     try:
         return admitted(spec, plan, trial.number, checkpoint=None)
     except UsageError as error:
-        raise UsageError(f"trial {trial.number} of {spec.name!r} cannot be run again: {error.message}") from None
+        raise UsageError(f"cannot rerun trial {trial.number} of {spec.name!r}: {error.message}") from None
 
 
 def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
     then = stored.environment
     if then.fingerprint != now.fingerprint:
         listener.note(
-            f"trial {stored.trial.number} ran on {then.fingerprint}, but this device is {now.fingerprint}: the seconds "
-            "are not comparable, and the steps may differ"
+            f"trial {stored.trial.number} ran on {then.fingerprint}, but this device is {now.fingerprint}, so the "
+            "seconds are not comparable and the steps may differ"
         )
     if then.workload_revision != now.workload_revision:
         listener.note(
             f"the workload's file has changed since trial {stored.trial.number} ran "
-            f"({then.workload_revision} → {now.workload_revision}): the training may be different"
+            f"({then.workload_revision} → {now.workload_revision}), so the training may differ"
         )
 
 
@@ -276,7 +276,7 @@ def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
     same = (before.state, before.steps_to_target) == (outcome.state, outcome.steps_to_target)
     if stored.was_stopped:
         return same
-    # The reason of an out-of-memory end names bytes of other processes, so it may differ.
+    # The reason of an out-of-memory end names bytes of other processes, so the reason may differ.
     needs_reason = before.state in FAILURES - {TrialState.OOM}
     return same and before.steps == outcome.steps and (not needs_reason or before.reason == outcome.reason)
 

@@ -52,9 +52,8 @@ def run_study(
 ) -> Answer:
     """Run or resume a study and return the answer.
 
-    Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
-    stored. The best configuration and missing runs of ``from_study`` come first; its seconds do not
-    count. Refuses changed workload code and a busy GPU unless ``launch`` allows them.
+    Several processes and machines may run one study. ``from_quick`` starts from a quick answer, making one if missing.
+    The best configuration and missing runs of ``from_study`` come first; their seconds do not count.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
@@ -67,7 +66,7 @@ def run_study(
     spec, launch = loaded(spec, launch)
     require(
         not from_quick or objective_of(spec).trials_race,
-        f"objective = {spec.objective!r}: a quick answer is only about the seconds to a target",
+        f"objective = {spec.objective!r} has no quick answer, which minimises the seconds to a target",
         hint="run the study without --from-quick",
     )
     with opened(spec, launch, reports=True) as study:
@@ -90,7 +89,7 @@ def begin_with(study: OpenStudy, source: str) -> None:
     store, spec = study.store, study.spec
     trials, found = store.trials.of(source), answer(store, source)
     if store.trials.of(spec.name):
-        study.listener.note(f"study {spec.name} has trials already, so --from {source} is ignored")
+        study.listener.note(f"study {spec.name} has trials already, so bssearch ignores --from {source}")
         return
     best = {name: value for name, value in found.optimal.parameters.items() if value is not None}
     own = {name: value for name, value in best.items() if name in spec.searched and name != "optimizer"}
@@ -105,7 +104,7 @@ def begin_with(study: OpenStudy, source: str) -> None:
         except UsageError as error:
             study.listener.note(f"leaving out a run of study {source}: {error.message}")
     words = "; ".join(f"batch {one.batch_size}, learning rate {one.learning_rate:.3g}" for one in queued.values())
-    study.listener.note(f"the first trials are from study {source}, without its seconds: {words or 'none'}")
+    study.listener.note(f"the first trials repeat study {source}: {words or 'no configuration'}")
 
 
 def run_opened(study: OpenStudy) -> Answer:
@@ -117,7 +116,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time the batch sizes on more devices if asked, and run the best on each number that pays."""
+    """Time the batch sizes on more devices if asked, and run the best if more devices pay."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -146,8 +145,8 @@ def grow(study: OpenStudy) -> None:
     study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
-            "no trial with a growing batch: no schedule of space.batch_schedule changes the batch size within a "
-            "trial's limit, or the best constant batch size has no steps to the target"
+            "no schedule of space.batch_schedule can run: none changes the batch size within a trial's limit, or "
+            "the best constant batch size never reached the target"
         )
 
 
@@ -241,7 +240,7 @@ def audit_study(
     train_seconds: float | None = None,
     run: bool = True,
 ) -> Audit:
-    """Make the missing runs by the rules of thumb, cheapest first, and judge the rules; can be resumed.
+    """Make the missing runs by the rules of thumb, cheapest first, and judge the rules. A second call resumes.
 
     Args:
         runs: runs per configuration (default: ``confirm.runs``; up to ``confirm.max_runs`` while undecided).
@@ -295,7 +294,7 @@ def next_audit_run(
     def job(history: History) -> TrialPlan | None:
         if spent_train_seconds(history.all_trials) >= train_seconds:
             return None
-        # The cases are made only now, because confirmation may have changed them.
+        # Make the cases only now, because confirmation may have changed the optimum.
         by_rule = by_cost(history.spec, found())
         return next(missing_audit_runs(history, by_rule, runs), None) or _further_run(history, by_rule, runs, most)
 
@@ -303,8 +302,8 @@ def next_audit_run(
 
 
 def _further_run(history: History, found: Sequence[Case], runs: int, most: int) -> TrialPlan | None:
-    # An undecided case gets twice the runs. Few looks are taken, because an interval that is checked after every run
-    # passes any bound at some time. The case with the least expected seconds to a verdict is first.
+    # An undecided case gets twice the runs. Look rarely, because an interval passes any bound at some time if every run
+    # brings a look. The case with the least expected seconds to a verdict is first.
     spec, trials = history.spec, [*history.all_trials]
     step_seconds = step_seconds_of(history.probes.values(), spec.timed_model)
     undecided: list[tuple[float, int, Case]] = []
@@ -347,10 +346,7 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimal and the largest batch size in micro-batches, in `COMPARING_VISITS` visits.
-
-    Skips sizes that were never timed whole.
-    """
+    """Time the optimal and the largest batch size in micro-batches, in `COMPARING_VISITS` visits."""
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.is_whole]

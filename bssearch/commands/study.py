@@ -53,7 +53,7 @@ class Study:
         require(
             spec.workload in {GIVEN_IN_PYTHON, OBJECTIVE},
             f"the spec of study {spec.name!r} names the workload {spec.workload!r}, but a Study trains its objective",
-            hint="bssearch.run_study(spec) runs a workload",
+            hint="run a workload with bssearch.run_study(spec)",
         )
         self.spec = spec.model_copy(update={"workload": OBJECTIVE})
         self._objective = objective
@@ -65,11 +65,12 @@ class Study:
     def run(self) -> Answer:
         """Run the objective until the study ends; return the answer.
 
-        The first Ctrl-C, SIGTERM or kernel interrupt pauses the trial at the next step if the loop called
-        `trial.state`, else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second interrupt
-        cancels at once. Also raises the errors of `bssearch.run_study`, and `UsageError` without an objective.
+        Ctrl-C, SIGTERM or a kernel interrupt raises `InterruptedRunError`. The trial pauses at the next step if the
+        loop called `trial.state`, else ends. A new `Study` resumes.
         """
-        objective = required(self._objective, "study.run() needs an objective", hint="Study(spec, objective=train)")
+        objective = required(
+            self._objective, "study.run() needs an objective", hint="give an objective: Study(spec, objective=train)"
+        )
         with Interrupts(on_second=lambda: None, at_once=lambda: not self._search.stops_in_order()):
             return self._run(objective)
 
@@ -96,10 +97,10 @@ class Study:
     def ask(self) -> Trial | None:
         """Next trial, with all random generators seeded; None once the study has ended.
 
-        The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` if `tell`
-        was not called for the last trial, and any error that ends the study.
+        The first trials only time the loop. Train these trials until ``trial.should_stop``, too. Raises `UsageError`
+        without `tell` for the last trial, and any error that ends the study.
         """
-        require(self._asked is None, "ask() needs tell() first: one trial trains at a time")
+        require(self._asked is None, "ask() needs tell() first, because one trial trains at a time")
         piece = self._search.next_piece()
         if piece is None:
             self._search.join()
@@ -138,7 +139,7 @@ class Study:
 
 
 class _Search:
-    """Holds no reference to `Study`, so that Python can collect it."""
+    """Has no reference to `Study`, so that Python can collect a `Study`."""
 
     def __init__(self, spec: StudySpec, launch: Launch, revision: str) -> None:
         self.answer: Answer | None = None

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Data frame with a row per trial and the columns of ``trials.csv`` and more; time and searched parameters first.
+    """Data frame with a row per trial; time and searched parameters come first.
 
     Raises `NotFoundError` and `DatabaseError`.
 
@@ -74,7 +74,7 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
     """Queue a configuration; return the trial's number and configuration.
 
-    Missing ``values`` are the default's; a missing learning rate follows the space's rule. The trial is never pruned.
+    Missing ``values`` are the default's. A missing learning rate follows the space's rule. The trial is never pruned.
     Raises `UsageError` outside the space, `LaunchError` if no batch size fits into memory.
 
     ::
@@ -131,15 +131,15 @@ def with_schedule(
     )
     require(
         NOISE_SHARE not in given or schedule.is_measured,
-        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)}: a {schedule.name} schedule has no {NOISE_SHARE}",
+        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)} does not fit a {schedule.name} schedule, which has no {NOISE_SHARE}",
     )
     require(
         spec.workload != OBJECTIVE,
-        f"{BATCH_STAGES}: the batch size of a function cannot grow; use a script or a workload",
+        f"{BATCH_STAGES} does not work with a function, whose batch size cannot grow; use a script or a workload",
     )
     require(
         not spec.is_program or not schedule.is_measured,
-        f"{BATCH_SCHEDULE} = {schedule.name!r}: bssearch cannot see the gradients of a program",
+        f"{BATCH_SCHEDULE} = {schedule.name!r} does not work with a program, whose gradients bssearch cannot see",
         hint="use a schedule by samples: batch_stages='SAMPLES:SIZE …'",
     )
     for stage in schedule.stages[1:]:
@@ -212,7 +212,7 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
             given = given.model_copy(update={"learning_rate": base.learning_rate * (after / before)})
         configuration = whole_configuration(given, spec.space)
     except ValidationError as error:
-        # A union type gives one problem per member; the last problem, about numbers, is the most helpful.
+        # A union type gives a problem per member; the last problem, about numbers, is the most helpful.
         problems = {_name(one): f"{_name(one)} = {one['input']!r}: {problem_in_words(one)}" for one in error.errors()}
         raise UsageError("; ".join(problems.values())) from None
     except ValueError as error:

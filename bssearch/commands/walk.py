@@ -77,7 +77,7 @@ class Walk:
             ]
         except BSSearchError as error:
             return None, error.message
-        return fit_memory(uses), "fewer than three micro-batches were measured"
+        return fit_memory(uses), "unknown from fewer than three micro-batches"
 
     def _memory_step(self, fit: MemoryFit | None, reason: str) -> WalkStep:
         question = "How much memory does a sample take?"

@@ -91,9 +91,11 @@ class BatchAdvice:
         if self.measured_steps == 0:
             return f"noise scale unknown: {self.reason}"
         if self.measured_steps < FEWEST_PASSES:
-            return f"noise scale unknown: {self.measured_steps} steps were measured; {FEWEST_PASSES} are needed"
+            return f"noise scale unknown: {self.measured_steps} of at least {FEWEST_PASSES} steps measured; train on"
         if saved is None or halved is None or known.low is None:
-            return f"noise scale unknown: {self.measured_steps} measured steps do not tell the gradient from its noise"
+            return (
+                f"noise scale unknown: {self.measured_steps} measured steps cannot separate the gradient from its noise"
+            )
         if saved[0] is None or halved[0] is None:
             return (
                 f"noise scale {noise_scale(None, known.low, None)} samples after {self.samples:,} samples: batch "
@@ -119,9 +121,9 @@ class BatchAdvice:
 class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
-    In some steps, hooks on the parameters take the gradient norms of each micro-batch and of their sum. This takes at
-    most `SHARE` of the training time. The ranks of DistributedDataParallel count as micro-batches. If a step has one
-    micro-batch, a second backward pass takes the gradient of its first half.
+    In some steps, for at most `SHARE` of the time, hooks take the gradient norms of each micro-batch and of their sum.
+    The ranks of DistributedDataParallel count as micro-batches. If a step has one micro-batch, a second backward pass
+    takes the gradient of its first half.
 
     ::
 
@@ -135,9 +137,9 @@ class BatchAdvisor:
 
     Args:
         batch_size: Samples per optimizer step, of all ranks together.
-        optimizer: One or several optimizers; with Adam, the noise is measured as its update sees it.
-        dataset_size: Samples of the training set. Small sets are drawn without replacement, which lowers the noise.
-        micro_batches: Backward passes per step, of all ranks together; steps with another number are not measured.
+        optimizer: One or several optimizers. With Adam, the noise scale is for Adam's updates.
+        dataset_size: Samples of the training set.
+        micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another number.
         aside: Context of the second backward passes.
         now: Clock in seconds.
     """
@@ -177,7 +179,7 @@ class BatchAdvisor:
         self._paces: deque[float] = deque(maxlen=TIMED)  # seconds per step from one measured step to the next
         self._steps = 0
         self._norms: _StepNorms | None = None
-        self._reason = f"step() recorded fewer than {FIRST_EVERY + 1} steps"  # why a step was not measured
+        self._reason = f"step() recorded fewer than {FIRST_EVERY + 1} steps"  # reason that a step was not measured
         self._expected = micro_batches
         self._micro_batches = 0  # largest number in a step; an epoch's last step may have fewer
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
@@ -449,7 +451,7 @@ class _StepNorms:
 def _check_size(where: str, batch_size: Any) -> None:
     require(
         isinstance(batch_size, int) and not isinstance(batch_size, bool) and batch_size >= 1,
-        f"{where}(batch_size={batch_size!r}): must be a whole number >= 1",
+        f"{where}(batch_size={batch_size!r}) needs a whole number >= 1",
     )
 
 

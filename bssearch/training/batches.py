@@ -82,8 +82,8 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
     """Yield the (inputs, targets) of each micro-batch on the device, from ``growth``'s position on, without end.
 
-    The caller counts each step in ``growth``. The last incomplete batch of an epoch is dropped. Closing ends the
-    loader processes. Several ranks share each step's micro-batches.
+    The caller counts each step in ``growth``. An epoch drops its incomplete last batch. Several ranks share each
+    step's micro-batches.
     """
 
     def shared(items: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -106,8 +106,8 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
         return _gathered(train, shared(rows_of_steps(_ready(epochs, computation), growth)))
     require(
         not growth.is_measured,
-        "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before "
-        "their size is known",
+        "batch_schedule = 'noise_scale' needs the training part on the device, because a loader prepares batches in "
+        "advance",
         error=WorkloadError,
     )
     rows = rows_of_steps(epochs, copy.copy(growth), ahead=True)
@@ -197,7 +197,7 @@ def _streamed_from_host(
 def drawn_ahead(
     epochs: Iterator[torch.Tensor], prepare: Callable[[torch.Tensor], torch.Tensor]
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield each epoch's order; a thread prepares the next epoch until the generator is closed."""
+    """Yield each epoch's order; a thread prepares the next epoch."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="epoch-order")
 
     def draw() -> torch.Tensor:
@@ -244,7 +244,7 @@ def start_method(
     train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY
 ) -> Literal["forkserver"] | None:
     """Forkserver if the part is plain tensors and fits free shared memory twice, else the default."""
-    # A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
+    # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
     try:
@@ -357,8 +357,8 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
         if short is not None or samples > size:
             wrong = samples if short is None else short
             raise WorkloadError(
-                f"train_batches(batch_size={size}) gave a batch of {wrong} samples; it must have {size}, "
-                "and only the last of an epoch may have fewer"
+                f"train_batches(batch_size={size}) gave a batch of {wrong} samples; give {size} samples in all "
+                "batches but the last of an epoch"
             )
         if samples < size:
             short = samples
@@ -395,9 +395,7 @@ def random_state_kept(*devices: torch.device) -> Iterator[None]:
 
 
 class Growth:
-    """A trial's position in its batch schedule.
-
-    The next step is in stage ``place``, at sample ``offset`` of ``epoch``. An epoch ends before an incomplete batch.
+    """A trial's position in its batch schedule: the next step is in stage ``place``, at sample ``offset`` of ``epoch``.
     ``train_samples`` is None if the workload makes its batches.
     """
 
@@ -409,8 +407,8 @@ class Growth:
         for stage in self.stages:
             require(
                 train_samples is not None or stage.micro_batch_size == self.stages[0].micro_batch_size,
-                f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; they must stay at "
-                f"{self.stages[0].micro_batch_size}, because the workload makes its batches itself",
+                f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; keep "
+                f"{self.stages[0].micro_batch_size}, because the workload makes its own batches",
                 error=WorkloadError,
             )
             require(
@@ -431,7 +429,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Steps as the learning rate schedule counts them: samples seen, in steps of the first batch size."""
+        """Steps of the learning rate schedule: samples seen over the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property
@@ -445,7 +443,7 @@ class Growth:
         return self.schedule is not None and self.schedule.is_measured
 
     def stepped(self) -> None:
-        """Count a step; begin the next stage if it is due."""
+        """Count a step; begin the next stage if due."""
         stage = self.stage
         self.samples += stage.batch_size
         self.offset += stage.batch_size

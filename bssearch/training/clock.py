@@ -1,7 +1,6 @@
 """The clock of a trial: four ledgers that add up to the wall time.
 
-Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment; the host may be `RUN_AHEAD`
-micro-batches ahead.
+Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment.
 """
 
 import os
@@ -144,7 +143,7 @@ class Clock:
         return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Train seconds by which trials compete: without known waits for a CPU."""
+        """Train seconds for comparing trials, without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._host_train_seconds - self._undelayed_seconds

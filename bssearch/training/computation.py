@@ -30,9 +30,8 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 class Computation:
     """A study's training settings on one device.
 
-    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` clears
-    ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. ``ranks`` are set during trials of several
-    ranks.
+    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). Trials of several
+    ranks set ``ranks``.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -243,7 +242,8 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
             described += f" ({torch.cuda.get_device_name(device)}, compute capability {major}.{minor})"
         raise LaunchError(
             f"precision = {wanted!r} is not available on {described}; choose from {', '.join(available)}",
-            hint="tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 also runs on the CPU), "
+            hint="use another precision: tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 "
+            "also runs on the CPU), "
             "fp16 any CUDA device",
         )
     return wanted
@@ -263,10 +263,7 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
-    """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
-
-    Random numbers repeat; running statistics count once.
-    """
+    """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass."""
     checkpointed_modules: Any = getattr(workload, "checkpointed_modules", None)
     require(
         checkpointed_modules is not None,
@@ -386,10 +383,7 @@ def _count_batch(norm: Any) -> Any:
 
 
 class SharedNorm:
-    """Mixed in before a batch norm's class: normalises with the statistics of all ranks' micro-batches.
-
-    PyTorch's ``SyncBatchNorm`` needs CUDA and a default group.
-    """
+    """Mixed in before a batch norm's class: normalises with the statistics of all ranks' micro-batches."""
 
     ranks: Ranks
 

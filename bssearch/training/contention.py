@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus the seconds of this
-process, its parent and the parent's boards. The core's pace shows other load.
+GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus our own. The core's pace
+shows other load.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LEAST_OTHERS = 0.2  # CPUs used by other programs; smaller use is normal for an 
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 
 UNKNOWN = (
-    "the processes on this device are unknown: the driver's process list is unreadable, or has other process ids, "
-    "as in a container; other programs may have used the device"
+    "other programs may have used the device, because the driver's process list is unreadable or has other process "
+    "ids, as in a container"
 )
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
@@ -128,14 +128,14 @@ class ContentionMeter:
             self._gpu.add(state["on_gpu"])
 
     def look(self) -> None:
-        """Look at the GPU or core while it is busy."""
+        """Look at the busy GPU or core."""
         if self._gpu is not None:
             self._gpu.look()
         if self._core is not None:
             self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
-        """Judge whether other work shared the machine since the start."""
+        """Judge other work on the machine since the start."""
         after = self._read_cpu()
         reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
@@ -155,7 +155,8 @@ class ContentionMeter:
 
 
 class DeviceWatch:
-    """Watches a GPU's processes and memory, and processes of ``others``; ``is_unknown`` if they cannot be listed."""
+    """Watches a GPU's processes and memory, and processes of ``others``; ``is_unknown`` if NVML cannot list
+    processes."""
 
     def __init__(self, device: torch.device, others: Iterable[torch.device] = ()) -> None:
         self._device = device
@@ -206,7 +207,7 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe other programs' CPU use if it exceeds `LEAST_OTHERS` CPUs and all programs exceed `FULL_SHARE`."""
+    """Describe other programs' CPU use above `LEAST_OTHERS` CPUs if all programs exceed `FULL_SHARE`."""
     used = after.less(before)
     if used.wall <= 0:
         return None
@@ -280,7 +281,7 @@ LOOK_SECONDS = 0.02  # seconds between timings of the kernel; the timings then c
 class CorePace:
     """Compares the core's pace with the fastest of `REMEMBERED` looks; one per process.
 
-    Slow looks are recognised only after a look at full pace.
+    This recognises slow looks only after a look at full pace.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:

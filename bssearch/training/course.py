@@ -1,6 +1,6 @@
 """A trial's evaluations: cadence, progress toward the target, and endings.
 
-The cadence in steps is fixed per batch size, so that trials of equal seeds take equal steps.
+A batch size has one cadence in steps, so that trials of equal seeds take equal steps.
 """
 
 import math
@@ -24,19 +24,16 @@ from bssearch.records import (
 )
 from bssearch.records.curves import Crossing, crossing, with_crossing
 
-# most evaluations in the full limit of train seconds; the crossing is then known to 0.1% of the limit
+# most evaluations in the full limit of train seconds, which locate the crossing to 0.1% of the limit
 EVALUATIONS_PER_LIMIT = 1000
 
 EVALUATION_SHARE = 0.2  # largest share of a trial's train and evaluation seconds
 
-FEWEST_EVALUATIONS = 20  # fewest evaluations in the full limit; the crossing is then known to 5% of the limit
+FEWEST_EVALUATIONS = 20  # fewest evaluations in the full limit, which locate the crossing to 5% of the limit
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
-    """The evaluation cadence in optimizer steps.
-
-    Evaluation may take at most `EVALUATION_SHARE`. `EVALUATIONS_PER_LIMIT` and `FEWEST_EVALUATIONS` take precedence.
-    """
+    """The evaluation cadence in optimizer steps."""
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
     # e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
@@ -123,7 +120,7 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Ending of a trial: save a paused trial, prune it if that fails; ``save`` returns a problem or None."""
+    """Ending of a trial after saving a paused trial, which is pruned if ``save`` returns a problem."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -161,8 +158,8 @@ class Course:
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
             raise UsageError(
-                f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one of "
-                "them is in percent",
+                f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}; one "
+                "value is in percent",
                 hint=f"use target: {{value: {target.in_unit_of(metric):g}}}",
             )
         previous, progress.last = progress.last, observation

@@ -135,8 +135,7 @@ def _source(kind: type) -> str | None:
 def git_state(source: Path) -> tuple[str | None, bool | None]:
     """Commit (12 hex digits) of a file's repository, and whether its tracked files differ.
 
-    The commit ends in ``+`` if the file itself differs. The second value is None if git takes too long; both are None
-    without git or a repository, and for ignored files.
+    The commit ends in ``+`` if the file itself differs. Unknown values are None.
     """
     commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
     state = _git(source.parent, "status", "--porcelain", "--ignored", "--", source.name)

@@ -1,6 +1,6 @@
 """The gradient noise scale of a model in training, measured in separate passes.
 
-A pass computes gradients of a few small batches in fp32, uncompiled, and changes no training state.
+A pass computes gradients of a few small batches in fp32 and changes no training state.
 """
 
 import itertools
@@ -120,7 +120,7 @@ class GradientPasses:
 class NoiseBudget:
     """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    ``pass_seconds`` maps a shape (small batches, samples of each) to the seconds of its last pass.
+    ``pass_seconds``: of the last pass by (small batches, samples of each).
     """
 
     train_seconds: float = 0.0
@@ -316,7 +316,7 @@ class NoiseGrowth:
 
     @property
     def noise_scale(self) -> float | None:
-        """Noise scale (samples) of recent passes; None if it may be infinite."""
+        """Noise scale (samples) of recent passes; None for a scale that may be infinite."""
         if not self._moments:
             return None
         trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
@@ -343,10 +343,10 @@ def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | N
 
 
 def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
-    """Growth by noise scale if scheduled; `WorkloadError` if the noise cannot be measured."""
+    """Growth by noise scale if scheduled; `WorkloadError` without a noise meter."""
     if not trainer.growth.is_measured:
         return None
-    reason = None if trainer.has_noise else "the gradient of single samples cannot be taken"
+    reason = None if trainer.has_noise else "the workload gives no gradients of single samples"
     if reason is None and small_batch_size(trainer.configuration, len(trainer.train)) == 0:
         reason = f"the training part has too few samples for {SMALL_BATCHES} gradients"
     require(

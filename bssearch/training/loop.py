@@ -52,7 +52,7 @@ from bssearch.training.trial_checkpoint import (
 from bssearch.workloads.base import Workload, measure, metric_value
 from bssearch.workloads.data import Data, TokenPart
 
-# after these states, the test part may be evaluated
+# a trial in these states may evaluate the test part
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 
 Stop = Callable[[], tuple[TrialState, str] | None]
@@ -61,7 +61,7 @@ Stop = Callable[[], tuple[TrialState, str] | None]
 class Trial:
     """One run of a request; iterate over its `observations`.
 
-    ``stop`` and ``on_progress`` are called after every step.
+    Every step calls ``stop`` and ``on_progress``.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Trial:
         if (ranks := self._computation.ranks) is not None:
             with self._clock.ledger("other"):
                 ranks.ask("ready")
-        # A due evaluation precedes the time limit, so that microseconds do not decide whether a crossing counts.
+        # A due evaluation precedes the time limit, so that microseconds do not decide about a crossing.
         with self._clock.ledger("train"):
             while True:
                 ending = self._stopped() or self._limited()
@@ -361,7 +361,7 @@ def describe_model(
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Tokens of a sample, if the workload declares them; `WorkloadError` if not a positive integer."""
+    """Tokens of a sample, if declared; `WorkloadError` if not a positive integer."""
     tokens = getattr(workload, "tokens_per_sample", None)
     require(
         tokens is None or (type(tokens) is int and tokens >= 1),

@@ -1,6 +1,6 @@
 """NVML's view of an NVIDIA GPU, by nvidia-ml-py (`pynvml`, extra ``gpu``).
 
-Unknown answers are None or an empty list: on the CPU, or without the library, driver or feature.
+Unknown answers are None or an empty list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of script
 def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
     """Id and name of programs computing on a device; None if unknown.
 
-    Leaves out this process's ancestors, descendants and driver's workers. In a container, NVML may list the host's ids.
+    Leaves out this process's ancestors, descendants and driver's workers.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -81,7 +81,7 @@ def throttle_reasons(device: torch.device) -> list[str] | None:
 
 
 def total_energy_joules(device: torch.device) -> float | None:
-    """Energy since the driver was loaded."""
+    """Energy since the load of the driver."""
     millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))
     return millijoules / 1e3 if millijoules else None
 

@@ -89,8 +89,7 @@ def muon_with_adamw(
 ) -> torch.optim.Optimizer:
     """Muon over weight matrices outside embeddings, and AdamW over the rest with a scaled learning rate.
 
-    PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
-    unless it shares an embedding's weights.
+    An output layer counts as a matrix unless it shares an embedding's weights.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     embeddings = {id(parameter) for layer in layers for parameter in layer.parameters()}
@@ -171,7 +170,8 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         keywords["nesterov"] = False  # meaningless without momentum
     if configuration.optimizer in OF_TIMM:
         kind: Any = getattr(timm_optimizers(configuration.optimizer), configuration.optimizer.capitalize())
-        # Apply the trust ratio to matrices and filters only. Without weight decay, timm skips it, and LARS becomes SGD.
+        # Apply the trust ratio to matrices and filters only. Without weight decay, timm skips the ratio, and LARS
+        # becomes SGD.
         groups = [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
     else:
         kind = KINDS[configuration.optimizer]
@@ -255,10 +255,7 @@ KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 
 
 def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
-    """Load another run's states, but keep each group's options; `ValueError` if kinds or parameters differ.
-
-    A single group over ``model``'s trained parameters fits several groups.
-    """
+    """Load another run's states, but keep each group's options; `ValueError` if kinds or parameters differ."""
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):
         raise ValueError(f"{len(states)} states for {len(optimizers)} optimizers")
@@ -286,4 +283,4 @@ def _check_kind(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -
         for name in KIND_OPTIONS:
             if (name in own) != (name in other):
                 with_it, without = ("study", "checkpoint") if name in own else ("checkpoint", "study")
-                raise ValueError(f"the {with_it}'s optimizer has {name}, the {without}'s optimizer does not")
+                raise ValueError(f"the {with_it}'s optimizer has {name}, the {without}'s optimizer lacks this option")

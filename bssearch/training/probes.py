@@ -191,7 +191,7 @@ def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedR
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """True if the median is known within ``precision``."""
+    """True if the median's interval is within ``precision``."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
@@ -275,7 +275,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
     k = math.ceil(bdtrik(0.025, len(values), 0.5))
     if k < 1:
-        raise ValueError(f"{len(values)} values have no 95 % interval of the median; it takes 6")
+        raise ValueError(f"{len(values)} values have no 95 % interval of the median; give at least 6")
     ordered = sorted(values)
     return ordered[k - 1], ordered[-k]
 
@@ -297,10 +297,10 @@ def measure_memory(
     *,
     memory_bytes: int | None = None,
 ) -> MemoryUse:
-    """Run three steps; return whether memory, capped at ``memory_bytes``, sufficed.
+    """Peak memory of three steps, capped at ``memory_bytes``, and the reason of a failure.
 
     A micro-batch size does not fit if a GPU's allocator must retry after kernels are chosen, because the allocator
-    would thrash. The peak excludes workspaces of kernels being benchmarked.
+    would thrash.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -349,15 +349,12 @@ GROWTH = 1.5
 
 
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    """Train until the metric is near the target, or training ends; measure the noise scale there.
-
-    The interval does not cover other seeds.
-    """
+    """Train until the metric is near the target, or training ends; measure the noise scale there."""
     own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
     require(
         not own,
-        f"the gradient noise scale cannot be measured for a workload with a method {' or '.join(own)}: "
-        "the measurement needs loss() on training samples drawn at random",
+        f"a workload with a method {' or '.join(own)} has no gradient noise scale, which needs loss() on random "
+        "training samples",
         error=WorkloadError,
     )
     require(
@@ -368,7 +365,7 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
     )
     require(
         len(data.train) >= PASS_BATCHES,
-        f"the training part has {len(data.train)} samples; at least {PASS_BATCHES} are needed",
+        f"the training part has {len(data.train)} samples; give at least {PASS_BATCHES}",
         error=WorkloadError,
     )
     configuration = request.configuration
@@ -390,7 +387,7 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         raise LaunchError(
             f"out of memory, batch size {configuration.batch_size} in micro-batches of "
             f"{configuration.micro_batch_size}: {error}",
-            hint="bssearch probe memory finds the largest micro-batch that fits",
+            hint="find the largest micro-batch that fits with `bssearch probe memory`",
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Learning rate schedules: factors on the peak, pure functions of the step from 0.
 
-Warmup and horizon are in samples or epochs, so that they mean the same at every batch size.
+Warmup and horizon are in samples or epochs.
 """
 
 import math
@@ -110,7 +110,7 @@ class OwnSchedule(RateSchedule):
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:
-    """The workload's schedule, else the configured one; `WorkloadError` if ``build_schedule`` returned no function."""
+    """The workload's or the configured schedule; `WorkloadError` if ``build_schedule`` returned no function."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
     if build is None:
@@ -118,8 +118,8 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
     factor_at = build(configuration, max(1, train_samples // configuration.batch_size))
     require(
         callable(factor_at),
-        f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
-        "returns the factor on the learning rate",
+        f"build_schedule() returned a {type(factor_at).__name__}; return a function from the step to the factor on "
+        "the learning rate",
         error=WorkloadError,
     )
     # The configured warmup only keeps `Course.stuck_at_chance` from ending a trial during the warmup.

@@ -45,7 +45,7 @@ class AveragedWeights:
     """Average of a model's parameters and floating-point buffers.
 
     After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
-    2017, eq. 2). Integer buffers and buffers with infinities (counters, masks) are not averaged.
+    2017, eq. 2). Skips integer buffers and buffers with infinities (counters, masks).
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -87,7 +87,7 @@ def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
 class Updates:
     """Optimizers with fp16 loss scaling, clipping and weight averaging.
 
-    ``skipped`` counts, on the device, the updates that loss scaling skipped.
+    ``skipped`` counts updates that loss scaling skipped.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Updates:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def apply(self, only: torch.optim.Optimizer | None = None) -> None:
-        """Clip the gradient and step all optimizers, then `end`; ``only`` one is stepped without `end`."""
+        """Clip the gradient and step all optimizers, then `end`; ``only`` steps one optimizer, without `end`."""
         stepped = self.optimizers if only is None else [only]
         if self.scaler is not None:
             self._was_scaled = True
@@ -158,7 +158,7 @@ class Updates:
             self.average.update()
 
     def state(self) -> dict[str, Any]:
-        """State to save; tensors are not copied."""
+        """State to save, without copies of tensors."""
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
@@ -198,7 +198,7 @@ def own_training_step(workload: Workload, computation: Computation) -> Take | No
     require(
         step is None or not computation.replays_graphs,
         f"training.compile = {computation.settings.compile!r} must be 'default' or 'none' for a workload with a "
-        "training_step: CUDA graphs reuse memory that the training_step may still use",
+        "training_step, because CUDA graphs reuse memory of the step",
     )
     return step
 
@@ -303,7 +303,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def has_noise(self) -> bool:
-        """True if gradients of arbitrary samples can be computed."""
+        """True if the workload gives gradients of arbitrary samples."""
         return self._own_step is None and self.train.has_rows
 
     def step(self) -> None:
@@ -471,7 +471,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         if weights and accumulates:
             require(
                 len(weights) == self.now.accumulation_steps,
-                "loss() returned a WeightedLoss for some micro-batches of a batch and not for others",
+                "loss() returned a WeightedLoss for only some micro-batches of a batch; return one for all",
                 error=WorkloadError,
             )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
@@ -539,7 +539,7 @@ def check_ranks(configuration: Configuration, workload: Workload, computation: C
     require(
         size == processes,
         f"world_size = {size} must be {processes}, the processes of this trial",
-        hint="the executor local trains a workload on several devices",
+        hint="use executor local to train a workload on several devices",
     )
     unsupported = {
         "fp16: choose bf16": computation.precision == "fp16",

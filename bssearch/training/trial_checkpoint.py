@@ -108,7 +108,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A paused trial's file; ``on_progress`` is called after each chunk."""
+    """A paused trial's file; each chunk calls ``on_progress``."""
 
     path: Path
     identity: Identity
@@ -388,7 +388,7 @@ def _of_run(path: Path, content: Any) -> SavedRun:
         return SavedRun(model=content)
     found = ", ".join(sorted(str(name) for name in content)[:8]) or "nothing"
     raise UsageError(
-        f"checkpoint {path} holds {found}; expected 'model' with a state_dict, or a state_dict", hint=FORMAT_HINT
+        f"checkpoint {path} has {found}; expected 'model' with a state_dict, or a state_dict", hint=FORMAT_HINT
     )
 
 
@@ -433,7 +433,7 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
         trainer.updates.take_over(saved.optimizer, saved.average)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"checkpoint {path}: the optimizer is not the study's: {error}",
+            f"checkpoint {path} has another optimizer than the study: {error}",
             hint="omit 'optimizer' from the file to restart the optimizer, or name the run's optimizer in the spec",
         ) from error
     trainer.schedule = branch_schedule(trainer.schedule, branch, batch_size)
@@ -447,7 +447,8 @@ def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> Branc
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
             raise UsageError(
-                f"checkpoint {branch.checkpoint} has neither step nor samples, but the learning rate depends on this",
+                f"checkpoint {branch.checkpoint} has neither step nor samples, but the learning rate depends on the "
+                "position",
                 hint="pass the samples before each checkpoint by --at",
             )
         offset = run.warmup_steps

@@ -101,11 +101,10 @@ class Workload(Protocol):
     Optional members:
 
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes; default: PyTorch's
-      ``default_collate``. A mapping or tensor holds inputs without targets.
+      ``default_collate``. A mapping or tensor is inputs without targets.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
       batches, from an ``IterableDataset`` or your ``DataLoader``. ``batch_size`` is the micro-batch size; ``seed``
-      changes with the epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed
-      trial repeats earlier batches, off the clock.
+      changes with the epoch. The first tensor must have ``batch_size`` rows. bssearch drops a smaller last batch.
     * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
       list or dict of them, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
@@ -259,7 +258,7 @@ def whole(name: str, found: object) -> Workload:
     require(
         not missing,
         f"workload {name!r} lacks {', '.join(missing)}",
-        hint="bssearch.Workload documents the members of a workload",
+        hint="add the members; see the documentation of bssearch.Workload",
         error=WorkloadError,
     )
     return cast(Workload, found)
@@ -280,7 +279,7 @@ def _imports(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Refuse a study in a file being imported, because every worker would run the study."""
+    """Refuse a study during the import of its file, because every worker would run the study."""
     if _importing:
         raise UsageError(
             f"the file of workload {_importing[-1]!r} runs a study on import, and every worker imports the file",
@@ -340,7 +339,7 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
     try:
         value = float(metrics[metric])
     except (TypeError, ValueError) as error:
-        raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}: not a number") from error
+        raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}, which is not a number") from error
     info = workload.metrics.get(metric, MetricInfo())
     require(
         not (info.low is not None and value < info.low) and not (info.high is not None and value > info.high),
@@ -353,7 +352,7 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
 # name code in these folders by module, because modules are equal on every machine
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
-LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer settings, only the type is stored
+LONGEST_SETTING = 10_000  # characters of a setting's JSON; longer settings keep only the type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +375,7 @@ class GivenWorkload:
 def given_workload(workload: Any, folder: Path) -> GivenWorkload:
     """Name a workload by its file, relative to ``folder`` if inside, or its module.
 
-    Constructor arguments are read from equally named attributes. If the arguments do not rebuild an equal object, the
+    Attributes give the constructor arguments of equal names. If the arguments do not rebuild an equal object, the
     object itself runs in this process.
     """
     if isinstance(workload, str):

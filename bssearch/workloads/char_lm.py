@@ -1,6 +1,6 @@
 """A character-level language model: a small GPT-style transformer.
 
-The default text is the sources of Python's standard library, so every loss differs between Python versions.
+Losses differ between Python versions, whose sources are the default text.
 """
 
 import hashlib
@@ -156,8 +156,8 @@ class CharLM:
 class CharTransformer(nn.Module):
     """A decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
 
-    Output and token embedding share weights. Initial deviation is 0.5 / √width (0.02 at GPT-2's width of 768), over √(2
-    × layers) for writes to the residual stream. Dropout acts on embeddings and on each block's outputs.
+    Output and token embedding share weights. Initial deviation is 0.5 / √width, over √(2 × layers) for writes to the
+    residual stream. Dropout acts on embeddings and on each block's outputs.
     """
 
     def __init__(self, *, tokens: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:

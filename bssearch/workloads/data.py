@@ -296,7 +296,7 @@ def _check_sequence(data: object, given: object, name: str) -> None:
     returned = f"load() returned a {type(data).__name__} whose {name} is a {type(given).__name__}"
     require(
         not isinstance(given, DataLoader),
-        f"{returned}; but bssearch chooses the batch size and the order",
+        f"{returned}, but bssearch chooses the batch size and the order",
         hint="return the loader's dataset, and use the loader's collate_fn as the workload's collate; "
         "if only the loader can make the training batches, write train_batches(batch_size, seed)",
         error=WorkloadError,
@@ -360,9 +360,8 @@ def _check_rows(part: Part, name: str) -> None:
 
 
 _HINT = (
-    "a sample is a row of each tensor; for rows of unequal length, return a list or Dataset of samples, and write a "
-    "method collate(samples) that pads the rows; or return row numbers (torch.arange) as inputs, which loss() and "
-    "evaluate() look up"
+    "for rows of unequal length, return a list or Dataset of samples, and write a method collate(samples) that pads "
+    "the rows; or return row numbers (torch.arange) as inputs, for loss() and evaluate() to look up"
 )
 
 

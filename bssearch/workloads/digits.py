@@ -1,7 +1,6 @@
 """scikit-learn's handwritten digits: 1,797 images (8 × 8), a small convolutional network, about 1 s per trial.
 
-Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998. Importing `sklearn.datasets` would
-take longer than most trials.
+Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 """
 
 import gzip

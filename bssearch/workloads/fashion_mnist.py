@@ -56,8 +56,8 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
         found = _first(folders)
         if found is None:
             raise WorkloadError(
-                f"the folder of --data-dir or {DATA_DIR_VARIABLE} holds no Fashion-MNIST: no {FILES[0]}, with or "
-                f"without .gz, in {', '.join(map(str, folders))}; without this folder, bssearch searches "
+                f"the folder of --data-dir or {DATA_DIR_VARIABLE} has no {FILES[0]}, with or without .gz, in "
+                f"{', '.join(map(str, folders))}; without this folder, bssearch searches "
                 f"{debian_folder}; {WAYS}"
             )
         return found
@@ -240,18 +240,18 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     count, height, width = images.shape
     require(
         height == width == SIDE,
-        f"{images_file} holds images of {height} × {width} pixels; expected {SIDE} × {SIDE}",
+        f"{images_file} has images of {height} × {width} pixels; expected {SIDE} × {SIDE}",
         error=WorkloadError,
     )
     require(
         count == len(labels),
-        f"{images_file} holds {count} images, but {labels_file} {len(labels)} labels",
+        f"{images_file} has {count} images, but {labels_file} {len(labels)} labels",
         error=WorkloadError,
     )
     checksum = zlib.crc32(labels.tobytes())
     require(
         checksum == _LABELS_CRC32[part],
-        f"{labels_file} does not hold the labels of Fashion-MNIST: the {len(labels)} labels have the CRC-32 "
+        f"{labels_file} has other labels than Fashion-MNIST: the {len(labels)} labels have the CRC-32 "
         f"{checksum:08x} instead of {_LABELS_CRC32[part]:08x}; MNIST's files have the same names",
         error=WorkloadError,
     )

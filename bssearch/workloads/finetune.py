@@ -105,7 +105,7 @@ _PRETRAINING_RATE = 3e-3  # AdamW's learning rate, which decays linearly to zero
 class FineTune:
     """Classify five new classes with a network that knows five old classes.
 
-    ``train_samples`` is balanced over the new classes. New classes give ``accuracy`` and ``loss``. Old classes give
+    New classes share ``train_samples`` equally. New classes give ``accuracy`` and ``loss``. Old classes give
     ``old_accuracy`` and ``forgetting``, the fall of ``old_accuracy`` since pre-training.
     """
 
@@ -132,8 +132,7 @@ class FineTune:
     def load(self, device: torch.device) -> Data:
         """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
-        A target is the class and whether the pre-trained network was right (0 for new classes). Pre-training takes
-        one core about 10 s.
+        A target is the class and whether the pre-trained network was right (0 for new classes).
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train

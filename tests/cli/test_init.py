@@ -45,7 +45,7 @@ def test_both_files_appear_under_the_name_and_the_next_steps_are_said(tmp_path: 
 def test_the_pruner_that_is_written_is_the_one_that_the_guide_recommends(tmp_path: Path, kind: Kind) -> None:
     assert bssearch("init", "of_pruners", "--kind", kind, cwd=tmp_path).returncode == 0
     shown = yaml.safe_load(next(block for block in blocks(DOCUMENTS["searching"], "yaml") if "pruner:" in block))
-    recommended = re.findall(r"`(\w+)` is recommended", DOCUMENTS["searching"].split("## The pruner")[1])
+    recommended = re.findall(r"The default `(\w+)`", DOCUMENTS["searching"].split("## The pruner")[1])
     written = yaml.safe_load((tmp_path / "of_pruners.yaml").read_text())["pruner"]
     assert [written["name"]] == recommended == [shown["pruner"]["name"]] == [PrunerSpec().name]
 
@@ -137,7 +137,7 @@ def test_names_that_would_hide_a_module_or_are_no_class() -> None:
     for name in ("torch", "random", "sys"):
         with pytest.raises(UsageError, match=rf"{name}\.py would hide the module"):
             check_free(name)
-    with pytest.raises(UsageError, match="None cannot be the name of a class"):
+    with pytest.raises(UsageError, match="None is no valid name of a class"):
         class_name_of("none")
     assert class_name_of("resNet-50_v2--") == "ResNet50V2"
     check_free("no-such-module")

@@ -102,7 +102,7 @@ def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is
 def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:
     wrong = at_a_terminal(folder, "study", "delete", "task", typed="y")
     assert wrong.returncode == 2, wrong.stderr
-    assert "the study was not deleted" in wrong.stderr
+    assert "bssearch keeps the study" in wrong.stderr
     assert names(folder) == ["task", "other"]
     right = at_a_terminal(folder, "study", "delete", "task", typed="task")
     assert right.returncode == 0, right.stderr

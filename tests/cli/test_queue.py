@@ -200,7 +200,7 @@ def test_a_worker_told_to_stop_kills_what_does_not_stop_in_time(
         served.process.send_signal(signal.SIGTERM)
         served.wait()
         assert STOPS_WITHIN_S < 30, "schedulers wait for 30 s at least"
-        assert "has not stopped within 2 s: killing the running trials" in served.said
+        assert "did not stop within 2 s; killing the running trials" in served.said
         psutil.wait_procs(family, PATIENCE_S)
         assert not [one for one in family if one.is_running()]
     assert states(here) == {"mine": "waiting"}

@@ -143,12 +143,12 @@ def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["task", "5"], 2, "trial 5 of 'task' cannot be run again: the trial has not started yet"),
+        (["task", "5"], 2, "cannot rerun trial 5 of 'task': the trial has not started yet"),
         (["task", "99"], 3, "has no trial 99: the trials are 1 to 5"),
         (["task", str(2**70)], 3, f"has no trial {2**70}"),
         (["tusk", "1"], 3, "no study 'tusk' in this database"),
         (["task", "1", "--runs", "0"], 2, "--runs"),
-        (["runs", "1"], 2, "the trial was imported, so there is no workload to run"),
+        (["runs", "1"], 2, "the trial was imported and has no workload"),
     ],
 )
 def test_what_cannot_be_run_again_is_refused(folder: Path, arguments: list[str], code: int, words: str) -> None:

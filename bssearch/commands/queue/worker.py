@@ -51,7 +51,7 @@ _LOOK_SECONDS = 0.1
 class Stop:
     """Handles SIGTERM and Ctrl-C: calls ``obey`` from a thread, later ``kill``.
 
-    Signal handlers work only in the main thread; elsewhere use `ask`.
+    In another thread than the main thread use `ask`.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -75,7 +75,7 @@ class Stop:
 
     @property
     def is_asked(self) -> bool:
-        """True if a stop was requested."""
+        """True after a stop request."""
         return self._asked_at is not None
 
     def ask(self) -> None:
@@ -96,13 +96,13 @@ class Stop:
         self._obey()
         if self._is_over.wait(self._asked_at + self._within - time.monotonic()):
             return
-        sys.stderr.write(f"the worker has not stopped within {self._within:g} s: killing the running trials\n")
+        sys.stderr.write(f"the worker did not stop within {self._within:g} s; killing the running trials\n")
         threading.Thread(target=self._kill, daemon=True).start()
         if not self._is_over.wait(LEAVES_WITHIN_S):
             os._exit(1)
 
 
-# Seconds to skip a study that this node cannot run; the node may be repaired meanwhile.
+# Seconds to skip a study that this node cannot run, for a repair of the node.
 REFUSED_FOR_S = 600.0
 
 # Seconds to skip a study after a process or device failed. Each failure in a row multiplies the seconds by
@@ -203,7 +203,7 @@ class ServedStudy:
 
 
 def ended_by(error: BaseException) -> End:
-    """End for an error: a bad request ends the submission, problems of this machine do not."""
+    """End for an error: a bad request ends the submission, but a problem of this machine does not."""
     said = str(error)
     ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
         (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
@@ -264,7 +264,7 @@ def run_worker(
     """Serve the queue from a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
     One study at a time: the highest priority, then the oldest. Raises `SpecError` and `NotFoundError` for the file, and
-    `DatabaseError` if the database is not writable at the start; later the worker waits for the database.
+    `DatabaseError` if the database is not writable at the start.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
     """
@@ -326,7 +326,7 @@ class QueueWorker:
             problems = settle_left_behind(self._store)
             for study, problem in problems.items():
                 if problem != self._unsettled.get(study):
-                    self._tell(f"{study}: cancelled, but its remaining trials cannot be ended: {problem}")
+                    self._tell(f"{study}: cancelled, but ending its remaining trials failed: {problem}")
             self._unsettled = problems
             self._next_settling = time.monotonic() + SETTLE_SECONDS
 

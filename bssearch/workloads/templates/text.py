@@ -25,7 +25,7 @@ class Text:
     # YOURS: the metrics of evaluate(), with bounds and the value of guessing; the spec's target is one of them.
     metrics: Mapping[str, bssearch.MetricInfo] = {"bits_per_byte": bssearch.MetricInfo(low=0.0, chance=8.0)}
 
-    tokens_per_sample = LENGTH  # may be left out: trials then count samples only
+    tokens_per_sample = LENGTH  # without this member, trials count samples only
 
     def __init__(self, folder: str = sysconfig.get_path("stdlib"), pattern: str = "*.py") -> None:
         """Take the spec's workload_settings; omit this method if the spec has none."""

@@ -176,7 +176,7 @@ def test_the_measurement_ends_at_its_limit_however_wide_the_interval_is(monkeypa
     ("toy", "changes", "error", "said"),
     [
         (Toy(on_evaluate=metric_by_evaluation([0.5, math.nan])), {}, WorkloadError, "accuracy is not finite at step 5"),
-        (Toy(), {"samples": 31, "configuration": configuration(2)}, WorkloadError, "has 31 samples; at least"),
+        (Toy(), {"samples": 31, "configuration": configuration(2)}, WorkloadError, "has 31 samples; give at least"),
         (
             Toy(on_loss=Mock(side_effect=torch.OutOfMemoryError("full"))),
             {},
