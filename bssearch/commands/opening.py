@@ -200,7 +200,7 @@ def check_parts(spec: StudySpec) -> None:
         except BSSearchError:
             raise
         except Exception as error:
-            raise UsageError(f"{named} cannot be loaded: {type(error).__name__}: {error}") from error
+            raise UsageError(f"{named} failed to load: {type(error).__name__}: {error}") from error
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
