@@ -84,7 +84,7 @@ def optuna_database(file: str) -> URL:
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
     """Open Optuna's storage; raise `SchemaError` for tables of another Optuna version.
 
-    This creates missing tables, unless ``address`` opens the database another way.
+    Missing tables are created, unless ``address`` opens the database another way.
     """
     try:
         storage = RDBStorage(
@@ -93,7 +93,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
     except RuntimeError as error:
         raise SchemaError(
             f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
-            hint="upgrade the tables with: optuna storage upgrade --storage URL",
+            hint="upgrade them with: optuna storage upgrade --storage URL",
         ) from None
     try:
         yield storage
@@ -173,7 +173,7 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
     require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
     require(
         study in names,
-        f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}, which has {listed}",
+        f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}: it has {listed}",
         error=NotFoundError,
     )
     return str(study)
@@ -196,7 +196,7 @@ def load_optuna_study(
 ) -> optuna.Study:
     """In-memory Optuna study: a snapshot of the stored study.
 
-    The study minimizes, unless metric_in_budget maximizes.
+    The study minimizes, unless metric_in_budget maximizes. Distributions cover the search space and all trials.
 
     Args:
         db: the database's URL, ignored if ``store`` is given.
@@ -246,7 +246,7 @@ class OptunaStudy:
     def of(
         cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
     ) -> OptunaStudy:
-        """Build the contents; ``curves``: metrics by trial number and step."""
+        """Build the contents; ``curves`` holds metrics by trial number and step."""
         spec = spec_of(study)
         parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
         objective = objective_of(spec)
@@ -344,7 +344,7 @@ def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
         return attributes
     unmeasured = trial.state is TrialState.REACHED and value is None
     return attributes | {
-        "reason": f"{outcome.reason}; the objective's figure is missing" if unmeasured else outcome.reason,
+        "reason": f"{outcome.reason}; the objective's figure was not measured" if unmeasured else outcome.reason,
         "steps": outcome.steps,
         "steps_to_target": outcome.steps_to_target,
         "train_seconds": outcome.train_seconds,
@@ -438,8 +438,8 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     study = OptunaStudy.read(store, name)
     if not study.trials:
         imported = spec_of(store.studies.get(name)).is_imported
-        none = "no search trials, because its runs were imported as repeats" if imported else "no trials"
-        raise UsageError(f"study {name!r} has {none}, nothing to export for Optuna")
+        none = "no search trials: its runs were imported as repeats" if imported else "no trials"
+        raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
     note = f"note: unfinished trials stay unfinished in this copy: {unfinished}"
@@ -487,11 +487,9 @@ def _refuse_others(url: URL) -> None:
         )
         return
     tables = table_names(url)
-    hint = "give a separate database, new or old, with --file"
+    hint = "give a separate database with --file; it is created if missing"
     require(
-        "bss_study" not in tables,
-        f"{shown(url)} is a bssearch database; Optuna's tables need another database",
-        hint=hint,
+        "bss_study" not in tables, f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint
     )
     taken = sorted(tables & {"alembic_version", "studies", "trials"})
     if taken and "version_info" not in tables:

@@ -69,7 +69,7 @@ def trial_rows(
 ) -> list[dict[str, Any]]:
     """Rows of the ``kept`` among a study's ``trials``: the contract of ``trial list --format json``.
 
-    ``answer`` has the seconds that `best` compares, their basis, and True if they count in their batch size's median.
+    ``answer`` has the seconds that `best` compares, their basis, and whether they count in their batch size's median.
     """
     from bssearch.search.finding import counted_seconds
 

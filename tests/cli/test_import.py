@@ -127,7 +127,7 @@ def test_the_commands_that_ask_find_the_study(tmp_path: Path) -> None:
 
 def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, rows=["8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,0.5,,"])
-    assert "the target is metric ≥ 0.91, the worst final_metric of a run that reached the target" in said
+    assert "the target is metric ≥ 0.91: the worst final_metric of a run that reached it" in said
     assert stored(tmp_path)[0].target.value == 0.91
     _, said = import_runs(
         tmp_path,
@@ -140,7 +140,7 @@ def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_pa
 
 def test_metrics_that_do_not_agree_with_reached_are_noted(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, "--target", "0.5", rows=["8,0,1,10,1,0.1,,", "16,0,0,10,1,0.9,,"])
-    assert "disagree in 2 of 2 runs: 0.1 reached metric ≥ 0.5 (runs.csv:2); check --goal" in said
+    assert "disagree in 2 of 2 runs: 0.1 reached metric ≥ 0.5 (runs.csv:2); is it the right goal?" in said
 
 
 def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_free_one(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_f
     assert [outcome(trial).steps for trial in trials] == [10, 11, 12, 13, 14, 9, 9]
     assert [trial.phase for trial in trials] == [Phase.CONFIRM] * 5 + [Phase.SEARCH] * 2
     assert spec.confirm.runs == 5
-    assert "2 of 7 runs repeat a seed of their configuration" in said
+    assert "2 of 7 runs repeat the seed of an earlier run of the same configuration" in said
     assert "(first: runs.csv:5)" in said
 
 
@@ -280,7 +280,7 @@ def test_learning_rates_that_are_not_known_are_in_no_space(tmp_path: Path) -> No
         (("0,0,1,10,1,,,",), (), "batch_size = '0' must be an integer in [1, 2147483647] (runs.csv:2)"),
         (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be seconds or h:mm:ss > 0"),
         (("8,0,maybe,10,1,,,",), (), "reached = 'maybe' must be"),
-        (("8,0,1,10,1,,,",), (), "the target is unknown, because no run that reached the target has a final_metric"),
+        (("8,0,1,10,1,,,",), (), "the target is unknown: no run that reached it has a final_metric"),
         (("8,0,1,10,1,,,",), ("--target", "nan"), "--target = nan must be a finite number"),
         (("8,0,1,10,1,0.9,,",), ("--name", "a b"), "invalid study name 'a b'"),
         (("8,0,1,10,1,0.9,A,", "8,0,1,10,1,0.9,B,"), ("--name", "x" * 99), "invalid study name"),

@@ -213,7 +213,7 @@ def test_a_figure_that_was_not_measured_is_not_made_up() -> None:
     (trial,) = as_optuna(make_trial(1), objective="energy_to_target").trials
     assert (trial.state, trial.value) == (OptunaState.FAIL, None)
     assert trial.user_attrs["state"] == "reached"
-    assert "figure is missing" in trial.user_attrs["reason"]
+    assert "was not measured" in trial.user_attrs["reason"]
 
 
 def many() -> list[TrialRecord]:

@@ -35,7 +35,7 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", r
 
 
 class Board(Protocol):
-    """Shows one driver's trials, from one thread. bssearch repeats a failed call up to twice."""
+    """Shows one driver's trials, from one thread; a failed call is repeated up to twice."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
         """Show a study; ``mark`` is unique."""
@@ -98,7 +98,7 @@ def boards_of(spec: StudySpec) -> tuple[str, ...]:
 
 
 def check_boards(names: Iterable[str]) -> None:
-    """Raise `UsageError` if a built-in board's library is missing or too old, without an import."""
+    """Raise `UsageError` if a built-in board's library is missing or too old, without importing it."""
     for name in LIBRARIES.keys() & set(names):
         distribution, oldest = LIBRARIES[name]
         version = next((one.version for one in importlib.metadata.distributions(name=distribution)), "")
@@ -109,9 +109,9 @@ def check_boards(names: Iterable[str]) -> None:
 
 # Reports that may wait for a board, here or in its process: some megabytes.
 CAPACITY = 10_000
-# When a run ends, bssearch kills the process after this time without a delivery …
+# When a run ends, the process is killed after this time without a delivery …
 SILENT_SECONDS = 5.0
-# … and after this time despite deliveries.
+# … and after this time even if it still delivers.
 LAST_SECONDS = 60.0
 
 Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the method, its arguments
@@ -138,7 +138,7 @@ class BoardProcess:
             self._process = subprocess.Popen(
                 # -P: nothing in this folder hides an installed package.
                 [sys.executable, "-P", "-m", "bssearch.exchange.boards.serve", str(theirs.fileno()), *names],
-                stdin=subprocess.PIPE,  # stays empty, and closes when the driver dies
+                stdin=subprocess.PIPE,  # carries nothing, and closes when the driver dies
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=(theirs.fileno(),),
@@ -174,7 +174,7 @@ class BoardProcess:
             self._process,
             self._connection,
             self._output,
-        ):  # the process ends last, so that the driver counts its CPU seconds until then
+        ):  # the process ends last: until then the driver has its CPU seconds
             if not has_exited(self._process):
                 kill_descendants(self.pid)
             with suppress(ProcessLookupError, PermissionError):
@@ -184,7 +184,7 @@ class BoardProcess:
         for name, delivered in self.delivered.items():
             if lost := self.asked - delivered:
                 why = "" if name in self._failures else " before the deadline"
-                self._note(name, f"{lost} of {self.asked} reports missed the board{why}")
+                self._note(name, f"{lost} of {self.asked} reports were not delivered{why}")
 
     def _write(self) -> None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""MLflow: an experiment per study, and a run per trial and answer."""
+"""MLflow: an experiment per study, a run per trial and one for the answer."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property
 
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # bssearch repeats a report as a whole
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a report is repeated as a whole
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
 from mlflow import MlflowClient
@@ -81,7 +81,7 @@ class MLflow:
         try:
             self._client.log_text(run, words["document"], "best.json")
         except Exception as error:  # some stores take no files; the answer is complete without one
-            self._client.set_tag(run, "bssearch.best_json", f"not stored: {error}"[:TAG_CHARACTERS])
+            self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
 
     def close(self) -> None:
         """Do nothing, because MLflow has no buffer."""
@@ -93,7 +93,7 @@ class MLflow:
         if found is not None and found.lifecycle_stage == "deleted":  # its name stays taken
             name = f"{name} ({self._mark})"
             found = self._client.get_experiment_by_name(name)
-        # If another driver is faster, MLflow refuses a second experiment, and the repeated report finds the first.
+        # If another driver is faster, MLflow refuses a second experiment; the repeated report finds the first.
         return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _tag_experiment(self, values: Words) -> None:

@@ -23,7 +23,7 @@ from bssearch.training.process_times import descendants_seconds
 
 # Seconds in which boards may finish after their driver died.
 ORPHAN_SECONDS = 5
-# Share of a CPU that boards may take while trials run, as small as the error of step times.
+# Share of a CPU that boards may take while trials run; step times are not more precise.
 CPU_SHARE = 0.01
 # Longest rest between deliveries, even if the library took a second of CPU.
 LONGEST_REST_SECONDS = 30.0

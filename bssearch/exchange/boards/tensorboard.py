@@ -1,4 +1,4 @@
-"""TensorBoard: a folder per study, and a run per trial and answer."""
+"""TensorBoard: a folder per study, a run per trial and one for the answer."""
 
 import re
 import time
@@ -81,8 +81,7 @@ class TensorBoard:
 
     def _writer(self, number: int) -> SummaryWriter:
         if number not in self._writers:
-            # TensorBoard orders a run's files by their names, events.out.tfevents.SECOND.…, so no two may have one
-            # second.
+            # TensorBoard reads a run's files by their names, events.out.tfevents.SECOND.…: no two in one second.
             files = self._path(number).glob("events.out.tfevents.*")
             next_second = max((int(file.name.split(".")[3]) for file in files), default=0) + 1
             time.sleep(min(max(0.0, next_second - time.time()), 2.0))  # another machine's clock may be ahead

@@ -1,4 +1,4 @@
-"""Weights & Biases: a group per study, and a run per trial and answer."""
+"""Weights & Biases: a group per study, a run per trial and one for the answer."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import wandb
 from bssearch.exchange.boards.base import Figures, Parameters, Point, Words
 
 BAD_ENDS = frozenset({"failed", "oom", "diverged", "lost", "cancelled"})
-ID_CHARACTERS = 64  # longest id for wandb.init
+ID_CHARACTERS = 64  # wandb.init takes no longer id
 
 
 class WeightsAndBiases:
@@ -42,7 +42,7 @@ class WeightsAndBiases:
             self._run(number).log({**figures, f"by_step/{self._metric}": figures[self._metric]}, step=step)
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Finish the run, which a paused trial resumes by id."""
+        """Finish the run; a paused trial resumes it by id."""
         if is_elsewhere and number not in self._runs:
             return  # W&B itself notices that a run's process died
         run = self._run(number)

@@ -106,7 +106,7 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", *(f"{PREFIX}{name}" for name in names), *COLUMNS[1:]])
     for trial in trials:
-        values = [trial.parameters.get(name) for name in names]  # an empty cell means None
+        values = [trial.parameters.get(name) for name in names]  # None is written as an empty cell
         for step, seconds, metric in zip(trial.steps, trial.train_seconds, trial.metrics, strict=True):
             writer.writerow([trial.number, *values, trial.seed, step, seconds, metric])
     return text.getvalue()
@@ -117,9 +117,7 @@ def description_path(path: Path) -> Path:
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
-    raise UsageError(
-        f"{str(path)!r} is not a table of recorded curves; give a name that ends in {' or '.join(SUFFIXES)}"
-    )
+    raise UsageError(f"{str(path)!r} is not a table of recorded curves: its name must end in {' or '.join(SUFFIXES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +222,10 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """A column's pandas type: as declared if the values fit, else by values."""
+    """A column's pandas type: as declared if the values fit, else by values.
+
+    Mixed numbers and integers beyond 64 bits become floats, other mixtures text.
+    """
     kinds = {_kind_of(one) for one in values if one is not None}
     declared = _declared().get(column)
     if not kinds:
@@ -281,14 +282,14 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
     early = sum(trial.state in stopped for trial in search_trials(store, name))
     note = (
-        f"note: the pruner cut {early} of {len(table.trials)} curves; for full curves, run a study with --set "
-        "pruner.name=none"
+        f"note: the study's pruner stopped {early} of {len(table.trials)} trials, so their curves are cut; to compare "
+        "pruners on full curves, run a study with --set pruner.name=none"
     )
     return Exported([str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))], [note] if early else [])
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Finished search trials with curves. The replay of an early stopped trial ends early, too."""
+    """Finished search trials with curves; the replay of an early stopped trial ends early, too."""
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}
@@ -322,7 +323,10 @@ def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
 
 
 def export_study(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a whole study, by default to ``NAME.bssearch.jsonl.gz``, without running trials."""
+    """Write a whole study, by default to ``NAME.bssearch.jsonl.gz``, without running trials.
+
+    Equal studies give equal bytes.
+    """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.transfer.write(name, path)
     note = f"note: skipped {len(running)} running trials; export the study again after they end"

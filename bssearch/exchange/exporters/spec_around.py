@@ -1,4 +1,4 @@
-"""``export --to spec``: a study to run, around the runs of an imported study."""
+"""``export --to spec``: a study to run, around the runs of an imported one."""
 
 from __future__ import annotations
 
@@ -19,19 +19,15 @@ from bssearch.storage.repository import Store
 
 AROUND = 4  # factor around the best batch size and learning rate; see `BRACKET_OCTAVES` of the search
 TRIALS_PER_SIZE = 5  # as in `bssearch plan start`
-LIMIT = 3.0  # a trial's limit over the seconds of the imported optimum
+LIMIT = 3.0  # a trial's longest seconds over those of the imported optimum
 UNKNOWN_LIMIT_S = 600.0
 ROUNDING = 1.01  # keeps carried learning rates inside the written bounds
 
 
 def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``, with notes on missing runs."""
+    """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``; the notes name missing runs."""
     spec, trials, found = spec_of(store.studies.get(name)), store.trials.of(name), answer(store, name)
-    require(
-        spec.is_imported,
-        f"study {name!r} was not imported, and has a spec",
-        hint="give the study's name to `bssearch run`",
-    )
+    require(spec.is_imported, f"study {name!r} was not imported: it has a spec", hint="`bssearch run` takes its name")
     best = next(one.configuration for one in trials if one.number in found.optimal.trial_numbers)
     missing = missing_runs(trials, found.batches, best.batch_size, found.worse)
     own = f"my-{name}"

@@ -1,4 +1,4 @@
-"""Columns of a table of runs, by our names and the names of other tools."""
+"""Columns of a table of runs, recognized by our names and those of other tools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ABOUT = re.compile(
     r"warmup_time)|(?:tags|system_attrs|user_attrs)[._].*",
     re.IGNORECASE,
 )
-# Optuna's constraints; a value > 0 violates the constraint.
+# Optuna's, of which a value > 0 violates the constraint.
 _CONSTRAINT = re.compile(r"(?:system_attrs_)?constraints(?:[_:].*)?")
 _RUN = re.compile(r"(?:run|trial)[_ ]?id|id", re.IGNORECASE)  # names a run
 _COUNTER = re.compile(r"epoch|_?step|iteration|training_iteration|(?:trainer|train)/global_step", re.IGNORECASE)
@@ -79,7 +79,7 @@ def fraction(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A parameter's name and formula: ``2**log2_batch`` or ``16*batch_units``."""
+    """A parameter and the number that it stands for: ``2**log2_batch`` or ``16*batch_units``."""
 
     name: str
     of: Callable[[float], float] | None = None
@@ -108,20 +108,20 @@ class Formula:
 
 
 def check_logarithm(theirs: str, ours: str) -> None:
-    """Raise `UsageError` if a name suggests logarithms."""
+    """Raise `UsageError` if a name says that its numbers are logarithms."""
     require(
         not re.search(r"log|exp(?!ert)|pow", theirs, re.IGNORECASE)
         or ours not in ("batch_size", "learning_rate", *SPLIT),
-        f"{theirs}={ours}: {theirs!r} may have logarithms",
+        f"{theirs}={ours}: {theirs!r} may hold logarithms",
         hint=f"use '2**{theirs}={ours}' (or 10**, e**) for powers, '1*{theirs}={ours}' for the numbers themselves",
     )
 
 
 def check_epochs(theirs: str, ours: str, hint: str) -> None:
-    """Raise `UsageError` if a name suggests epochs, not steps."""
+    """Raise `UsageError` if a name means epochs, not steps."""
     require(
         ours != "steps" or not re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE),
-        f"{theirs!r} may have epochs, which are not optimizer steps",
+        f"{theirs!r} may hold epochs, which are not optimizer steps",
         hint=hint,
     )
 
@@ -141,18 +141,14 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
             )
         if formula.of is None:
             check_logarithm(theirs, ours)
-            check_epochs(
-                theirs,
-                ours,
-                f"use '1*{theirs}=steps' if the values are optimizer steps, or give a column of optimizer steps",
-            )
+            check_epochs(theirs, ours, f"use '1*{theirs}=steps' for optimizer steps, or give a column of these")
         found[formula.name] = ours, formula
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column's name in the file, and bssearch's name: None if ignored."""
+    """A column by its name in the file, and the name that it is taken for: None if it is ignored."""
 
     theirs: str
     ours: str | None = None
@@ -184,7 +180,7 @@ def recognize(
     mapped: Sequence[str],
     ignored: Sequence[str],
 ) -> list[Column]:
-    """Return the columns in order; raise `UsageError` with all unknown columns."""
+    """Return the columns in order; raise `UsageError` with all that are unknown."""
     names = [name.strip() for name in header]
     given = mappings("--column", mapped, [name for name in names if name], "column")
     for name in ignored:
@@ -239,7 +235,7 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
     if part_of_batch(plain) is not None:
         return Column(theirs=name, ours=plain, why=f"a part of the batch, {part_of_batch(plain)}")
     if may_divide_batch(plain):
-        return Column(theirs=name, ours=PREFIX + plain, why="the batch may be per device")
+        return Column(theirs=name, ours=PREFIX + plain, why="it may divide the batch")
     if logged == metric and "final_metric" not in own:
         return Column(theirs=name, ours="final_metric")
     if plain in TYPED or (prefix is not None and plain and plain not in COLUMNS):
@@ -299,7 +295,7 @@ def _check_twice(columns: Sequence[Column], origin: str) -> None:
             if column.ours in seen:
                 raise UsageError(
                     f"the columns {seen[column.ours]!r} and {column.theirs!r} are both {column.ours} ({origin})",
-                    hint="leave one column out with --ignore NAME",
+                    hint="--ignore NAME leaves one out",
                 )
             seen[column.ours] = column.theirs
 

@@ -71,7 +71,7 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, its name in the log, and the distance of this name from ours: 0 if given by the user."""
+    """A value, its name in the log, and how far that name is from ours: 0 if given by the user."""
 
     theirs: str
     value: Any
@@ -89,7 +89,7 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
     for text in given:
         name, separator, value = text.partition("=")
         if not (name and separator and value):
-            raise UsageError(f"--with {text} must be NAME=VALUE, as in world_size=2")
+            raise UsageError(f"--with {text}: must be NAME=VALUE, as in world_size=2")
         if not (_is_known(_ours(name)) or name in there):
             near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
             raise UsageError(f"--with {text}: unknown setting {name!r}" + (f"; {near[0]}?" if near else ""))
@@ -113,7 +113,7 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
         if known is not None and known.distance == one.distance and str(known.value) != str(one.value):
             raise UsageError(
                 f"{known.theirs} = {known.value} and {name} = {value} are both {ours} ({log.origin})",
-                hint=f"choose one with --column NAME={ours}",
+                hint=f"--column NAME={ours} says which",
             )
         if known is None or one.distance < known.distance:
             found[ours] = one
@@ -162,11 +162,11 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
     if changing:
         raise UsageError(
             f"{changing[0]} changes or is missing in {log.origin}",
-            hint="name the column that separates runs with --run NAME",
+            hint="--run NAME names a column that tells runs apart",
         )
     raise UsageError(
-        f"the batch size of {log.origin} is unknown; the settings are {listed(list(settings))}",
-        hint="add --with batch_size=N, or per_device_train_batch_size, gradient_accumulation_steps and world_size",
+        f"the batch size of {log.origin} is unknown: its settings are {listed(list(settings))}",
+        hint="--with batch_size=N, or per_device_train_batch_size, gradient_accumulation_steps and world_size",
     )
 
 
@@ -205,7 +205,7 @@ def import_curves(
     *,
     name: StudyName = None,
     metric: Annotated[
-        str | None, Option("Name of the metric in the logs.", shown_default="the only validation metric")
+        str | None, Option("Name of the metric in the logs.", shown_default="the only one of the validation")
     ] = None,
     target: Annotated[
         float | None, Option("Target value of the metric.", shown_default="the value that half of the runs reach")
@@ -215,10 +215,10 @@ def import_curves(
     ] = None,
     step: Annotated[str | None, Option("Name of the optimizer steps in the logs.")] = None,
     seconds: Annotated[str | None, Option("Name of the seconds since the run began in the logs.")] = None,
-    run: Annotated[str | None, Option("Column of a table that separates runs.")] = None,
+    run: Annotated[str | None, Option("Column of a table that tells runs apart.")] = None,
     column: Annotated[
         list[str] | None,
-        Option("Rename a setting, as in batch_size=micro_batch_size; may be repeated.", metavar="THEIRS=OURS"),
+        Option("Take a setting as another, as in batch_size=micro_batch_size; may be repeated.", metavar="THEIRS=OURS"),
     ] = None,
     given: Annotated[
         list[str] | None,
@@ -235,11 +235,11 @@ def import_curves(
         RunsObjective, Option("Cost minimized by the best batch size.")
     ] = RunsObjective.TIME_TO_TARGET,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
-    dry_run: Annotated[bool, Option("Print the study without storing it.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print what the logs say without storing it.", flag="--dry-run")] = False,
 ) -> Studies:
     """Make a study from training logs, with their learning curves.
 
-    A run's settings come from its log. A step's batch size is the batch size, or the part per device, times
+    A run's settings come from its log. The batch size of a step is the batch size, or its part per device, times
     accumulation and devices. Each device and precision gets a separate study.
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
@@ -272,7 +272,7 @@ def import_curves(
 
 
 def _description(places: Sequence[Path]) -> dict[str, Any]:
-    # the description of a table from `export --to curves`
+    # The description beside a table that `export --to curves` wrote
     path = places[0]
     beside = path.with_name(path.name.partition(".")[0] + ".json")
     if len(places) > 1 or path.is_dir() or not path.name.endswith((".csv", ".csv.gz")) or not beside.is_file():
@@ -313,8 +313,8 @@ def _runs(
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
-        (without, f"have no {names.metric} and do not count"),
-        (resumed, "go back to an earlier step and count as resumed"),
+        (without, f"were skipped, because they have no {names.metric}"),
+        (resumed, "go back to an earlier step: taken as resumed"),
         (repeated, "have several metrics at a step: the last one counts"),
         (untimed if len(untimed) < len(runs) else [], "have no seconds"),
     ):
@@ -347,7 +347,7 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
     yield "batch size (runs): " + ", ".join(f"{size} ({count})" for size, count in sorted(counts.items()))
     by_one = [one for run in runs for one in np.diff([at.step for at in run.curve])]
     if by_one and set(by_one) == {1}:
-        yield "every step has an evaluation; if the steps are epochs, add --epoch-samples N"
+        yield "there is an evaluation at every step: if the steps are epochs, add --epoch-samples N"
     if late := [run for run in runs if is_late(run.curve)]:
         yield (
             f"{len(late)} of {len(runs)} logs start late (the first: {late[0].origin}); the steps before count as fast "
@@ -363,12 +363,12 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
     if samples and max(samples.values()) > UNLIKE * min(samples.values()):
         least, most = min(samples, key=lambda one: samples[one]), max(samples, key=lambda one: samples[one])
         yield (
-            f"an epoch has {samples[most]:,.0f} samples in {most} and {samples[least]:,.0f} in {least}; a part of "
-            "the batch may be missing, such as accumulation or devices"
+            f"an epoch has {samples[most]:,.0f} samples in {most} and {samples[least]:,.0f} in {least}: is a part of "
+            "the batch missing, such as accumulation or devices?"
         )
 
 
-FEWEST_EPOCHS = 2  # counting epochs from 0 or 1 changes the samples of an epoch by up to a half
+FEWEST_EPOCHS = 2  # an epoch counted from 0 or 1 changes the samples of one by up to a half
 UNLIKE = 1.8
 
 
@@ -387,9 +387,7 @@ def _target(
         best = [max((one.metric for one in run.curve), key=wanted.gain) for run in runs]
         half = statistics.median_low(best) if wanted.goal is Goal.MAXIMIZE else statistics.median_high(best)
         wanted = replace(wanted, value=half)
-        notes = [
-            f"the target is {wanted.in_words}, which half of the runs reach; set another target with --target VALUE"
-        ]
+        notes = [f"the target is {wanted.in_words}, which half of the runs reach; --target VALUE sets another target"]
     check_scale(metrics, wanted, goal, source)
     return wanted, notes
 
@@ -420,7 +418,7 @@ def _confounders(runs: Sequence[ImportedRun]) -> Iterator[str]:
         values = {size: {_value(one, name) for one in there} for size, there in by_size.items()}
         if all(len(one) == 1 for one in values.values()) and len(set.union(*values.values())) > 1:
             words = ", ".join(f"{next(iter(one))} at {size}" for size, one in sorted(values.items())[:MOST_NAMED])
-            yield f"{name} changes with the batch size, so the study cannot separate their effects: {words}"
+            yield f"{name} changes with the batch size, so their effects cannot be told apart: {words}"
 
 
 def _value(configuration: Configuration, name: str) -> str:

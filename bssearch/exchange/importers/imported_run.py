@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
         raise NotFoundError(f"no file {str(path)!r}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    require(len(data) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes", hint="split the file")
+    require(len(data) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
     encoding = "UTF-16" if data[:2] in UTF_16_MARKS else "UTF-8"
     try:
         return data.decode(encoding).removeprefix("\ufeff")
@@ -64,7 +64,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def comma_hint(text: str) -> str | None:
-    """Hint for a decimal or thousands comma."""
+    """What to do with a decimal or thousands comma."""
     return "write decimals with a point, without separators of thousands" if "," in text else None
 
 
@@ -125,7 +125,7 @@ class ImportedRun:
     configuration: Configuration  # with a placeholder for unknown parameters
     seed: int | None = None
     reached: bool = True
-    missed: TrialState = TrialState.EXHAUSTED  # the state of a run that missed
+    missed: TrialState = TrialState.EXHAUSTED  # the state of a miss
     steps: int | None = None  # to the target, or to the end of a miss
     last_miss_step: int | None = None  # the last evaluation before the target
     train_seconds: float | None = None  # to the target, or to the end of a miss
@@ -133,13 +133,16 @@ class ImportedRun:
     device: str | None = None
     precision: str | None = None
     curve: tuple[Observation, ...] = ()
-    crossing: Crossing | None = None  # where the curve meets the target; else steps and train_seconds count
+    crossing: Crossing | None = None  # where the curve meets the target; without it, steps and train_seconds tell
     seconds_basis: SecondsBasis | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Runs in order, and notes. ``unclear`` is the evidence that figures are of whole trainings."""
+    """Runs in order, and notes.
+
+    ``unclear`` says why figures may be of whole trainings.
+    """
 
     runs: tuple[ImportedRun, ...]
     notes: tuple[str, ...]
@@ -231,14 +234,14 @@ _ALIASES = {
     ),
     STEP_BATCH: ("global_batch_size", "total_batch_size", "total_train_batch_size", "step_batch_size"),
 }
-# Numbers of machines; beside one, a number of devices may be per machine.
+# Numbers of machines; with them a number of devices may be per machine.
 _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes", "num_machines")
-# Accelerate's switch: devices share the loader's batch.
+# Accelerate's switch: the batch of the loader is shared among devices instead of repeated on each.
 _SHARED = "split_batches"
 
 _INDICES = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")  # of devices, such as [0, 1]
 
-# Ray's processes; other tools have num_workers of the loader.
+# Ray's processes; elsewhere num_workers are of the loader.
 _RAY_WORKERS = re.compile(r"scaling_config[./]num_workers$")
 
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
@@ -286,7 +289,7 @@ class GivenBatch:
                 )
             if _plain(name) == _SHARED and str(value).lower() in ("true", "1", "1.0", "yes"):
                 raise UsageError(
-                    f"{label(name)} = {value} may mean that devices share the batch ({origin})",
+                    f"{label(name)} = {value}: the devices may share the batch instead of having one each ({origin})",
                     hint=f"give {STEP_BATCH}, the samples of an optimizer step, without {WORLD} and {label(name)}",
                 )
             ours = BATCH if name == BATCH else part_of_batch(name)
@@ -333,12 +336,12 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> tuple[list[dict[st
     notes = []
     if why and per_device:
         notes.append(
-            f"assuming that batch_size is per device, because {why}; if batch_size is per step, not × "
-            f"{_factors(open_ones)}, {rename.format(STEP_BATCH)}"
+            f"assuming that batch_size is per device, because {why}; a step's batch is × {_factors(open_ones)}; "
+            f"if it is per step, {rename.format(STEP_BATCH)}"
         )
     elif why:
         notes.append(
-            f"assuming that batch_size is per step, because {why}; if batch_size is per device, {rename.format(MICRO)}"
+            f"assuming that batch_size is per step, because {why}; if it is per device, {rename.format(MICRO)}"
         )
     if products := [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
@@ -359,15 +362,15 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
             return True, f"{one.in_words(BATCH)} is not a multiple of {words} ({one.origin})"
     sizes, factors = {one.parts[BATCH] for one in given}, {one.factor for one in given}
     if len(sizes) == 1 and len(factors) > 1:
-        return True, f"batch_size is {min(sizes)} in all runs, and {_factors(several)} varies"
+        return True, f"it is {min(sizes)} in all runs, and {_factors(several)} varies"
     micro = {one.parts[BATCH] // one.factor for one in given}
     if len(micro) == 1 and len(factors) > 1:
-        return False, f"divided by {_factors(several)} batch_size is {min(micro)} in all runs"
+        return False, f"divided by {_factors(several)} it is {min(micro)} in all runs"
     first = several[0]
     raise UsageError(
         f"{first.in_words(BATCH)} may be per device or per step, with "
         f"{first.in_words(ACCUMULATION, WORLD)} ({first.origin})",
-        hint=f"if batch_size is per device, {rename.format(MICRO)}; if per step, {rename.format(STEP_BATCH)}",
+        hint=f"if it is per device, {rename.format(MICRO)}; if per step, {rename.format(STEP_BATCH)}",
     )
 
 
@@ -398,7 +401,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         found[MICRO] * found[ACCUMULATION] * found[WORLD] == batch and parts.get(BATCH, batch) in (batch, micro),
         f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
         f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
-        hint=f"remove the wrong value; {STEP_BATCH} is the batch per step",
+        hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
     )
     return found
 
@@ -442,24 +445,22 @@ StudyName = Annotated[str | None, Option("Name of the study.", shown_default="th
 class Importer(Protocol):
     """A registered function that makes studies of a file.
 
-    The docstring is the help; parameters annotated with `Option` are the file and options.
+    Its docstring is its help, its parameters annotated with `Option` its file and options.
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Studies for one transaction."""
+        """Studies, to be stored all or none."""
 
 
 def import_study(
     file: Annotated[
         list[str],
-        Option(
-            "Files of `bssearch export STUDY --to study`, and databases, which stay unchanged.", metavar="FILE|URL…"
-        ),
+        Option("Files of `bssearch export STUDY --to study`, and databases, which are only read.", metavar="FILE|URL…"),
     ],
     *,
     name: Annotated[
         str | None,
-        Option("Name of the first study, if new here.", shown_default="its own", flag="--as"),
+        Option("Name of the first study if it is new here.", shown_default="its own", flag="--as"),
     ] = None,
     studies: Annotated[
         list[str] | None,
@@ -467,9 +468,10 @@ def import_study(
     ] = None,
     dry_run: Annotated[bool, Option("Print the imports without storing them.", flag="--dry-run")] = False,
 ) -> WholeStudies:
-    """Import whole studies, or the new parts of stored studies.
+    """Import whole studies, or their new parts if they are stored already.
 
-    An error imports no study. Refuses a study that continued in both places.
+    Either all are imported or none. Importing the same file again changes nothing. A study that continued in both
+    places is refused.
     """
     from bssearch.spec.reader import check_study_name
     from bssearch.storage.transfer.study_copy import read_study

@@ -35,7 +35,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Target (by default the worst final metric of a run that reached the target), and notes."""
+    """Target and notes; by default the worst final metric that reached it."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -43,14 +43,9 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
     elif reached:
         worst = min(reached) if goal is Goal.MAXIMIZE else max(reached)
         target = Target(metric=metric, value=worst, goal=goal)
-        notes = [
-            f"the target is {metric} {goal.sign} {worst:g}, the worst final_metric of a run that reached the target"
-        ]
+        notes = [f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached it"]
     else:
-        raise UsageError(
-            "the target is unknown, because no run that reached the target has a final_metric",
-            hint="add --target VALUE",
-        )
+        raise UsageError("the target is unknown: no run that reached it has a final_metric", hint="add --target VALUE")
     wrong = [
         run for run in runs if run.final_metric is not None and target.is_met_by(run.final_metric) is not run.reached
     ]
@@ -59,7 +54,7 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
         notes.append(
             f"final_metric and reached disagree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
             f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} ({first.origin}); "
-            "check --goal"
+            "is it the right goal?"
         )
     return target, notes
 
@@ -75,8 +70,8 @@ def make_studies(
 ) -> Studies:
     """Study per device and precision.
 
-    A single study has the name ``name``. The names of several studies end with the device. Without train seconds the
-    objective is ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
+    A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
+    ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -103,16 +98,16 @@ def make_studies(
 
 
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
-    """Studies to store, names of the replaced studies, and notes.
+    """Studies to store, names of the stored ones that they replace, and notes.
 
-    An import of more runs replaces the imported study of the same name.
+    An import of more runs replaces the imported study of its name. The runs that it has keep their numbers.
     """
     wanted, replaced, notes = [], [], []
     for study in studies:
         name = study.study.name
         stored = store.studies.find(name)
         if stored is None or stored.target != study.study.target or not spec_of(stored).is_imported:
-            wanted.append(study)  # a later check refuses a used name
+            wanted.append(study)  # a name that is taken is refused later
             continue
         before = store.trials.of(name)
         numbers = grouped((_identity(one), one.number) for one in before)
@@ -122,7 +117,7 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
             f"study {name!r} has {lacking.total()} of its {len(before)} runs from logs that this import lacks",
             hint=f"import all logs together, or give another --name, or `bssearch study delete {name}`",
         )
-        # Each run takes the place of a stored run, or follows all stored runs
+        # Each run takes the place of a stored one, or follows them all
         trials = sorted(study.trials, key=lambda one: (numbers.get(_identity(one)) or [LARGEST]).pop(0))
         curves = Counter(number for number, _ in observations_of(store, name, before))
         if [_figures(one) for one in before] == [_figures(one) for one in trials] and (
@@ -137,7 +132,7 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
 
 
 def answer_in_words(store: Store, name: str) -> Iterator[str]:
-    """A study's answer, and the command to settle the answer."""
+    """A study's answer, and the command that would settle it."""
     try:
         found = answer(store, name)
     except TargetNotReachedError as error:
@@ -173,8 +168,8 @@ def _about(
     yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
     if renumbered:
         yield (
-            f"{len(renumbered)} of {runs} repeat a seed of their configuration (first: {renumbered[0]}) and got the "
-            "next free seed; check for duplicates"
+            f"{len(renumbered)} of {runs} repeat the seed of an earlier run of the same configuration (first: "
+            f"{renumbered[0]}) and got the next free seed; check the table for duplicates"
         )
     if spec.objective != objective:
         yield f"no run has train_seconds; the objective is {spec.objective}"

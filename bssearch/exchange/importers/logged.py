@@ -1,4 +1,4 @@
-"""Learning curves in training logs: names, resumed runs and unlogged time."""
+"""Learning curves in training logs: names of metric, steps and seconds, resumed runs, and unlogged time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bssearch.exchange.importers.logs import CLOCK, SPREAD_SECONDS, Log, Row, nu
 from bssearch.exchange.importers.runs import LONGEST_S, LOSS
 from bssearch.records import Observation, is_metric
 
-# Names of optimizer steps, of seconds since a run began, and of seconds since 1970; the surest come first
+# Names of optimizer steps and of seconds since a run began, the surest first, and of seconds since 1970
 STEPS = (
     *("trainer/global_step", "train/global_step", "global_step", "train_step", "training_step", "step", "steps"),
     *(
@@ -78,9 +78,9 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Names in the logs of an import, or in one log.
+    """Names in the logs of an import, and those of one log.
 
-    ``step`` counts epochs if ``epoch_samples`` is given; "" means each log's own name. ``clock`` replaces missing
+    ``step`` counts epochs if ``epoch_samples`` is given; it is "" if each log tells. ``clock`` serves without
     ``seconds``. ``evaluations`` name seconds of evaluations that these include; without a name, ``step_seconds`` serve.
     """
 
@@ -97,7 +97,7 @@ class Names:
     def of(
         cls, logs: Sequence[Log], metric: str | None, step: str | None, seconds: str | None, epoch_samples: int | None
     ) -> Names:
-        """Given names, and the metric's name; raise `UsageError` for names that no log has."""
+        """Names given, and the metric if it is not; raise `UsageError` for names that no log has."""
         there = list(dict.fromkeys(name for log in logs for row in log.rows for name in row))
         place = logs[0].origin
         if any(map(_CHART.fullmatch, there)):
@@ -123,8 +123,8 @@ class Names:
         if step is None:
             missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
             raise UsageError(
-                f"the log has no {missing}, only {listed(list(there))} ({log.origin})",
-                hint="give --step NAME, with --epoch-samples N if the steps are epochs, or N = 1 if samples",
+                f"the log has no {missing}: it has {listed(list(there))} ({log.origin})",
+                hint="--step NAME; if it counts epochs, with --epoch-samples N; if it counts samples, with N = 1",
             )
         timed = self.seconds if self.seconds in there else None
         clock = None
@@ -242,8 +242,7 @@ def _metric(there: Sequence[str], place: str) -> str:
     found = [one for one in found if "test" not in one.lower()] or found
     if len(found) != 1:
         raise UsageError(
-            f"the metric is ambiguous: the logs have {listed(found or there)} ({place})",
-            hint="name the metric with --metric NAME",
+            f"the metric is ambiguous: the logs have {listed(found or there)} ({place})", hint="--metric NAME"
         )
     return found[0]
 
@@ -259,16 +258,16 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Learning curve of a log. Evaluations of a resumed run replace earlier evaluations from its step on."""
+    """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on."""
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False
-    rows = list(_evaluations(log, names, batch_size))  # check all evaluations, also after a divergence
+    rows = list(_evaluations(log, names, batch_size))  # all are checked, those after a divergence too
     has_steps = len({step for step, *_ in rows}) > 1
     last = max((place for place, (*_, metric) in enumerate(rows) if not math.isnan(metric)), default=-1)
     for place, (step, logged, metric) in enumerate(rows):
         if math.isnan(metric) and place < last:
-            continue  # a missing cell, because a diverged run stays diverged
+            continue  # a missing cell, because a run that diverges stays so
         if not is_metric(metric):
             has_diverged = True
             break
@@ -280,8 +279,8 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
         if is_resumed and step <= first:
             what = "are all" if step == first == found[-1].step else f"go back from {found[-1].step} to"
             raise UsageError(
-                f"the steps of {names.step!r} {what} {step}, so they restart ({log.origin})",
-                hint="name a column that separates runs with --run NAME, or another column of steps with --step NAME",
+                f"the steps of {names.step!r} {what} {step}: they begin anew ({log.origin})",
+                hint="--run NAME names a column that tells runs apart; --step NAME another column of steps",
             )
         resumes += is_resumed
         if is_resumed:
@@ -407,11 +406,11 @@ LATE = 5  # times the steps between evaluations
 
 
 def _timed(curve: list[Observation], names: Names, log: Log) -> list[Observation]:
-    # Fill in seconds between evaluations by their steps, and before a clock's first evaluation; 0 if unknown.
+    # Seconds are filled in between evaluations by their steps, and before the first one of a clock; 0 if unknown.
     known = [one for one in curve if not math.isnan(one.train_seconds)]
     if not known or (len(known) < 2 and names.clock is not None):
         return [replace(one, train_seconds=0.0) for one in curve]
-    # A clock starts at the first evaluation; earlier steps count as long as later steps.
+    # A clock tells the time from one evaluation to the next; the steps before the first took as long as later ones.
     pace = _pace(known)
     first = known[0].step * pace
     is_part = is_late(known) and known[0].train_seconds < first / 2  # of a run that began in another log

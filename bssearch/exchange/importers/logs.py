@@ -1,6 +1,6 @@
 """Training logs of other tools: tables of evaluations, and the files of a run.
 
-This reads only plain values of pickles and YAML, and executes no log.
+No log is executed: only plain values of pickles and YAML are read.
 """
 
 import itertools
@@ -33,26 +33,26 @@ from bssearch.spec.reader import TAGS, Loader
 
 MOST_LOGS = 10_000  # runs of one import
 
-LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no limit
+LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
 
 SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too short after a resume)"
-"""Seconds of a Trainer's training, which its log has only as a total of the last launch."""
+"""Seconds of a Trainer's training, which its log tells as a whole and of the last launch alone."""
 
 CLOCK = "_timestamp"
-"""Weights & Biases' name of seconds since 1970; other tools' clocks get this name."""
+"""Seconds since 1970, as Weights & Biases calls them; other tools' clocks get this name."""
 
 RUN_NAMES = ("run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment", "name", "id")
-"""Columns of a table that separate runs."""
+"""Columns of a table that tell runs apart."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """A run's log: ``rows`` of logged values by name, in order, and ``settings``, the hyperparameters by name.
+    """A run's log: ``rows`` of logged values by name, in order, and ``settings``, its hyperparameters by name.
 
-    ``first_step`` is the tool's number of the first optimizer step. Values ``mentioned`` in a text count if they have a
-    setting's usual name. ``note`` is for the user.
+    ``first_step`` is the number that the tool gives the first optimizer step. Values ``mentioned`` in a text count if
+    they have a setting's usual name. ``note`` is for the user.
     """
 
     origin: str
@@ -90,11 +90,11 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
         if not here:
             raise UsageError(
                 f"{place} has no training log",
-                hint="give a table (.csv, .tsv, .jsonl) or a folder of "
+                hint="a log is a table (.csv, .tsv, .jsonl) or one of "
                 + ", ".join(sorted(one for kind in _kinds() for one in kind.patterns)),
             )
         known = {log.origin for log in found}
-        found += [log for log in here if log.origin not in known]  # a folder may have another log's folder
+        found += [log for log in here if log.origin not in known]  # a folder may hold another one
         if len(found) > MOST_LOGS:
             raise UsageError(f"more than {MOST_LOGS:,} runs in {place}", hint="import them as several studies")
     return found
@@ -197,7 +197,7 @@ def _pickled(file: Path) -> dict[str, Any]:
 
 
 def _with_seconds(history: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    # A Trainer logs the seconds of the whole training, including evaluations, and the seconds of each evaluation.
+    # A Trainer logs the seconds of the whole training, evaluations included, and those of each evaluation.
     def total(name: str) -> float:
         return math.fsum(one for row in history if not math.isnan(one := number_in(row.get(name))))
 
@@ -256,7 +256,7 @@ def _mlflow_database(address: str) -> Iterator[Log]:
                 "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
             ).all()
     except UnicodeDecodeError:
-        raise UsageError(f"{place} is damaged, because it has text that is not UTF-8") from None
+        raise UsageError(f"{place} is damaged: it has text that is not UTF-8") from None
     finally:
         engine.dispose()
     settings = grouped((run, (str(key), value)) for run, key, value in params)
@@ -314,7 +314,7 @@ def _wandb(folder: Path) -> Iterator[Log]:
             try:
                 values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
             except (ValueError, RecursionError) as error:
-                raise UsageError(f"{folder} has {name}, whose values are not JSON: {error}") from None
+                raise UsageError(f"{folder} holds {name}, whose values are not JSON: {error}") from None
             if record.HasField("history"):
                 rows.append(values)
             else:
@@ -322,9 +322,7 @@ def _wandb(folder: Path) -> Iterator[Log]:
             if device := record.environment.gpu_type or record.environment.cpu.model:
                 settings["device"] = device
         calls = [number_in(row.get("_step")) for row in rows]
-        if any(
-            later - earlier > 1 for earlier, later in itertools.pairwise(calls)
-        ):  # otherwise `_step` may count calls of `log`
+        if any(later - earlier > 1 for earlier, later in itertools.pairwise(calls)):  # else it may count calls of `log`
             rows = [{"step": row.get("_step"), **row} for row in rows]
         settings.pop("_wandb", None)
         yield Log(origin=str(launches[0].parent), rows=rows, settings=_flat(settings))
@@ -334,13 +332,16 @@ _WANDB_HEADER, _BLOCK_BYTES, _PARTS = b":W&B\xe1\xbe\0", 32 * 1024, (2, 3)
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last record may be incomplete."""
+    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last one may be incomplete.
+
+    wandb 0.31 has the records' classes, but no reader of the file.
+    """
     record_of = _library("wandb.proto.wandb_internal_pb2", file).Record
     messages = _library("google.protobuf.message", file)
     whole = b""
     with file.open("rb") as opened:
         if opened.read(len(_WANDB_HEADER)) not in (_WANDB_HEADER, b""):
-            raise UsageError(f"{file} is no file of a W&B run, or has an unknown version")
+            raise UsageError(f"{file} is no file of a W&B run, or of an unknown version")
         while True:
             left = _BLOCK_BYTES - opened.tell() % _BLOCK_BYTES
             if left < 7:
@@ -368,9 +369,7 @@ def _library(module: str, place: Path | str) -> Any:
         return import_module(module)
     except ImportError:
         name = module.partition(".")[0]
-        raise UsageError(
-            f"{name} is necessary to read {place}, but not installed", hint=f"pip install {name}"
-        ) from None
+        raise UsageError(f"{name} reads {place}, and is not installed", hint=f"pip install {name}") from None
 
 
 _EVENTS = "events.out.tfevents.*"
@@ -406,14 +405,14 @@ def _events(file: Path) -> Iterator[Any]:
     read = 0
     try:
         for record in raw(str(file)).Load():
-            read += len(record) + 16  # a record has its length and two checksums
+            read += len(record) + 16  # with its length and two checksums
             yield event_of.FromString(record)
     except messages.DecodeError:
         raise UsageError(f"{file} has an unknown record before byte {read:,}") from None
     with file.open("rb") as opened:
         opened.seek(read)
         head = opened.read(12)
-    if len(head) == 12:  # the loader ends without an error at a damaged record
+    if len(head) == 12:  # the loader ends without an error at a damaged record, too
         length, expected = struct.unpack("<QI", head)
         if checksum(head[:8]) != expected or read + 16 + length <= file.stat().st_size:
             raise UsageError(f"{file} is damaged after byte {read:,}")
@@ -476,7 +475,7 @@ def _without_header(rows: list[tuple[int, Row]]) -> tuple[list[tuple[int, Row]],
 
 
 def _constant(rows: Sequence[Row]) -> dict[str, Any]:
-    # Cells that are equal in all rows
+    # Cells that every row has, always the same
     return {
         name: value
         for name, value in rows[0].items()
@@ -589,7 +588,7 @@ def _parsed(text: str, origin: str) -> Any:
 
 
 class _PlainLoader(Loader):
-    """Reads plain values. Another kind of object, such as a Python object, becomes None without being built."""
+    """Reads plain values; an object of another kind, such as one of Python, becomes None and is not made."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         return super().construct_object(node, deep) if node.tag in TAGS else None

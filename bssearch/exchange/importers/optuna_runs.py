@@ -1,7 +1,6 @@
 """``import optuna``: finished trials of an Optuna study.
 
-Optuna's report steps have no unit, so the user names the sources of seconds and steps, unless bssearch exported the
-study.
+Optuna's report steps have no unit: seconds and steps are read only from named places or bssearch's exports.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from bssearch.exchange.optuna_study import OptunaStudy
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
-# Attributes of `export --to optuna`: two for the study's target, a third for the whole trial.
+# Attributes of `export --to optuna`: two for the study's target, one for the whole trial.
 OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
 
 
@@ -51,6 +50,7 @@ def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
     """True if a trial met the target early and its reports cover the training."""
+    # A value unlike all reports was measured later: training may have been longer.
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
         return False
@@ -65,7 +65,7 @@ def says_target(name: str) -> bool:
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
     """True if seconds cover the whole trial, by its duration; None if unknown."""
-    # ``share`` gets 20 % more for a slow first epoch.
+    # 20 % more than ``share`` of it allows for a slow first epoch.
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
         return None
@@ -86,7 +86,7 @@ def most_at_once(trials: Sequence[FrozenTrial]) -> int:
 
 
 def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
-    """Numbers of retried trials that may have continued a failed trial."""
+    """Numbers of retried trials that may have continued a failed one."""
     found = set()
     for trial in trials:
         history = trial.system_attrs.get("retry_history")
@@ -95,7 +95,7 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
         failed = [one.intermediate_values for one in trials if one.number in history]
         before = max(failed, key=len, default={})
         reports = trial.intermediate_values
-        # `RetryFailedTrialCallback` may copy the failed trial's reports, and the retry's reports may begin later.
+        # `RetryFailedTrialCallback` may copy the failed trial's reports; its own reports may also begin later.
         if before and reports and (before.items() <= reports.items() or min(reports) > min(before)):
             found.add(trial.number)
     return frozenset(found)
@@ -169,12 +169,12 @@ OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "
 def import_optuna(
     file: Annotated[str, Option("Database URL or path of a SQLite file.", metavar="FILE|URL")],
     study: Annotated[
-        str | None, Option("Name of the Optuna study.", metavar="STUDY", shown_default="the only study")
+        str | None, Option("Name of the Optuna study.", metavar="STUDY", shown_default="the only one there is")
     ] = None,
     *,
-    name: Annotated[str | None, Option("Name of the study.", shown_default="the Optuna study's name")] = None,
+    name: Annotated[str | None, Option("Name of the study.", shown_default="that of the Optuna study")] = None,
     metric: Annotated[
-        str | None, Option("Metric of reports and values.", shown_default="the study's metric name")
+        str | None, Option("Metric that reports and values measure.", shown_default="the study's metric name")
     ] = None,
     target: Annotated[
         float | None, Option("Target value of the metric.", shown_default="the target of a study exported by bssearch")
@@ -190,10 +190,7 @@ def import_optuna(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None,
-        Option(
-            "Batch size of trials that lack a batch size.", min=1, shown_default="unknown, so the import skips them"
-        ),
+        int | None, Option("Batch size of trials without one.", min=1, shown_default="unknown: they are left out")
     ] = None,
     seconds: Annotated[
         str | None,
@@ -220,7 +217,7 @@ def import_optuna(
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "End of duration or user_attr:NAME: at the target or at the end of the trial.",
+            "Whether duration or user_attr:NAME was measured at the target or at the end of the trial.",
             shown_default="end, unless NAME contains 'target'",
         ),
     ] = None,
@@ -234,11 +231,11 @@ def import_optuna(
 ) -> Studies:
     """Make a study from the finished trials of an Optuna study.
 
-    A trial reached the target if a report or its value meets the target. The import skips FAIL, RUNNING and WAITING
-    trials, and trials that violate a constraint. --seconds and --steps name the sources of seconds and steps, except
-    for a study of `export --to optuna`.
+    A trial reached the target if a report or its value meets it. FAIL, RUNNING and WAITING trials, and trials that
+    violate a constraint, are left out. --seconds and --steps name the records of seconds and steps; a study written
+    by `export --to optuna` needs neither.
     """
-    # SQLAlchemy, which `import --help` does not need
+    # SQLAlchemy, which `import --help` does without
     from bssearch.exchange.importers.imported_studies import make_studies
     from bssearch.exchange.optuna_study import default_name, read_optuna_study
 
@@ -251,8 +248,8 @@ def import_optuna(
         reader, steps, samples_per_epoch = replace(reader, steps=EPOCH, reports=ReportSteps()), EPOCH, 1
     require(
         steps != EPOCH or samples_per_epoch is not None,
-        f"--steps {EPOCH}: the samples of an epoch are unknown",
-        hint="add --samples-per-epoch N",
+        f"--steps {EPOCH}: how many samples an epoch has is not known",
+        hint="--samples-per-epoch N says it",
     )
     reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at, batch_size=batch_size)
     runs, notes = reader.runs(found.trials)
@@ -312,7 +309,7 @@ def _reader(
     check_epochs(_attribute(steps) or "", "steps", AS_EPOCHS)
     require(
         seconds != STEP_MS or steps not in (STEP, SAMPLES, EPOCH),
-        f"--seconds step_ms and --steps {steps} contradict each other, because report steps have one unit",
+        f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit",
     )
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
@@ -340,8 +337,8 @@ def _reader(
             raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
         if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
             raise UsageError(
-                f"{option} {place}: in {found.name!r}, which bssearch exported, the values end at {own.in_words}, "
-                f"not at {wanted.in_words}"
+                f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {own.in_words}, "
+                f"not to {wanted.in_words}"
             )
     takes_own = is_ours and wanted == own and seconds is None and steps is None
     return _Reader(
@@ -386,7 +383,7 @@ class _Reader:
     names: Mapping[str, tuple[str, Formula]]
     seconds: str | None
     steps: str | None
-    is_ours: bool  # bssearch exported the study, so values are the objective's, never the metric
+    is_ours: bool  # bssearch exported the study: values are its objective's, never the metric
     takes_own: bool  # figures come from the export's attributes or values
     own_values_are_seconds: bool
     device: str | None
@@ -443,7 +440,7 @@ class _Reader:
                 odd.append(error)
         if not runs:
             raise odd[0]
-        skipped = f"skipped {len(odd)} of {len(ended)} trials as unreadable (first: {odd[0]})" if odd else ""
+        skipped = f"skipped {len(odd)} of {len(ended)} trials that cannot be read (first: {odd[0]})" if odd else ""
         return read, runs, [*assumed, *filter(None, [skipped])]
 
     def _check_powers(self, sizes: set[int]) -> None:
@@ -501,26 +498,26 @@ class _Reader:
         ]
         if beyond:
             yield (
-                f"time or steps to the target unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}), "
-                "which trained past the target or lack reports or the attribute; if figures end at the target, add "
-                f"--figures-at {FiguresAt.TARGET}"
+                f"time or steps to the target unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
+                "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
+                f"add --figures-at {FiguresAt.TARGET}"
             )
         at_once = most_at_once(ended) if self.seconds == DURATION or self._seconds_name else 1
         if at_once > 1:
-            yield f"up to {at_once} trials ran at once; if they shared a device, their seconds include waits"
+            yield f"up to {at_once} trials ran at once; if they shared a device, seconds hold waits for each other"
         if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
-                f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}), which retried "
-                "failed trials and may have resumed from checkpoints"
+                f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "
+                "trials, and may have resumed from checkpoints"
                 + ("; if the attribute covers the whole training, add --figures-at" if self._seconds_name else "")
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
             if shared and not self._is_at_target(name):
                 yield (
-                    f"{option} {USER_ATTRIBUTE}{name} counts up to the first report that met the target in "
-                    f"{len(shared)} of {len(runs)} trials (first: {shared[0]}); if the attribute ends at the target, "
-                    f"add --figures-at {FiguresAt.TARGET}"
+                    f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of "
+                    f"{len(runs)} trials trained past the target (first: {shared[0]}) and count up to the first "
+                    f"report that met it; if it ends at the target, add --figures-at {FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:

@@ -36,7 +36,7 @@ TARGETS = {
     "retinanet": Target(metric="mean_average_precision", value=0.34),
 }
 
-# If the file has no target: 1 at the benchmark's target.
+# If the file has no target: 1 when the benchmark's is reached.
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
 
 LEARNING_RATE = "opt_base_learning_rate"
@@ -58,10 +58,10 @@ def import_rcp(
 ) -> Studies:
     """Make a study from MLPerf's reference convergence points.
 
-    A point has the samples to the target of each run at a batch size.
+    They are the samples that runs of each batch size took to the target.
     """
     from bssearch.exchange.importers.imported_studies import (
-        make_studies,  # SQLAlchemy, which `import --help` does not need
+        make_studies,  # SQLAlchemy, which `import --help` does without
     )
 
     table, target = read_rcp(file, samples_per_epoch=samples_per_epoch)
@@ -73,7 +73,7 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
-    """A file's runs and target, without runs that lack a value."""
+    """A file's runs and target; runs without a value are noted and left out."""
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
     require(
@@ -94,10 +94,10 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     require(runs, f"{path} has no runs")
     if per_epoch is not None and any(entry.counts_epochs for entry in entries):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
-        notes.append(f"{EPOCHS!r} counts as {counted}")
+        notes.append(f"{EPOCHS!r} is read as {counted}")
     target = TARGETS.get(benchmark or "", UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
-        notes.append("the file has no target, so quality_target 1 means the benchmark's target")
+        notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
     return RunTable(tuple(runs), tuple(notes)), target
 
 
@@ -151,7 +151,7 @@ class _Entry:
                 raise UsageError(
                     f"{label} = {value:g} is {samples:g} samples, which at BS = {configuration.batch_size} must be "
                     f"1 to {LARGEST} steps ({self.place})",
-                    hint="give the samples of an epoch with --samples-per-epoch" if self.counts_epochs else None,
+                    hint="--samples-per-epoch says how many samples an epoch has" if self.counts_epochs else None,
                 )
             # Values in whole epochs were evaluated after each epoch.
             evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None
@@ -186,7 +186,7 @@ class _Entry:
 def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, value in pairs if isinstance(value, dict)]
-        if len(set(names)) < len(names):  # only the last entry's runs would remain
+        if len(set(names)) < len(names):  # the runs of all but the last would be lost
             raise UsageError(f"{path} has {max(names, key=names.count)!r} twice")
         return dict(pairs)
 
@@ -199,7 +199,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(data, dict) or not all(isinstance(fields, dict) for fields in data.values()):
         raise UsageError(
             f"{path} has no reference convergence points",
-            hint='write {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
+            hint='they are {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
         )
     return {
         name: {" ".join(key.lower().replace("_", " ").split()): value for key, value in fields.items()}

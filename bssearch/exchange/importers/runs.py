@@ -50,7 +50,7 @@ from bssearch.registry import Option
 
 
 class FiguresAt(StrEnum):
-    """End of the seconds and steps of a run that reached the target."""
+    """When seconds and steps of a run that reached the target were taken."""
 
     TARGET = "target"
     END = "end"
@@ -72,12 +72,12 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` is given."""
+    """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` settles it."""
     if figures_at is FiguresAt.TARGET:
         return
     require(
         figures_at is not FiguresAt.END,
-        f"--figures-at {FiguresAt.END} needs the time of the target, which a table lacks",
+        f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
         hint=REMEDY,
     )
     measures: tuple[Measure, ...] = ("steps", "train_seconds")
@@ -96,7 +96,7 @@ class _Group:
     batch_size: int
     reached: list[float]
     missed: list[float]
-    is_varied: bool  # True if the runs that reached the target have several configurations
+    is_varied: bool  # whether the runs that reached the target have several configurations
     end: float
     tolerance: float
 
@@ -110,22 +110,22 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
         return ""
     if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
-        return ""  # a run that missed the target had more time than runs that reached the target
+        return ""  # a run that missed the target had more time than those that reached it
     if with_missed := [one for one in groups if one.at_end(one.missed)]:
         first = max(with_missed, key=lambda one: len(one.reached))
         return (
             f"at batch size {first.batch_size}, {_ended(first.at_end(first.reached), 'reached')} and "
-            f"{_ended(first.at_end(first.missed), 'missed')} the target ended at {measure} = {first.end:g}"
+            f"{_ended(first.at_end(first.missed), 'missed')} it ended at {measure} = {first.end:g}"
         )
     sizes = {one.batch_size for one in groups}
     fewest = min(len(one.reached) for one in groups)
     same = _same_budget(groups, measure) if len(sizes) > 1 else ""
     if same and (fewest > 1 or len(sizes) > 2):
-        return f"all {reached} runs that reached the target, at {len(sizes)} batch sizes, have {same}"
+        return f"all {reached} runs that reached it, at {len(sizes)} batch sizes, have {same}"
     if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
-            f"at each of {len(sizes)} batch sizes all runs that reached the target ended at the same {measure}, with "
-            "any parameters"
+            f"at each of {len(sizes)} batch sizes all runs that reached it ended at the same {measure}, whatever their "
+            "parameters"
         )
     return ""
 
@@ -222,25 +222,25 @@ def import_runs(
     metric: Annotated[str, Option("Name of the metric in final_metric, or of its column.")] = "metric",
     target: Annotated[
         float | None,
-        Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached the target"),
+        Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached it"),
     ] = None,
     goal: Annotated[
         Goal | None, Option("Direction in which the metric improves.", shown_default=Goal.MAXIMIZE.value)
     ] = None,
     column: Annotated[
         list[str] | None,
-        Option("Rename a column, as in lr=param.learning_rate; may be repeated.", metavar="THEIRS=OURS"),
+        Option("Take a column as another, as in lr=param.learning_rate; may be repeated.", metavar="THEIRS=OURS"),
     ] = None,
     ignore: Annotated[list[str] | None, Option("Leave a column out; may be repeated.", metavar="NAME")] = None,
     objective: Annotated[
         RunsObjective, Option("Cost minimized by the best batch size.")
     ] = RunsObjective.TIME_TO_TARGET,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
-    precision: Annotated[str | None, Option("Precision of runs whose row has no precision.")] = None,
+    precision: Annotated[str | None, Option("Precision of runs without one in the table.")] = None,
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "End of steps and train_seconds in runs that reached the target.",
+            "Moment at which steps and train_seconds of runs that reached the target were measured.",
             shown_default="target, unless all runs have a common end",
         ),
     ] = None,
@@ -252,7 +252,7 @@ def import_runs(
     eval_every_steps, device, precision, param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size,
     accumulation_steps and world_size may replace batch_size; --target and final_metric may replace reached.
     """
-    from bssearch.exchange.importers.imported_studies import (  # SQLAlchemy, which `import --help` does not need
+    from bssearch.exchange.importers.imported_studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
         make_studies,
     )
@@ -284,7 +284,7 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse CSV; ``source`` names it. Without a column ``reached``, ``target`` and the metric decide."""
+    """Parse CSV; ``source`` names it. Without a column ``reached``, ``target`` and the metric tell."""
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
@@ -296,7 +296,7 @@ def parse_runs(
     ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
     if len(ended) < len(table):
         notes.append(
-            f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}, which did not finish"
+            f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}: they did not finish"
         )
     is_constrained = any(one.startswith(CONSTRAINT) for one in labels)
     feasible = [row for row in ended if not row.violated()] if is_constrained else ended
@@ -352,8 +352,8 @@ def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str
     first = {tuple(texts): line for line, texts in reversed(found)}
     if copies := [line for line, texts in found if first[tuple(texts)] != line]:
         yield (
-            f"{len(copies)} of {len(found)} rows are copies of other rows (first: {source}:{copies[0]}) and count as "
-            "separate runs; remove duplicates"
+            f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
+            "runs of their own; remove them if they are the same runs"
         )
 
 
@@ -386,7 +386,7 @@ def _unclear(columns: Sequence[Column], runs: Sequence[ImportedRun], derived: Ta
     if whole:
         return f"{' and '.join(whole)} {'are' if whole[1:] else 'is'} of the whole run, not to the target"
     names = " and ".join(one.theirs for one in figures)
-    return f"{names} may be to the target or of the whole run, because the column reached is missing" if derived else ""
+    return f"{names} may be to the target or of the whole run: there is no column reached" if derived else ""
 
 
 UNFINISHED = {"crashed", "failed", "fail", "error", "killed", "running", "pending", "preempted", "waiting", "queued"}
@@ -405,9 +405,9 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
     if missing:
         results = [one.theirs for one in columns if one.why == RESULT]
         raise UsageError(
-            f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}, and has "
+            f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: it has "
             f"{', '.join(map(repr, names)) or 'no columns'} ({origin})",
-            hint=f"name a column with --column THEIRS=OURS; {', '.join(SPLIT)} may replace batch_size; --target with "
+            hint=f"--column THEIRS=OURS names a column; {', '.join(SPLIT)} may replace batch_size; --target with "
             f"--metric {' or '.join(map(repr, results)) or 'COLUMN'} may replace reached",
         )
 
@@ -415,13 +415,13 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
 FEW_SUMMED = 5.0  # metrics in a sum; in percent, such accuracies would be far below a target
 
 NO_SHARES = (
-    "give all values as fractions or all in percent; name a sum, as of the Trainer's hyperparameter_search, with "
-    "--metric and its --target"
+    "give all values as fractions or all in percent; if they are sums, as of the Trainer's hyperparameter_search, name "
+    "the sum with --metric, and its --target"
 )
 
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
-    """Raise `UsageError` if a metric and its target may be in different units, or the metric may be a loss."""
+    """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
         f"{target.metric} may be better when lower",
@@ -433,13 +433,12 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     low, high = min(known), max(known)
     if target.is_in_other_unit(low, high) and not (target.is_above_one(high) and high <= FEW_SUMMED):
         raise UsageError(
-            f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}; one value is in percent "
-            f"({source})",
+            f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
             hint=f"use --target {target.in_unit_of(high):g}",
         )
     require(
         not target.is_above_one(high),
-        f"{target.metric} is {low:g} to {high:g}, not between 0 and 1 ({source})",
+        f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})",
         hint=NO_SHARES,
     )
 
@@ -541,7 +540,7 @@ class _Row:
 
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
-    """Add last misses by the common evaluation grid of the steps, and return a note."""
+    """Add last misses by the evaluation grid that steps have in common, and return a note."""
     steps: dict[int, set[int]] = {}
     for run in runs:
         if run.steps and (not run.reached or run.last_miss_step is None):
@@ -564,6 +563,5 @@ def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], li
     ]
     words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])
     return found, [
-        f"assumed steps between evaluations, by batch size: {words}; a column last_miss_step or eval_every_steps "
-        "would give the steps"
+        f"assumed steps between evaluations, by batch size: {words}; a column last_miss_step or eval_every_steps tells"
     ]

@@ -45,14 +45,14 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if missing := REQUIRED - {*columns}:
         there = ", ".join(map(_brief.repr, columns[:SHOWN_COLUMNS])) or "none"
         raise UsageError(
-            f"{path} has no column {' and no '.join(sorted(missing))}, only {there}",
-            hint=f"write the columns {', '.join(COLUMNS)}, separated by commas",
+            f"{path} has no column {' and no '.join(sorted(missing))}: it has {there}",
+            hint=f"the columns are {', '.join(COLUMNS)}, separated by commas",
         )
     for place, cells in rows:
         if len(cells) > len(columns):
             raise UsageError(
                 f"{place}: the row has {len(cells)} cells, but the header has {len(columns)} columns",
-                hint="separate columns by commas, and write decimals with a point",
+                hint="commas separate columns; decimals take a point",
             )
         yield place, dict(zip(columns, cells, strict=False))
 
@@ -63,7 +63,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
     except RecursionError:
-        raise UsageError(f"{path} cannot be read as JSON, because its lists or objects nest too deeply") from None
+        raise UsageError(f"{path} cannot be read as JSON: its lists or objects are nested too deeply") from None
     rows = document.get("probes") if isinstance(document, dict) else document
     if not isinstance(rows, list):
         raise UsageError(

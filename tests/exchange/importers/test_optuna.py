@@ -362,7 +362,7 @@ def test_of_a_trial_that_went_on_past_the_target_the_figures_are_the_share_until
     assert (outcomes(made)[3].last_miss_seconds, outcomes(made)[3].last_miss_step) == (300.0, 2000)
     by_steps = import_optuna(file, target=0.9, seconds="user_attr:took", steps="step")
     assert [one.time_to_target_s for one in outcomes(by_steps)] == pytest.approx(times)
-    assert any("in 3 of 8 trials (first: 0)" in note for note in made.notes)
+    assert any("3 of 8 trials trained past the target (first: 0)" in note for note in made.notes)
     assert any("unknown for 3 of 8 trials (first: 4)" in note for note in made.notes)
 
 
@@ -515,20 +515,14 @@ def test_values_of_a_study_that_was_exported_are_never_its_metric(tmp_path: Path
     easier = import_optuna(file, target=0.6, seconds=whole)
     assert states(easier) == ["reached", "reached"]
     assert [one.time_to_target_s for one in outcomes(easier)] == [4.0, 8.0]
-    assert any("in 1 of 2 trials (first: 0)" in note for note in easier.notes)
+    assert any("1 of 2 trials trained past the target (first: 0)" in note for note in easier.notes)
 
 
 def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_path: Path) -> None:
     file = exported(tmp_path / "toy.db")
     for seconds in ("value", "user_attr:time_to_target_s"):
         assert outcomes(import_optuna(file, seconds=seconds))[0].time_to_target_s == 8.0
-        refuse(
-            UsageError,
-            file,
-            said="the values end at accuracy ≥ 0.9, not at accuracy ≥ 0.5",
-            target=0.5,
-            seconds=seconds,
-        )
+        refuse(UsageError, file, said="it is to accuracy ≥ 0.9, not to accuracy ≥ 0.5", target=0.5, seconds=seconds)
     refuse(UsageError, file, said="--steps user_attr:steps", target=0.5, steps="user_attr:steps_to_target")
     samples = exported(tmp_path / "samples.db", objective="samples_to_target")
     refuse(UsageError, samples, said="are samples_to_target", seconds="value")
@@ -545,10 +539,10 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
         ({"target": 0.9, "seconds": "minutes"}, "--seconds = 'minutes' must be duration, step_ms, value or user_attr:"),
         ({"target": 0.9, "seconds": "user_attr:"}, "--seconds = 'user_attr:'"),
         ({"target": 0.9, "steps": "epochs"}, "--steps = 'epochs' must be step, samples, epoch or user_attr:NAME"),
-        ({"target": 0.9, "steps": "epoch"}, "add --samples-per-epoch N"),
-        ({"target": 0.9, "steps": "epoch", "samples_per_epoch": 9, "seconds": "step_ms"}, "contradict each other"),
+        ({"target": 0.9, "steps": "epoch"}, "--samples-per-epoch N says it"),
+        ({"target": 0.9, "steps": "epoch", "samples_per_epoch": 9, "seconds": "step_ms"}, "cannot be combined"),
         ({"target": 0.9, "steps": "step", "samples_per_epoch": 9}, "--samples-per-epoch = 9 needs --steps epoch"),
-        ({"target": 0.9, "steps": "step", "seconds": "step_ms"}, "contradict each other"),
+        ({"target": 0.9, "steps": "step", "seconds": "step_ms"}, "cannot be combined"),
         ({"target": 0.9, "param": ["lr"]}, "--param = 'lr' must be THEIRS=OURS"),
         ({"target": 0.9, "param": ["lr=x"]}, "there are batch_size, learning_rate"),
         ({"target": 0.9, "param": ["batch_size=b"]}, "--param THEIRS=batch_size"),
@@ -566,7 +560,7 @@ def test_what_cannot_be_read_is_named_with_its_bound(write: Write, options: dict
 
 def test_studies_that_are_none_or_several_or_of_several_objectives_are_named(write: Write) -> None:
     file = write(trial(0.95, took=1.0), name="one")
-    refuse(NotFoundError, file, "two", said="which has 'one'", target=0.9)
+    refuse(NotFoundError, file, "two", said="it has 'one'", target=0.9)
     write(name="two")
     refuse(UsageError, file, said="'one', 'two'", target=0.9)
     refuse(UsageError, file, "two", said="no COMPLETE or PRUNED trial", target=0.9)

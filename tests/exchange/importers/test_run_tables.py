@@ -184,7 +184,7 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
     ("header", "row", "said"),
     [
         ("trainer.devices,trainer.num_nodes", "2,2", "trainer.num_nodes = 2 may be per node"),
-        ("world_size,split_batches", "4,True", "split_batches = True may mean that devices share the batch"),
+        ("world_size,split_batches", "4,True", "split_batches = True: the devices may share the batch"),
         ("world_size,split_batches", "4,False", ""),
         ("trainer.devices,trainer.num_nodes", "2,1", ""),
         ("trainer.devices,trainer.num_nodes", "auto,1", "trainer.devices = 'auto' must be an integer"),
@@ -211,7 +211,7 @@ def test_the_workers_of_ray_are_devices_and_those_of_a_loader_are_not() -> None:
 
 def test_a_column_of_epochs_is_no_column_of_steps() -> None:
     lines = "batch_size,reached,epochs_to_target\n32,1,4\n"
-    with pytest.raises(UsageError, match="may have epochs"):
+    with pytest.raises(UsageError, match="may hold epochs"):
         parse_runs(lines, "runs.csv", column=["epochs_to_target=steps"])
     assert parse_runs(lines, "runs.csv", column=["1*epochs_to_target=steps"]).runs[0].steps == 4
 
@@ -223,7 +223,7 @@ def test_a_list_of_devices_is_their_number() -> None:
 
 def test_rows_that_are_copies_are_noted() -> None:
     table = parse("batch_size,reached,train_seconds", "32,1,2.5", "32,1,2.6", "32,1,2.5")
-    assert any("1 of 3 rows are copies of other rows (first: runs.csv:4)" in one for one in table.notes)
+    assert any("1 of 3 rows are copies of others (first: runs.csv:4)" in one for one in table.notes)
 
 
 def test_devices_on_several_nodes_are_asked_for() -> None:
@@ -368,9 +368,9 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["reached,world_size", "1,1"], "the table lacks the column batch_size, and has 'reached', 'world_size'"),
-        (["reached", "1"], "the table lacks the column batch_size, and has 'reached' (runs.csv:1)"),
-        ([""], "the table lacks the columns batch_size, reached, and has no columns (runs.csv:1)"),
+        (["reached,world_size", "1,1"], "the table lacks the column batch_size: it has 'reached', 'world_size'"),
+        (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
+        ([""], "the table lacks the columns batch_size, reached: it has no columns (runs.csv:1)"),
         (["batch_size;reached", "8;1"], "separated by ';'; they must be separated by commas (runs.csv:1)"),
         (["batch_size\treached", "8\t1"], "separated by '\\t'; they must be separated by commas (runs.csv:1)"),
         (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
@@ -680,7 +680,7 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
     ("text", "message"),
     [
         ("", "has no column batch_size and no step_seconds"),
-        ("batch_size\n3\n", "no column step_seconds, only 'batch_size'"),
+        ("batch_size\n3\n", "no column step_seconds: it has 'batch_size'"),
         ("batch_size,step_seconds\n", "has no step times"),
         ("batch_size,step_seconds\n32,0\n", "h200.csv:2: step_seconds = '0' must be a finite number of seconds > 0"),
         ("batch_size,step_seconds\n32,-1\n", "step_seconds = '-1' must be"),
@@ -703,8 +703,8 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
         ("batch_size,step_seconds\n32,0,5\n", "h200.csv:2: the row has 3 cells, but the header has 2 columns"),
         (f"batch_size,step_seconds\n32,{'9' * 200_000}\n", "h200.csv:2 is not valid CSV: field larger than"),
         (f"batch_size,step_seconds\n32,{'9' * 5000}\n", "step_seconds = '9999"),
-        ("a" * 100_000 + ",b\n", "no column batch_size and no step_seconds, only 'aaa"),
-        ("[" * 100_000, "h200.csv cannot be read as JSON, because its lists or objects nest too deeply"),
+        ("a" * 100_000 + ",b\n", "no column batch_size and no step_seconds: it has 'aaa"),
+        ("[" * 100_000, "h200.csv cannot be read as JSON: its lists or objects are nested too deeply"),
         (f'[{{"batch_size": {"9" * 5000}, "step_seconds": 1}}]', "h200.csv, probe 1: batch_size = '9999"),
         (f'[{{"batch_size": 8, "step_seconds": {"9" * 500}}}]', "h200.csv, probe 1: step_seconds = '9999"),
         ('[{"batch_size": 8, "step_seconds": [1]}]', "step_seconds = [1] must be"),
@@ -719,7 +719,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
 
 
 def test_a_table_separated_otherwise_is_told_what_separates_columns(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="only 'batch_size;step_seconds'") as caught:
+    with pytest.raises(UsageError, match="it has 'batch_size;step_seconds'") as caught:
         read_step_times(write(tmp_path, "batch_size;step_seconds\n32;0.5\n"))
     assert caught.value.hint == "the columns are batch_size, step_seconds, micro_batch_size, separated by commas"
 
