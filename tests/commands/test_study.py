@@ -296,7 +296,7 @@ def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
             plan = make_plan(configuration=one.configuration, phase=one.phase)
             started = not_none(store.trials.start(spec.name, plan, environment=environment, lease=lease))
             if one.outcome is not None:
-                store.trials.finish(spec.name, started.number, one.outcome, steps_x_step_time_s=None)
+                store.trials.finish(spec.name, started.number, one.outcome, steps_x_step_time_s=one.steps_x_step_time_s)
         return status(store, spec.name).document()
 
 
@@ -327,6 +327,9 @@ def test_the_fastest_is_a_search_trial_that_reached() -> None:
     )
     assert found["fastest"] == {"trial": 2, "batch_size": 64, "time_to_target_s": 1.5, "basis": "measured"}
     assert found["search_ended"] is None
+    contended = make_trial(2, seconds=9.0, contended=True, product=1.2, batch_size=64)
+    fastest = status_of(make_trial(1, seconds=2.0), contended)["fastest"]
+    assert fastest == {"trial": 2, "batch_size": 64, "time_to_target_s": 1.2, "basis": "steps_x_step_time"}
     assert status_of(make_trial(1, state=TrialState.CAPPED))["fastest"] is None
 
 
