@@ -39,7 +39,7 @@ class Observation:
 
 
 class MemoryBasis(StrEnum):
-    """How peak memory was measured.
+    """Method that measured peak memory.
 
     ``device``: tensors on a GPU. ``resident``: growth of the process by the kernel's high-water mark, or
     ``resident_sampled``, which misses short peaks.
@@ -93,7 +93,7 @@ class DeviceUse:
 class TrialOutcome:
     """End and measurements of a trial; None if not measured.
 
-    ``time_to_target_s`` and ``steps_to_target`` are interpolated between last miss and first hit. Without a hit, the
+    ``time_to_target_s`` and ``steps_to_target`` interpolate between last miss and first hit. Without a hit, the
     last miss is the last evaluation, a lower bound.
 
     Attributes:
@@ -159,7 +159,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TrialObserved:
-    """A running trial was evaluated."""
+    """A new evaluation of a running trial."""
 
     number: int
     observation: Observation

@@ -56,7 +56,7 @@ class TrialPlan(Planned):
     """A trial to run: new, or stored with the number ``queued`` or ``resumed``.
 
     ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. If a trial newer than
-    ``after`` exists, the plan is dropped.
+    ``after`` exists, the driver drops the plan.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -107,7 +107,7 @@ class StepTimeRequest:
     """Request to time steps and one evaluation.
 
     The timing ends when half the 95 % interval of the median is within ``precision`` (relative), or after
-    ``seconds_limit``. With ``trial_train_seconds`` steps are timed between evaluations; otherwise back to back.
+    ``seconds_limit``. With ``trial_train_seconds`` the worker times steps between evaluations; otherwise back to back.
     """
 
     configuration: Configuration
@@ -200,7 +200,7 @@ class Lease:
 class ProbeRecord(StepTime):
     """A stored step time with its evaluation cadence; both are None if the batch size does not fit.
 
-    ``error`` is set if the step time was fitted over visits.
+    ``error`` is None unless a fit over visits gave the step time.
     """
 
     eval_every_steps: int | None
@@ -211,7 +211,7 @@ class ProbeRecord(StepTime):
 class TrialRecord(Planned):
     """A stored trial.
 
-    ``steps_x_step_time_s``: steps to target × isolated step time, from all visits when read.
+    ``steps_x_step_time_s``: steps to target × isolated step time; each read uses the step times of all visits.
     """
 
     number: int

@@ -1,7 +1,4 @@
-"""The rows of a study by kind, and the values that bssearch can have stored.
-
-`checked` validates a row of a study file; `first_fault` validates all stored rows after an error.
-"""
+"""The rows of a study by kind, and the values that bssearch can have stored."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

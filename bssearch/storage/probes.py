@@ -152,11 +152,9 @@ class ProbeStore(StorePart):
     def _boundary(
         self, connection: Connection, study_id: int, environment: Environment | None = None
     ) -> MemoryBoundary:
-        """Bounds of the micro-batch sizes that fit (default device: the largest that a trial ran on).
-
-        A later probe in a separate process that fits the same or a larger size overrides a single out-of-memory trial.
-        Failures count from devices with at least as much memory, fits from devices with at most as much memory.
-        """
+        # Bounds of the micro-batch sizes that fit (default device: the largest device that ran a trial). A later probe
+        # in a separate process that fits the same or a larger size overrides a single out-of-memory trial. Failures
+        # count from devices with at least as much memory, fits from devices with at most as much memory.
         here = environment or self._bound_environment(connection, study_id)
         memory, kind = (None, ()) if here is None else (here.device_memory_bytes, of_its_kind(here))
         if environment is None:

@@ -293,7 +293,7 @@ def _checked_number(value: Any) -> int | float:
 
 
 def _checked_value(value: Any) -> OwnValue:
-    """A text must not start like a formula of a spreadsheet."""
+    # A text must not start like a formula of a spreadsheet.
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):

@@ -708,10 +708,7 @@ def limited_waits(connection: Connection, *states: str) -> Iterator[None]:
 
 
 class _Watch:
-    """Finds the sessions that block a connection.
-
-    A separate connection for these queries opens after `LOOK_EVERY_S`.
-    """
+    # Finds the sessions that block a connection. A separate connection for these queries opens after `LOOK_EVERY_S`.
 
     def __init__(self, connection: Connection) -> None:
         driver = connection.connection.driver_connection
