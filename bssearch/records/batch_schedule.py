@@ -1,6 +1,6 @@
 """Batch-size schedules: a ladder of growing stages; the samples seen decide the stage of a step.
 
-Stored as parameters of a configuration:
+A configuration stores a schedule in these parameters:
 
 * ``batch_schedule``: `geometric`, `linear`, `milestones` or `noise_scale`
 * ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch); without starts in `noise_scale`

@@ -524,7 +524,7 @@ def _check_references(connection: Connection) -> None:
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
     require(
         not any(str(row[0]).startswith("bss_") for row in broken),
-        f"the upgrade would leave {len(broken)} rows with missing references; nothing was changed",
+        f"the upgrade would leave {len(broken)} rows with missing references; the database is unchanged",
         error=DatabaseError,
     )
 

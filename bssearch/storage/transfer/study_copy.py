@@ -188,7 +188,7 @@ _COUNTED = {
     "measurements": (Kind.PROBE, Kind.VISIT, Kind.BRANCH),
 }
 
-_DIVERGED = "the study continued in both places, or rows were changed; keep one copy, or separate databases"
+_DIVERGED = "both places continued the study, or a program changed rows; keep one copy, or use separate databases"
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,9 +547,9 @@ def _check_header(kind: str, header: Any) -> None:
         raise UsageError("not a file of `bssearch export STUDY --to study`: the header is missing")
     require(
         header.get("version") == FORMAT_VERSION and header.get("schema") in (*REVISIONS, *UNRELEASED),
-        f"a newer bssearch ({shown(header.get('written_by'))}) wrote the file: its format is "
-        f"{shown(header.get('version'))} and its schema {shown(header.get('schema'))}; this version reads up to "
-        f"{FORMAT_VERSION} and {SCHEMA_HEAD}",
+        f"a newer bssearch ({shown(header.get('written_by'))}) wrote the file: format "
+        f"{shown(header.get('version'))}, schema {shown(header.get('schema'))}; this version reads up to format "
+        f"{FORMAT_VERSION} and schema {SCHEMA_HEAD}",
         hint="update bssearch",
     )
 
@@ -557,6 +557,6 @@ def _check_header(kind: str, header: Any) -> None:
 def _check_end(end: Any, digest: str) -> None:
     require(
         isinstance(end, dict) and end.get("sha256") == digest,
-        "the lines were changed after writing: their SHA-256 differs",
+        "a program changed the lines after the export: their SHA-256 differs",
         hint="export the study again",
     )
