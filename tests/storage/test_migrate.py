@@ -203,7 +203,7 @@ class TestUpgrade:
         store_in(sqlite_url, begun)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path, then)
-            with pytest.raises((RuntimeError, DatabaseError), match=r"half way|nothing was changed"):
+            with pytest.raises((RuntimeError, DatabaseError), match=r"half way|database is unchanged"):
                 migrate.upgrade(sqlite_url)
         assert migrate.current(sqlite_url) == HEAD
         with open_store(sqlite_url, write=False) as store:
