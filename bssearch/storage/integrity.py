@@ -48,6 +48,7 @@ from bssearch.storage.models import (
     BRANCH_ROWS,
     ENVIRONMENT_ROWS,
     FINDING_ROWS,
+    LARGEST,
     LOG_ROWS,
     MOST_SENTENCES,
     OBSERVATION_ROWS,
@@ -60,9 +61,6 @@ from bssearch.storage.models import (
     StorableText,
     json_fault,
 )
-
-# Measured numbers lie between the inverse of this number and this number.
-LARGEST = 1e300
 
 LARGEST_WHOLE = 2**62
 

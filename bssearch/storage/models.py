@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-LARGEST = 1e300
+LARGEST = 1e300  # measured numbers lie between the inverse of this number and this number
 
 # Bounds of stored values: whatever a row holds, a command reads it within a second.
 MOST_SENTENCES = 1_000
