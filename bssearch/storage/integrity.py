@@ -26,6 +26,8 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     DateTime,
+    Float,
+    Integer,
     RowMapping,
     Select,
     Table,
@@ -117,9 +119,11 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
     for kind, layout in LAYOUTS.items():
         raw = {name: _raw(one, dialect) for name, one in columns_of(kind).items()}
         query = rows_of(kind, study_id, raw)
+        columns = layout.columns.items()
+        loaded = [(name, one) for name, one in columns if not isinstance(_storage_type(one.type), Float | Integer)]
         for row in connection.execute(query).mappings():
             try:
-                layout.stored.model_validate({name: _loaded(layout.columns[name], one) for name, one in row.items()})
+                layout.stored.model_validate({**row, **{name: _loaded(column, row[name]) for name, column in loaded}})
             except ValidationError as error:
                 return _problem(kind, row, error)
         for broken, rule in _rules(layout.table):
