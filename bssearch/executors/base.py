@@ -208,7 +208,7 @@ Measurement = StepTimeRequest | MemoryRequest | NoiseRequest
 Measured = StepTime | MemoryUse | NoiseMeasurement
 Answer = WorkloadDescription | Measured
 
-Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
+Work = Literal["describe"] | Measurement | TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ class Assign:
     given: Mapping[str, ParameterValue] = field(default_factory=dict)
 
     @property
-    def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
+    def plan(self) -> TrialPlan | Measurement | None:
         """Configuration and threads of the work, None for a description."""
         work = None if self.work == "describe" else self.work
         return work.plan if isinstance(work, TrialRequest) else work

@@ -156,11 +156,6 @@ def check_unchanged(what: str, before: str | None, now: str | None) -> None:
     )
 
 
-def no_noise_scale(what: str) -> WorkloadError:
-    """The error, because only workloads have noise scales."""
-    return WorkloadError(f"the gradient noise scale needs a workload: {what} does not expose its loss")
-
-
 def kernel_memory_kills() -> int | None:
     """The kernel's count of OOM kills."""
     kills = found_in(Path("/proc/vmstat"), r"^oom_kill (\d+)$")

@@ -121,9 +121,9 @@ class BatchAdvice:
 class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
-    In some steps, for at most `SHARE` of the time, hooks take the gradient norms of each micro-batch and of their sum.
-    The ranks of DistributedDataParallel count as micro-batches. If a step has one micro-batch, a second backward pass
-    takes the gradient of its first half.
+    In some steps hooks take the gradient norms of each micro-batch and of their sum. The ranks of
+    DistributedDataParallel count as micro-batches. If a step has one micro-batch, a second backward pass takes the
+    gradient of its first half.
 
     ::
 
@@ -141,6 +141,7 @@ class BatchAdvisor:
         dataset_size: Samples of the training set.
         micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another number.
         aside: Context of the second backward passes.
+        share: Largest share of the training time for measurements.
         now: Clock in seconds.
     """
 
@@ -153,6 +154,7 @@ class BatchAdvisor:
         dataset_size: int | None = None,
         micro_batches: int | None = None,
         aside: Callable[[], AbstractContextManager[object]] = nullcontext,
+        share: float = SHARE,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._parameters = list(model.parameters())  # all, because a loop may freeze parameters later
@@ -172,6 +174,7 @@ class BatchAdvisor:
         self._halves = _Halves(model, self._parameters, aside)
         self._splits = micro_batches == 1
         self._now = now
+        self._share = share
         self._began: float | None = None
         self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=TIMED) for kind in (False, True)}
         self._left = FIRST_EVERY
@@ -235,6 +238,11 @@ class BatchAdvisor:
         )
 
     @property
+    def measured_steps(self) -> int:
+        """Number of measured steps."""
+        return len(self._passes)
+
+    @property
     def noise(self) -> GradientNoise:
         """Noise scale and moments of all measured steps."""
         return gradient_noise([one for _, one in self._passes])
@@ -278,7 +286,7 @@ class BatchAdvisor:
         plain, measured = (statistics.median(self._seconds[kind] or [0.0]) for kind in (False, True))
         if plain <= 0 or len(self._seconds[True]) < FEWEST_TIMED:
             return FIRST_EVERY
-        return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(max(0.0, measured - plain) / (SHARE * plain))))
+        return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(max(0.0, measured - plain) / (self._share * plain))))
 
 
 def batch_stages(stages: Iterable[tuple[int, int]]) -> str:

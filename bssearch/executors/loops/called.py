@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import NoReturn
 
 import torch
 
@@ -17,7 +16,7 @@ from bssearch.executors.devices import device_of, uuid_of
 from bssearch.executors.loops.measuring import Looked, end_work, work_of
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.trial_run import TrialRun
-from bssearch.executors.process import Death, Inbox, WorkerHandle, no_noise_scale
+from bssearch.executors.process import Death, Inbox, WorkerHandle
 from bssearch.executors.slots import KILLED, Slot, SlotExecutor, SlotState
 from bssearch.records import MemoryRequest, NoiseRequest, StepTimeRequest, TrialRequest, TrialState, TrialStop
 from bssearch.training.trainer import seed_everything
@@ -91,7 +90,7 @@ class CalledWorker(WorkerHandle):
         match command:
             case Load():
                 self.reply(self._loaded)
-            case "describe" | StepTimeRequest() | MemoryRequest() | TrialRequest():
+            case "describe" | StepTimeRequest() | MemoryRequest() | NoiseRequest() | TrialRequest():
                 self._piece = self._take(command, self.reply)
             case TrialStop() if self._piece is not None:
                 self._piece.stop = command.state, command.reason
@@ -151,10 +150,6 @@ class CalledExecutor(SlotExecutor):
         """See `Executor.close`. A late interrupt has no effect."""
         self.kill()
         super().close()
-
-    def measure_noise(self, request: NoiseRequest) -> NoReturn:
-        """Raise `WorkloadError`, because only workloads have noise scales."""
-        raise no_noise_scale("a loop")
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         return CalledWorker(slot, self._inbox, self._loaded, self._given_out)

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,22 +16,29 @@ from bssearch.executors.failures import failed, program_refused
 from bssearch.executors.loops.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
 from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter, other_devices
 from bssearch.records import (
+    GradientNoise,
     MemoryRequest,
     MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
     StepTime,
     StepTimeRequest,
     TrialEnded,
     TrialRequest,
 )
 from bssearch.records.batch_schedule import constant_configurations
+from bssearch.records.noise_scale import FEWEST_PASSES, NoiseScaleInterval
+from bssearch.training.advisor import BatchAdvisor, ranks_together
 from bssearch.training.contention import CorePace, ReferenceKernel
-from bssearch.training.course import eval_every_steps, first_line
+from bssearch.training.course import Approach, eval_every_steps, first_line
 from bssearch.training.environment import describe_program
 from bssearch.training.loop import batch_norm_layers
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
 from bssearch.training.probes import (
+    GROWTH,
     LEAST_SHARE,
     PATIENCE,
+    PRECISION,
     RUN_SECONDS,
     RUNS,
     SEGMENT_SECONDS,
@@ -291,6 +299,79 @@ class TimedLoop(Looked):
         )
 
 
+class MeasuredNoise(Looked):
+    """Measures the gradient noise scale of a loop's steps near the target; see `BatchAdvisor`."""
+
+    def __init__(self, request: NoiseRequest, assign: Assign, line: Line) -> None:
+        super().__init__(assign, line)
+        self._request = request
+        self.seed = request.seed
+        self._approach = Approach(request.target)
+        self._advisor: BatchAdvisor | None = None
+        self._began = time.perf_counter()
+        self._found: NoiseMeasurement | None = None
+        self._look_at = 2 * FEWEST_PASSES
+        self._weights: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor] = []
+
+    def modelled(self, modules: Sequence[nn.Module]) -> None:
+        """Prepare to measure these modules."""
+        require(
+            ranks_together() == 1, "bssearch measures the gradient noise scale of a loop in one process, not of ranks"
+        )
+        now = self.configuration
+        self._weights = [parameter for one in modules for parameter in one.parameters()]
+        if any(one.requires_grad for one in self._weights):
+            self._advisor = BatchAdvisor(
+                nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps, share=1.0
+            )
+
+    def is_due(self, step: int) -> bool:
+        """True at the cadence of the search."""
+        return step % self._request.eval_every_steps == 0
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Measure the step if the metric has come near the target."""
+        super().stepped(step, samples)
+        if self._found is None or self._advisor is None:
+            return
+        self._advisor.step()
+        with torch.no_grad():  # measure at one point of the training
+            torch._foreach_copy_(self._weights, self._kept)
+        is_over = time.perf_counter() - self._began >= self._request.noise_seconds_limit
+        if self._advisor.measured_steps >= self._look_at:
+            self._look_at = math.ceil(GROWTH * self._look_at)
+            noise = self._advisor.noise
+            is_known = NoiseScaleInterval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION
+            is_over = is_over or is_known
+        if is_over:
+            self._advisor.close()
+            self._answer(replace(self._found, noise=self._advisor.noise))
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Begin to measure near the target, or at the limit of train seconds."""
+        super().evaluated(step, metrics, loss)
+        metric = number_of(metrics, self._request.target.metric)
+        limit, is_near = self._request.train_seconds_limit, self._approach.is_near(metric)
+        if self._found is not None or not (is_near or time.perf_counter() - self._began >= limit):
+            return
+        require(
+            self._advisor is not None,
+            "the loop did not name its model, whose gradients are the noise",
+            hint="trial.state(model=model, optimizer=optimizer)",
+        )
+        self._began = time.perf_counter()
+        self._kept = [one.detach().clone() for one in self._weights]
+        self._found = NoiseMeasurement(
+            batch_size=self.configuration.batch_size,
+            micro_batch_size=self.configuration.micro_batch_size,
+            step=step,
+            metric=metric,
+            noise=GradientNoise(),
+            reason=None if is_near else f"the limit of {limit:.4g} train seconds passed before",
+        )
+
+
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
     """The assigned trial, measurement or description."""
     match assign.work:
@@ -300,6 +381,8 @@ def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
             return TimedLoop(request, assign, line)
         case MemoryRequest():
             return MeasuredMemory(assign, line)
+        case NoiseRequest() as request:
+            return MeasuredNoise(request, assign, line)
         case _:
             return DescribedLoop(assign, line)
 

@@ -28,6 +28,7 @@ from bssearch.records import (
     Configuration,
     MemoryRequest,
     MemoryUse,
+    NoiseRequest,
     Observation,
     SecondsBasis,
     StepTime,
@@ -341,6 +342,10 @@ class LoadedCommand(LoadedProgram):
                 return self._asked(work, at, FEW_STEPS, lambda process: self._reported_step_time(at, process))
             case MemoryRequest(configuration=at):
                 return self._asked(work, at, MEMORY_STEPS, lambda process: self._reported_memory(at, process))
+            case NoiseRequest():
+                raise WorkloadError(
+                    "the gradient noise scale needs a workload or a loop: a command does not expose its loss"
+                )
             case _:
                 return self._asked("describe", self._program.default, 1, self._description)
 

@@ -47,12 +47,10 @@ from bssearch.executors.process import (
     judge_command,
     judge_exit,
     kernel_memory_kills,
-    no_noise_scale,
     report_folder_prefix,
 )
 from bssearch.executors.programs.reports import Report, ReportReader
 from bssearch.records import (
-    NoiseRequest,
     Observation,
     TrialEnded,
     TrialObserved,
@@ -188,9 +186,7 @@ class LoadedProgram(ABC):
         return answer
 
     def measure(self, request: Measurement) -> Measured:
-        """Time steps or test memory in the user's program."""
-        if isinstance(request, NoiseRequest):
-            raise no_noise_scale("a program of your own")
+        """Measure in the user's program."""
         answer = self._answer(request)
         assert not isinstance(answer, WorkloadDescription), "a measurement is not a description"
         return answer

@@ -10,9 +10,19 @@ from torch import nn
 from bssearch.errors import UsageError
 from bssearch.executors.loops import measuring
 from bssearch.executors.loops.assignment import Alone
-from bssearch.executors.loops.measuring import DescribedLoop, Looked, MeasuredMemory, TimedLoop
+from bssearch.executors.loops.measuring import DescribedLoop, Looked, MeasuredMemory, MeasuredNoise, TimedLoop
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.records import Branch, MemoryUse, StepTime, TrialState, WorkloadDescription
+from bssearch.records import (
+    Branch,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
+    StepTime,
+    Target,
+    TrialState,
+    WorkloadDescription,
+)
+from bssearch.records.noise_scale import FEWEST_PASSES
 from bssearch.training.contention import ContentionMeter, CorePace
 from bssearch.training.probes import SEGMENT_SECONDS, STEPS, WARM_UP_STEPS
 from tests.executors.loops.loops import (
@@ -229,3 +239,48 @@ class TestLightning:
         started.run.finish()
         assert started.line.outcome.steps == 7
         assert module.rates == pytest.approx([0.02] * 7)  # the trial's, by the callback
+
+
+def noise_request(**changes: Any) -> NoiseRequest:
+    settings: dict[str, Any] = {
+        "configuration": configuration(20),
+        "seed": 3,
+        "target": Target(metric="accuracy", value=0.9),
+        "train_seconds_limit": 1e9,
+        "noise_seconds_limit": 1e9,
+        "eval_every_steps": 2,
+        **changes,
+    }
+    return NoiseRequest(**settings)
+
+
+@pytest.mark.parametrize("limit", [1e9, 0.0])
+@every_form
+def test_the_noise_of_a_loop_is_measured_at_one_point(form: str, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "PRECISION", math.inf)
+    line = FakeLine()
+    request = noise_request(train_seconds_limit=limit)
+    training = Training(
+        Trial(MeasuredNoise(request, assign(request), line)), FakeTime(), metric=lambda step: 0.89 if step > 3 else 0.1
+    )
+    weights: list[torch.Tensor] = []
+    training.step_fails = lambda taken: weights.append(next(training.model.parameters()).detach().clone())
+    training.go(form)
+    (found,) = line.replies
+    assert isinstance(found, NoiseMeasurement)
+    assert (found.step, found.metric) == ((4, 0.89) if limit else (0, 0.1))
+    assert (found.reason is None) == bool(limit)
+    assert found.noise.passes == 2 * FEWEST_PASSES
+    assert all(torch.equal(one, weights[-1]) for one in weights[found.step + 1 :])
+
+
+def test_the_noise_of_a_loop_needs_its_model() -> None:
+    request = noise_request()
+    training = Training(
+        Trial(MeasuredNoise(request, assign(request), FakeLine())),
+        FakeTime(),
+        metric=lambda step: 0.89 if step else 0.1,
+        keeps_state=False,
+    )
+    with pytest.raises(UsageError, match="did not name its model"):
+        training.go("batches")
