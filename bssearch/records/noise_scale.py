@@ -24,6 +24,8 @@ FEWEST_PASSES = 8  # passes for an interval: four blocks
 
 FEWEST_TRIALS = 3
 
+ENDLESS = 10**15  # samples of a dataset of unknown size
+
 Numbers = NDArray[np.float64]
 
 

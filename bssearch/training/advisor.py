@@ -21,6 +21,7 @@ from bssearch.errors import require
 from bssearch.records import GradientNoise
 from bssearch.records.noise_scale import (
     CRITICAL_BATCH_OCTAVES,
+    ENDLESS,
     FEWEST_PASSES,
     NoiseScaleInterval,
     Norms,
@@ -45,8 +46,6 @@ FEWEST_TIMED = 3  # measured steps before their cost counts as known, because th
 TIMED = 32  # number of newest steps whose median is the step time; measured and other steps have separate medians
 
 FARTHEST_SUM = 0.02  # relative distance of the halves' sum from the whole gradient, above bfloat16's rounding
-
-ENDLESS = 10**15  # samples of a dataset of unknown size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

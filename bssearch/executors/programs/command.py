@@ -1,6 +1,7 @@
 """Trials of user commands that report progress."""
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,7 +23,16 @@ from bssearch.executors.programs.command_process import (
     outcome_of,
     relaying,
 )
-from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, REPORTS_TIMED, SAMPLES, Report, ReportPace, pace_of
+from bssearch.executors.programs.reports import (
+    LARGEST_STEP,
+    LOSS,
+    NORMS,
+    REPORTS_TIMED,
+    SAMPLES,
+    Report,
+    ReportPace,
+    pace_of,
+)
 from bssearch.records import (
     BATCH_SCHEDULE,
     Configuration,
@@ -39,8 +49,9 @@ from bssearch.records import (
     WorkloadDescription,
     is_metric,
 )
+from bssearch.records.noise_scale import ENDLESS, Norms, Pass, gradient_noise
 from bssearch.spec.model import check_places, filled, launched_ranks, places_of, values_of
-from bssearch.training.course import Course, Ending, not_finite, paused, where
+from bssearch.training.course import Approach, Course, Ending, not_finite, paused, where
 
 MOST_OBSERVATIONS = 100_000  # the most evaluations of a trial, because bssearch stores each evaluation
 
@@ -88,6 +99,8 @@ class ReportedTrial:
         self._last_came = started
         self._longest_wait = 0.0
         self._epochs: set[tuple[int, float]] = set()
+        self._approach, self._is_near = Approach(request.target), False
+        self._passes: list[Pass] = []
         self._still, self._moved = 0, started  # reports with the same seconds, and the time of the first
 
     def take(self, report: Report, now: float) -> None:
@@ -153,6 +166,7 @@ class ReportedTrial:
                 final_metric=None if progress.last is None else progress.last.metric,
                 best_metric=progress.best,
                 warnings=tuple(self._warnings()),
+                noise=gradient_noise(self._passes),
             )
         )
 
@@ -209,6 +223,21 @@ class ReportedTrial:
             hint="sum the seconds of the epochs",
         )
 
+    def _note_norms(self, report: Report) -> None:
+        metric = report.values.get(self._request.target.metric)
+        if metric is not None and is_metric(metric):
+            self._is_near = self._approach.is_near(metric)
+        now, norms = self._plan.configuration, [report.values.get(name, math.nan) ** 2 for name in NORMS]
+        micro_batches = now.batch_size // now.micro_batch_size
+        if self._is_near and micro_batches > 1 and Norms(*norms).are_finite:
+            one = Pass(
+                small_batch=now.micro_batch_size,
+                small_batches=micro_batches,
+                samples=ENDLESS,
+                plain=Norms(*norms),
+            )
+            self._passes.append(one)
+
     def _observe(self, report: Report, seconds: float) -> None:
         target, configuration = self._request.target, self._plan.configuration
         if len(self._epochs) < EPOCHS_SEEN and (epoch := report.values.get(EPOCH)) is not None:
@@ -218,6 +247,7 @@ class ReportedTrial:
         self._seconds = seconds
         loss = report.values.get(LOSS)
         metric = report.values.get(target.metric)
+        self._note_norms(report)
         for name, value in ((target.metric, metric), ("the loss", loss)):
             if value is not None and not is_metric(value):
                 self._end(Ending(TrialState.DIVERGED, f"{not_finite(name, value)}: {where(configuration, self.steps)}"))

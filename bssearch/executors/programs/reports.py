@@ -21,6 +21,9 @@ from bssearch.errors import UsageError, require
 
 STEP, SECONDS, SAMPLES, LOSS = "step", "seconds", "samples", "loss"
 
+# Norms of the mean gradient of a micro-batch (root mean square over the micro-batches) and of a step, in one report.
+NORMS = ("micro_gradient_norm", "gradient_norm")
+
 LONGEST_LINE = 2**16  # the most bytes of a JSON line
 
 LONGEST_LOG_LINE = 2**12  # bytes of a line for expressions, many of which take quadratic time
