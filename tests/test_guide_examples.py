@@ -207,7 +207,7 @@ inputs = torch.randn""",
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "own.yaml").write_text(spec)
     done = ran(tmp_path, "run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu")
-    assert "batch size 16 is left out of this study" in done.stderr and "sixteen is not for this model" in done.stderr
+    assert "left out batch size 16" in done.stderr and "sixteen is not for this model" in done.stderr
     trials = read(tmp_path, "trial", "list", "own-loop")
     assert any(trial["state"] == "reached" for trial in trials)
     assert {trial["batch_size"] for trial in trials} <= {32, 64}
