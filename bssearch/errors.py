@@ -18,6 +18,7 @@
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 Required = TypeVar("Required")
@@ -180,8 +181,10 @@ PHRASES = {
 }
 
 
-def remedy_of_import(error: BaseException) -> str:
-    """Remedy for a missing module, to append to its error; empty for other errors."""
+def remedy_of(error: BaseException) -> str:
+    """Remedy for a missing module or file, to append to its error; empty for other errors."""
+    if isinstance(error, FileNotFoundError) and not Path(str(error.filename)).is_absolute():
+        return f"; the path starts at the folder of the command, {Path.cwd()}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     return f"; install the package that provides {error.name.partition('.')[0]!r}, or put the file beside the workload"

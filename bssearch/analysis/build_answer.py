@@ -381,15 +381,13 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged within a step, at two batch sizes or at learning rates `NAN_RATES` apart."""
+    """True if all trials diverged within a step, before an update or at learning rates `NAN_RATES` apart."""
     outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
     if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
         return False
-    sizes, rates = zip(
-        *((one.configuration.batch_size, one.configuration.learning_rate) for one in trials), strict=True
-    )
+    rates = [one.configuration.learning_rate for one in trials]
     are_far_apart = len(trials) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)
-    return are_far_apart or (all(one.reason.startswith(FIRST_LOSS) for one in outcomes) and len({*sizes}) > 1)
+    return are_far_apart or all(one.reason.startswith(FIRST_LOSS) for one in outcomes)
 
 
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:

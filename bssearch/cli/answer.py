@@ -127,42 +127,44 @@ def _certainty(found: Answer) -> list[str]:
 
 def _bars(found: Answer) -> list[str]:
     objective = objective_in(found)
-    scale = _scale(found)
-    title = f"{objective.axis_title} [95 %]"
-    lines = [f" {'batch':>7}  {title:<{23 + BAR_CELLS}}  tried"]
+    texts: list[str] = []
     for row in found.batches:
-        mark = "▶" if row.batch_size == found.optimal.batch_size else " "
-        figure, bound, predicted = (
-            row.objective_value,
-            row.objective_lower_bound,
-            None if row.trials else row.predicted_s,
-        )
-        if figure is not None:
-            text, bar = with_interval(figure, objective.digits), _bar(scale, figure.low, figure.median, figure.high)
-        elif bound is not None:
-            text, bar = f"> {number(bound, objective.digits)}", "·" * scale(bound)
+        predicted = None if row.trials else row.predicted_s
+        if row.objective_value is not None:
+            texts.append(with_interval(row.objective_value, objective.digits))
+        elif row.objective_lower_bound is not None:
+            texts.append(f"> {number(row.objective_lower_bound, objective.digits)}")
         else:
             is_time = predicted is not None and found.objective == TIME_COLUMN
-            text, bar = (f"~ {with_interval(predicted)}" if is_time and predicted else "–"), ""
-        drawn = f"{text:<21}  {bar}"
+            texts.append(f"~ {with_interval(predicted)}" if is_time and predicted else "–")
+    wide = max(21, *map(len, texts))
+    scale = _scale(found, BAR_CELLS + 21 - wide)
+    lines = [f" {'batch':>7}  {objective.axis_title + ' [95 %]':<{23 + BAR_CELLS}}  tried"]
+    for row, text in zip(found.batches, texts, strict=True):
+        mark = "▶" if row.batch_size == found.optimal.batch_size else " "
+        drawn = f"{text:<{wide}}  {_bar(scale, row)}"
         lines.append(f" {mark}{row.batch_size:>6}  {drawn:<{23 + BAR_CELLS}}  {_runs(found, row)}".rstrip())
     return lines
 
 
-def _scale(found: Answer) -> Callable[[float], int]:
+def _scale(found: Answer, cells: int) -> Callable[[float], int]:
     # Bar cells of a figure, on a logarithmic scale if all figures are positive.
     known = [row.objective_value for row in found.batches if row.objective_value is not None]
     values = [value for one in known for value in (one.low, one.median, one.high) if value is not None]
     values += [row.objective_lower_bound for row in found.batches if row.objective_lower_bound is not None]
     on = math.log if min(values) > 0 else float
     low, high = on(min(values)), on(max(values))
-    return lambda value: 2 + round((BAR_CELLS - 2) * (on(value) - low) / (high - low)) if high > low else BAR_CELLS // 2
+    return lambda value: 2 + round((cells - 2) * (on(value) - low) / (high - low)) if high > low else cells // 2
 
 
-def _bar(scale: Callable[[float], int], low: float | None, median: float, high: float | None) -> str:
-    if low is None or high is None:
-        return "█" * scale(median)
-    return "█" * scale(low) + "▓" * (scale(median) - scale(low)) + "░" * (scale(high) - scale(median))
+def _bar(scale: Callable[[float], int], row: Batch) -> str:
+    figure = row.objective_value
+    if figure is None:
+        return "" if row.objective_lower_bound is None else "·" * scale(row.objective_lower_bound)
+    if figure.low is None or figure.high is None:
+        return "█" * scale(figure.median)
+    low, median, high = map(scale, (figure.low, figure.median, figure.high))
+    return "█" * low + "▓" * (median - low) + "░" * (high - median)
 
 
 def _runs(found: Answer, row: Batch) -> str:

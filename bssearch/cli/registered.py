@@ -6,6 +6,7 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from pkgutil import resolve_name
@@ -30,7 +31,7 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show, write
 from bssearch.commands.launch import Launch
-from bssearch.errors import UsageError, require
+from bssearch.errors import BSSearchError, UsageError, require
 from bssearch.records import TrialState
 from bssearch.registry import Option
 
@@ -168,6 +169,7 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
             studies, replaced, told = with_stored(store, made.studies)
             store.transfer.import_finished(studies, replaced)
             told += [text for one in made.studies for text in answer_in_words(store, one.study.name)]
+            _answer(store, [one.study.name for one in made.studies])
     for text in (*made.notes, *told):
         note(text)
     if made.dry_run:
@@ -186,11 +188,21 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
     )
 
 
+def _answer(store: bssearch.Store, studies: Sequence[str]) -> None:
+    # Store the answers, for the lists of studies.
+    from bssearch.search.finding import save_finding
+
+    for name in studies:
+        with suppress(BSSearchError):
+            save_finding(store, name)
+
+
 def _join(made: WholeStudies, db: str | None, form: Format) -> None:
     if made.dry_run:
         bssearch.open_store(db, write=False).close()  # a missing file must not be created
     with bssearch.open_store(db, notify=note) as store:
         joined = store.transfer.join(made.copies, name=made.name, dry_run=made.dry_run)
+        _answer(store, [] if made.dry_run else [one.study for one in joined])
     for text in made.notes:
         note(text)
     for one in joined:

@@ -139,12 +139,13 @@ DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is f
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
     """Configuration values, rounded to `DIGITS` digits if searched in a range that has the rounded value."""
     found, space, size = dict(values), spec.space, values["batch_size"]
+    own = spec.default_configuration.optimizer  # of a program, whose values have no optimizer
     for one in space.dimensions():
         plain = one.name.removeprefix("reference_").rpartition(".")[2]
         name = one.name if one.name in values else plain
         if one.choices or not isinstance(values.get(name), float):
             continue
-        factor = space.learning_rate_factor(size, values["optimizer"]) if plain == "learning_rate" else 1.0
+        factor = space.learning_rate_factor(size, values.get("optimizer", own)) if plain == "learning_rate" else 1.0
         ends = [factor * space.carried({name: end}, size)[name] for end in (one.low, one.high)]
         short = _rounded(values[name])
         if min(ends) <= short <= max(ends):

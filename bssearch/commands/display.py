@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -31,25 +32,36 @@ BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal
 
 CONFIRMATION_RUNS = 45  # runs until a study settles: about the median of tests/benchmarks/settling.py
 
+LONGER = 4  # a study that has not settled by then needs about a quarter more runs
+
+BETWEEN_TRIALS = 10.0  # seconds from a trial to the next; a longer time is a break of the study
+
 BAR = 20  # characters
 
 
 def seconds_left(history: History) -> float | None:
-    """Expected wall seconds until the study settles; None before a trial has reached the target."""
-    ended = [one for one in history.all_trials if one.phase is Phase.SEARCH and not one.state.is_missing]
-    searched = [one.outcome.wall_seconds for one in ended if one.outcome]
-    reached = [one.outcome.wall_seconds for one in ended if one.outcome and one.state is TrialState.REACHED]
-    if not reached:
+    """Expected wall seconds until the study settles; None before two trials ended, one at the target."""
+    ended = sorted(
+        (one.ended_at.timestamp(), one.outcome.wall_seconds, one.state)
+        for one in history.all_trials
+        if one.phase is Phase.SEARCH and not one.state.is_missing and one.outcome and one.ended_at
+    )
+    walls = [wall for _, wall, _ in ended]
+    reached = [wall for _, wall, state in ended if state is TrialState.REACHED]
+    if not reached or len(ended) < 2:  # the default alone, the first trial, is several times too slow
         return None
+    at_once = max(1.0, math.fsum(walls) / max(history.busy_seconds, 1e-9))
+    # Seconds from end to end: decisions and the starts of processes count, breaks of the study hardly.
+    turns = [min(end - before, wall + BETWEEN_TRIALS) for (before, *_), (end, wall, _) in pairwise(ended)]
+    turn = statistics.mean([walls[0], *turns])
+    between = max(0.0, turn - statistics.mean(walls) / at_once)
     fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
     budget = history.spec.budget
-    trials = 0 if fresh else max(0, budget.trials - len(searched))
-    runs = max(1, CONFIRMATION_RUNS - fresh) if history.spec.confirm.runs else 0
-    at_once = max(1.0, math.fsum(searched) / max(history.busy_seconds, 1e-9))
-    search = trials * statistics.mean(searched) / at_once
+    search = 0.0 if fresh else max(0, budget.trials - len(ended)) * turn
     if budget.wall_seconds is not None:
         search = min(search, max(0.0, budget.wall_seconds - history.busy_seconds))
-    return search + runs * statistics.median(reached) / at_once
+    runs = max(1, CONFIRMATION_RUNS - fresh, fresh // LONGER) if history.spec.confirm.runs else 0
+    return search + runs * (statistics.median(reached) / at_once + between)
 
 
 def in_hours(seconds: float) -> str:

@@ -32,7 +32,7 @@ from typing import Any, NoReturn, Self
 
 import psutil
 
-from bssearch.errors import BSSearchError, WorkloadError, remedy_of_import, require
+from bssearch.errors import BSSearchError, WorkloadError, remedy_of, require
 from bssearch.executors.base import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialState, TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
@@ -67,7 +67,7 @@ def describe_exception(error: BaseException) -> str:
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    text += remedy_of_import(error)
+    text += remedy_of(error)
     if "more than 1 value per channel" in text:  # torch's words for batch normalisation over one value
         text += f"; the layer {_innermost_layer(error)} got one sample: use drop_last=True, or another batch size"
     frames = list(traceback.extract_tb(error.__traceback__))

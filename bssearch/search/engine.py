@@ -269,6 +269,7 @@ Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in 
 
 FAILURES_IN_A_ROW = 5  # this many failures end the run if no trial ran before
 
+LEAST_STEPS = 10  # of the default in a full trial; fewer are a limit in another unit
 OVERRUN = 1.05  # the message explains a trial that exceeds the limit by a larger factor
 
 NextRun = Callable[[History], TrialPlan | None]  # returns None if all runs have started
@@ -577,8 +578,8 @@ class Engine:
 
 
 def _wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
-    # An error if a trial met the target without training, or if the target's unit is wrong
-    return history.objective.target_problem(trial) or _in_other_unit(trial, history)
+    # An error if a trial met the target without training, or if the target's unit or the limit is wrong
+    return history.objective.target_problem(trial) or _in_other_unit(trial, history) or _too_short(trial, history)
 
 
 def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None:
@@ -593,6 +594,19 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
         f"{target.in_words} is out of reach if {target.metric} is at most 1, and trial {trial.number} reached "
         f"{best:.4g}; did you mean {target.in_unit_of(best):g}?",
         hint="correct target.value and rename the study, or raise budget.trial_train_seconds to continue",
+    )
+
+
+def _too_short(trial: TrialRecord, history: History) -> BSSearchError | None:
+    limit, outcome = history.spec.budget.trial_train_seconds, trial.outcome
+    is_default = trial.configuration.trains_like(history.spec.default_configuration)
+    if trial.state is not TrialState.EXHAUSTED or outcome is None or not is_default or not limit:
+        return None
+    if not 0 < outcome.steps < LEAST_STEPS or outcome.train_seconds < limit:
+        return None
+    return SpecError(
+        f"budget.trial_train_seconds = {limit:g} allows only {outcome.steps} steps of the default configuration",
+        hint="set budget.trial_train_seconds to about 3 × the seconds of a training",
     )
 
 
@@ -614,7 +628,10 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     came = "" if best is None else f" with best {target.metric} {best:.4g}"
     advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
     seconds, limit = outcome.train_seconds, spec.budget.trial_train_seconds
-    late = " (trials end at the next step or report)" if seconds > OVERRUN * limit else ""
+    waited = seconds - (outcome.undelayed_train_seconds or seconds)
+    late = " (trials end at the next step or report)" if seconds - waited > OVERRUN * limit else ""
+    if waited > (OVERRUN - 1) * limit:
+        late = f" without {waited:.3g} s of waits for a CPU{late}"
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {seconds:.3g} train seconds; limit {limit:g}{late}"

@@ -18,6 +18,7 @@ from bssearch.errors import DatabaseError, SchemaError, UsageError, require
 from bssearch.settings import packaged_folder
 from bssearch.storage.connection.engine import (
     ALONE,
+    OTHER_DATABASE_HINT,
     copy_sqlite,
     create_engine_for,
     limited_waits,
@@ -345,8 +346,14 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
         with reading(engine) as connection:
             refuse_without_writing(connection)
         return
-    if current(engine) == SCHEMA_HEAD:
+    before = current(engine)
+    if before == SCHEMA_HEAD:
         return
+    if before is None and (others := inspect(engine).get_table_names()):
+        notify(
+            f"{shown(engine.url)} has tables of another program, such as {others[0]!r}; adding bssearch's tables. "
+            f"To keep both apart, {OTHER_DATABASE_HINT}"
+        )
     done = upgrade(engine.url)
     if done.copy is not None:
         notify(f"upgraded the schema of {shown(engine.url)} from {done.before} to {done}")

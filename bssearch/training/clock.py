@@ -110,7 +110,7 @@ class Clock:
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
-        return [f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})"]
+        return [f"{gap:.3g} s of the trial's {wall:.3g} s were not measured ({gap / wall:.1%})"]
 
     def pace(self, micro_batches: int = 1) -> None:
         """Limit the host's lead; call after every step."""

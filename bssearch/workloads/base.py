@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bssearch.errors import UsageError, WorkloadError, remedy_of_import, require
+from bssearch.errors import UsageError, WorkloadError, remedy_of, require
 from bssearch.records import Configuration, MetricInfo
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 
 def _own_line(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}{remedy_of_import(error)}"
+    text = f"{type(error).__name__}: {error}{remedy_of(error)}"
     if isinstance(error, SyntaxError):
         return f"{text} ({error.filename}:{error.lineno})"
     frames: list[Any] = [

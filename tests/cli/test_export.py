@@ -121,6 +121,8 @@ def test_an_export_has_four_digits_of_what_a_range_gave() -> None:
     searched = {"reference_batch": 32, "low": LOW, "high": 1.0, "rule": "sqrt"}
     rounded = {"learning_rate": 0.04573, "beta2": 0.9998765, "clip_norm": 1.235}
     assert same(for_export(found, spec(searched)), found | rounded), "dropout is fixed, weight decay from a list"
+    of_program = {name: found[name] for name in ("batch_size", "learning_rate")}
+    assert for_export(of_program, spec(searched))["learning_rate"] == rounded["learning_rate"]
     assert for_export(found, spec([LOW, found["learning_rate"]]))["learning_rate"] == found["learning_rate"]
     at_the_end = found | {"learning_rate": 2 * LOW}
     assert for_export(at_the_end, spec(searched))["learning_rate"] == 2 * LOW, "rounded, it leaves the space"

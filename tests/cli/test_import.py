@@ -119,6 +119,7 @@ def test_the_commands_that_ask_find_the_study(tmp_path: Path) -> None:
     (study,) = read(tmp_path, "study", "list")
     assert (study["name"], study["workload"], study["trials"], study["reached"]) == ("mine", "imported", 6, 4)
     assert [one["batch_size"] for one in read(tmp_path, "trial", "list", "mine")] == [32, 32, 32, 64, 64, 128]
+    assert study["best_batch_size"] == 32
     answer = read(tmp_path, "best", "mine")
     assert answer["optimal"]["batch_size"] == 32
     assert answer["optimal"]["parameters"]["learning_rate"] == 0.1

@@ -1,5 +1,6 @@
 """Commands that an answer proposes: each runs as printed, and changes the answer or says why it cannot."""
 
+import itertools
 import json
 import math
 import random
@@ -14,12 +15,14 @@ import yaml
 
 from bssearch.cli.answer import print_found
 from bssearch.cli.output import Format
+from bssearch.errors import InterruptedRunError
 from bssearch.records import TrialRequest
 from tests.analysis.test_report import answer, confirmed
 from tests.cli.task import bssearch, ran, read, refused, write_task
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, interrupt
 
 NOISES = (0.02, 0.1, 0.3)
+EDGE_NOISE = 0.1
 TRIALS = (5, 12, 30)
 CONFIRM: dict[str, dict[str, int]] = {
     "unconfirmed": {"runs": 0},
@@ -28,14 +31,11 @@ CONFIRM: dict[str, dict[str, int]] = {
 }
 SIZES = {"inside": [8, 16, 32, 64, 128], "edge": [8, 16]}
 STATES = [
-    *(
-        (noise, trials, [*CONFIRM][(row + column) % 3], "inside")
-        for row, noise in enumerate(NOISES)
-        for column, trials in enumerate(TRIALS)
-    ),
-    *((0.1, trials, confirm, "edge") for trials, confirm in zip((5, 12, 12), CONFIRM, strict=True)),
+    (noise, trials, confirm, sizes)
+    for noise, trials, confirm in itertools.product(NOISES, TRIALS, CONFIRM)
+    for sizes in (SIZES if noise == EDGE_NOISE else ["inside"])
 ]
-"""Each noise meets each number of trials and each confirmation once."""
+"""36 studies; with the interrupted and imported studies 40."""
 
 
 @dataclass
@@ -56,13 +56,16 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> NoisyExecutor:
     return made
 
 
-def write_spec(folder: Path, **changes: Any) -> str:
+def write_spec(folder: Path, sizes: str = "inside", **changes: Any) -> str:
     """Write a spec of the shipped workload under a name of its own; return the file's name."""
     spec: dict[str, Any] = {
         "name": "mine",
         "workload": "digits",
         "target": {"metric": "accuracy", "value": 0.9, "goal": "maximize"},
-        "space": {"learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"}},
+        "space": {
+            "batch_size": SIZES[sizes],
+            "learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"},
+        },
         "default": {"batch_size": 16, "learning_rate": 0.05},
         "executor": {"device": "cpu"},
     }
@@ -107,15 +110,28 @@ def test_each_proposed_command_runs_and_changes_the_answer(
         "run",
         write_spec(
             folder,
-            space={
-                "batch_size": SIZES[sizes],
-                "learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"},
-            },
+            sizes,
             confirm=CONFIRM[confirm],
             budget={"trials": trials, "trial_train_seconds": 10.0},
         ),
     )
     follow(folder, read(folder, "best", "mine"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [2, 6, 14])
+def test_an_interrupted_study_proposes_commands_that_change_the_answer(
+    trials: int, executor: NoisyExecutor, tmp_path: Path
+) -> None:
+    executor.on_submit = lambda one: interrupt() if len(one.requests) > trials else None
+    folder = tmp_path / "study"
+    folder.mkdir()
+    given = write_spec(folder, confirm=CONFIRM["until-settled"], budget={"trials": 12, "trial_train_seconds": 10.0})
+    assert bssearch("run", given, cwd=folder).returncode == InterruptedRunError.exit_code
+    executor.on_submit = lambda one: None
+    answer = read(folder, "best", "mine")
+    assert answer["next"]
+    follow(folder, answer)
 
 
 def test_an_imported_study_proposes_no_training(tmp_path: Path) -> None:

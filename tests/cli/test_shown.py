@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.cli.task import bssearch
 from tests.factories import (
+    EPOCH,
     make_curve,
     make_environment,
     make_probe,
@@ -246,7 +248,11 @@ def an_empty_screen() -> Screen:
 def test_the_progress_has_the_elapsed_and_the_expected_time_of_search_and_confirmation(screen: Screen) -> None:
     screen.seconds += 30.0
     assert "0 of 20 search trials · 0:00:30 · no trial" in screen.footer(), "no trial has ended"
-    six = [make_trial(number, seconds=5.0) for number in range(1, 7)]
+    six = [
+        replace(make_trial(number, seconds=5.0), ended_at=EPOCH + timedelta(seconds=5 * number))
+        for number in range(1, 7)
+    ]
+    assert "of about" not in screen.footer(six[0]), "the default alone tells little"
     whole = 30 + 5 * (14 + CONFIRMATION_RUNS)
     assert f"6 of 20 search trials · 0:00:30 of about {in_hours(whole)} · best single run" in screen.footer(*six)
     assert " · cost 6 trainings" in screen.footer(*six), "each as long as the best"
@@ -301,7 +307,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then_and_nothing_in_it_is
         lines.ended(make_trial(7), history(make_trial(7)))
     first, *progress = text.getvalue().splitlines()
     assert first == "[bold]as it is[/bold]"
-    assert [line.partition(" of about")[0] for line in progress] == [
+    assert [line.partition(" · best")[0] for line in progress] == [
         "1 of 20 search trials · 0:00:10",
         "1 of 20 search trials · 0:00:20",
     ]

@@ -130,6 +130,8 @@ def test_databases_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("these are not the tables you are looking for\n" * 100)
     refuse(tmp_path, "best", "task", "--db", "sqlite:///notes.db", code=4, said="notes.db")
     refuse(tmp_path, "run", "task.yaml", "--db", "sqlite:///no/such/folder/x.db", code=4, said="no/such/folder")
+    execute(tmp_path / "their.db", "CREATE TABLE their_table (id INTEGER)")
+    assert "'their_table'" in ran(tmp_path, "run", "task.yaml", "--db", "sqlite:///their.db").stderr
     refuse(tmp_path, "trial", "add", "task", "batch_size=64", code=4, said="no database at bssearch.db")
 
 
@@ -462,9 +464,39 @@ MISTAKES = {
     "crash at import": Mistake(script("raise ValueError('boom')\n"), ("ValueError: boom", "train.py:1")),
     "no report": Mistake(script(loop("evaluate=evaluate, ")), ("no evaluation", "trial.report(")),
     "nothing to read": Mistake(program("print('loss 1')\n", report=REPORT), ("report.accuracy", "accuracy (\\S+)")),
-    "nan at any rate": Mistake(
-        task(WORKLOAD.replace(LOSS, f"{LOSS} * float('nan')")), ("first step", "NaN in the inputs"), code=5, trials=2
+    "nan before an update": Mistake(
+        task(WORKLOAD.replace(LOSS, f"{LOSS} * float('nan')")), ("first step", "NaN in the inputs"), code=5, trials=1
     ),
+    "limit in kiloseconds": Mistake(
+        script(loop(), budget={"trials": 3, "trial_train_seconds": 0.0005}),
+        ("trial_train_seconds = 0.0005", "3 × the seconds of a training"),
+        trials=1,
+    ),
+    "rates as exponents": Mistake(
+        task(space={**SPACE, "learning_rate": {**RATE, "low": -4, "high": -1}}), ("low = -4", "must be > 0")
+    ),
+    "required argument": Mistake(
+        script(f"import argparse\nargparse.ArgumentParser().parse_args(['unexpected'])\n{loop()}"),
+        ("exited with code 2", "`arguments:`"),
+    ),
+    "file of another folder": Mistake(
+        script(f"open('data/train.csv')\n{loop()}"), ("data/train.csv", "the folder of the command")
+    ),
+    "number for a dict": Mistake(
+        script(loop('return {"accuracy": ', "return (").replace(".item()}", ".item())")),
+        ("returned a float", "mapping"),
+    ),
+    "targets too short": Mistake(
+        script(loop("TensorDataset(inputs[:1000], targets[:1000])", "TensorDataset(inputs[:1000], targets[:995])")),
+        ("Size mismatch", "train.py:8"),
+    ),
+    "no step": Mistake(script(loop("    optimizer.step()\n")), ("took no step", "call optimizer.step()")),
+    "fixed loader": Mistake(
+        script(loop("batch_size=trial.micro_batch_size", "batch_size=32")),
+        ("without reading trial.batch_size", "DataLoader"),
+    ),
+    "later version of a spec": Mistake(task(schema_version=2), ("schema_version = 2", "must be 1")),
+    "device that is missing": Mistake(task(executor={"device": "cuda:7"}), ("'cuda:7'", "choose auto"), code=6),
     "rates swapped": Mistake(
         task(space={**SPACE, "learning_rate": {**RATE, "low": 1.0, "high": 0.1}}), ("low = 1", "high = 0.1")
     ),

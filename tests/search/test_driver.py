@@ -434,6 +434,12 @@ def test_a_study_takes_the_rest_of_its_trials_at_their_pace_and_the_usual_confir
     assert seconds_left(history([])) is None
     assert seconds_left(history(searched(5))) == pytest.approx(15 * 3.0 + FRESH), "though the last trial ended long ago"
     assert seconds_left(history(searched(20))) == pytest.approx(FRESH)
+    apart = [
+        replace(one, ended_at=one.ended_at + one.number * timedelta(seconds=6)) for one in searched(5) if one.ended_at
+    ]
+    assert seconds_left(history(apart)) == pytest.approx((15 + CONFIRMATION_RUNS) * (3.0 + 6.0 * 4 / 5)), (
+        "process starts"
+    )
     assert seconds_left(history(searched(5), make_spec(confirm={"top": 1, "runs": 0}))) == pytest.approx(15 * 3.0)
 
 

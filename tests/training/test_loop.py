@@ -219,7 +219,7 @@ def test_seconds_outside_all_ledgers_are_a_warning_in_the_record(lost: float) ->
     time, losses = FakeTime(), itertools.chain([lost], itertools.repeat(0.0))
     outcome = Run(request(), clock=time.clock(), on_progress=lambda: time.pass_by(next(losses))).outcome
     assert outcome.wall_seconds == lost
-    assert any("in no ledger" in warning for warning in outcome.warnings) is (lost > LEDGER_GAP_SECONDS)
+    assert any("not measured" in warning for warning in outcome.warnings) is (lost > LEDGER_GAP_SECONDS)
 
 
 @pytest.mark.parametrize("contended", [False, True])

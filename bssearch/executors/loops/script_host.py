@@ -27,7 +27,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from bssearch.errors import TrialStopped
+from bssearch.errors import TrialStopped, WorkloadError
 from bssearch.executors.base import TRIAL_VARIABLE
 from bssearch.executors.process import LIBRARIES, become_subreaper, die_with_parent, end_descendants, outlive_parent
 from bssearch.executors.programs.script import HOST
@@ -36,6 +36,8 @@ from bssearch.records import MAKE_TRAINER
 TICK_SECONDS = 0.02  # seconds between checks on a trial's process, because each check takes microseconds
 
 LEAVE_SECONDS = 5.0  # seconds for the other ranks to end after a rank's end, because gloo notices a lost rank at once
+
+USAGE = 2  # exit code of argparse for missing arguments
 
 NO_LINE = -1  # the line of ranks other than rank 0
 
@@ -188,7 +190,8 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
         error: BaseException | None = None
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        error = RuntimeError(f"the script exited with code {left.code}") if code else None
+        arguments_hint = "give its arguments in the spec's `arguments:`" if code == USAGE else None
+        error = WorkloadError(f"the script exited with code {left.code}", hint=arguments_hint) if code else None
     except BaseException as raised:
         error, code = raised, 0 if isinstance(raised, TrialStopped) else 1
     with contextlib.suppress(OSError, ValueError):
