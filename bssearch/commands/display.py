@@ -30,7 +30,7 @@ from bssearch.search.history import History
 
 BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal
 
-CONFIRMATION_RUNS = 45  # runs until a study settles: about the median of tests/benchmarks/settling.py
+CONFIRMATION_RUNS = 34  # runs until a study settles: about the median of tests/benchmarks/settling.py
 
 LONGER = 4  # a study that has not settled by then needs about a quarter more runs
 
