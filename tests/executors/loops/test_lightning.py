@@ -565,3 +565,9 @@ def test_the_advisor_s_callback_measures_the_noise_of_a_fit(
     assert (found.batch_size, found.samples) == (20, 4000)
     assert found.measured_steps > 0
     assert str(found) in capsys.readouterr().out
+
+
+def test_a_fit_with_one_micro_batch_measures_the_noise_near_the_target() -> None:
+    found, _ = fitted(stop_at=400, target=0.2)
+    assert found.line.outcome.state is TrialState.REACHED
+    assert found.line.outcome.noise.passes

@@ -1,5 +1,6 @@
 """A real Trainer of the library trains a trial: its arguments, steps, clock and end, and its mistakes."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -515,3 +516,10 @@ def test_the_advisor_s_callback_measures_the_noise_of_a_training(
     assert (report.batch_size, report.samples) == (10, 400)
     assert report.measured_steps > 0
     assert str(report) in capsys.readouterr().out
+
+
+def test_a_training_with_one_micro_batch_measures_the_noise_near_the_target(tmp_path: Path) -> None:
+    metrics = itertools.chain([0.1], itertools.repeat(0.49))
+    found = started(100, target=0.5)
+    trained(found, tmp_path, compute_metrics=lambda _: {"accuracy": next(metrics)})
+    assert found.line.outcome.noise.passes
