@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
+from torch import Tensor
+from torch.nn import Module, functional
 
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
@@ -27,7 +28,13 @@ def text_file(folder: Path, text: str = ALPHABET * 40) -> str:
     return str(folder / "text.txt")
 
 
-def loaded(folder: Path, **settings: int) -> tuple[CharLM, Part]:
+def mean_loss(workload: CharLM, model: Module, inputs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    found = workload.loss(model, inputs, targets, label_smoothing=label_smoothing)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def loaded(folder: Path, **settings: Any) -> tuple[CharLM, Part]:
     workload = CharLM(text_file(folder), context=8, heads=2, width=16, **settings)
     return workload, workload.load(CPU).train
 
@@ -106,7 +113,7 @@ def test_one_batch_can_be_learned_by_heart(tmp_path: Path) -> None:
     inputs, targets = train.inputs[:4], train.targets[:4]
     for _ in range(100):
         optimizer.zero_grad()
-        loss = workload.loss(model, inputs, targets, label_smoothing=0.0)
+        loss = mean_loss(workload, model, inputs, targets, 0.0)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     # All but the first characters follow from earlier characters.
@@ -131,7 +138,7 @@ def test_label_smoothing_and_dropout_reach_the_loss(tmp_path: Path) -> None:
     def loss(dropout: float, label_smoothing: float) -> float:
         torch.manual_seed(0)
         model = workload.build_model(dropout=dropout)
-        return workload.loss(model, train.inputs, train.targets, label_smoothing=label_smoothing).item()
+        return mean_loss(workload, model, train.inputs, train.targets, label_smoothing).item()
 
     assert loss(0.0, 0.0) == loss(0.0, 0.0)
     assert len({loss(0.0, 0.0), loss(0.3, 0.0), loss(0.0, 0.3)}) == 3
