@@ -160,7 +160,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folde
         (["sampler.name=lucky", "sampler.options.rate=x"], "sampler.options.rate = 'x'"),
         (["sampler.name=optuna:CmaSampler"], "choose from BruteForceSampler, CmaEsSampler"),
         (["sampler.name=optuna:TPESampler", "sampler.options.gama=2"], "did you mean 'gamma'?"),
-        (["sampler.name=optuna:BruteForceSampler"], "cannot be loaded: ValueError"),
+        (["sampler.name=optuna:BruteForceSampler"], "failed to load: ValueError"),
         (["sampler.name=optunahub:samplers/x"], "optunahub"),
         (["sampler.name=grid"], "sampler = grid needs lists of values instead of ranges: learning_rate"),
     ],
