@@ -27,6 +27,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
+from bssearch.records.text import plural
 from bssearch.search import confirmation
 from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted, trial_seed
 from bssearch.search.pruners.base import Pruner, PruningController
@@ -604,8 +605,9 @@ def _too_short(trial: TrialRecord, history: History) -> BSSearchError | None:
         return None
     if not 0 < outcome.steps < LEAST_STEPS or outcome.train_seconds < limit:
         return None
+    steps = plural(outcome.steps, "step")
     return SpecError(
-        f"budget.trial_train_seconds = {limit:g} allows only {outcome.steps} steps of the default configuration",
+        f"budget.trial_train_seconds = {limit:g} allows only {steps} of the default configuration",
         hint="set budget.trial_train_seconds to about 3 × the seconds of a training",
     )
 

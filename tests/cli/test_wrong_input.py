@@ -501,7 +501,7 @@ MISTAKES = {
         task(space={**SPACE, "learning_rate": {**RATE, "low": 1.0, "high": 0.1}}), ("low = 1", "high = 0.1")
     ),
     "batch beyond the data": Mistake(
-        task(space=space_of(32, 1024)), ("space.batch_size = 1024", "500 samples", "possible is 500")
+        task(space=space_of(32, 1024)), ("space.batch_size = 1024 must be <= 500", "choose at most 500")
     ),
     "batch of zero": Mistake(task(space=space_of(0, 32)), ("space.batch_size.0 = 0", ">= 1")),
     "text for a number": Mistake(

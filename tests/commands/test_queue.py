@@ -110,8 +110,9 @@ def test_a_study_is_served_to_its_end_and_says_what_was_found(node: Path, url: s
 
 @pytest.mark.slow
 def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Path, url: str, store: Store) -> None:
-    short = {"budget": {"trials": 3, "trial_train_seconds": 1e-4}}
-    node = make_node(tmp_path / "node", **{**QUICK, **short, "target": {"metric": "accuracy", "value": 0.9999}})
+    rates, default = {"low": 1e-9, "high": 1e-8}, {"batch_size": 32, "learning_rate": 1e-9}
+    slow = {"space": {"batch_size": [32, 64], "learning_rate": rates}, "default": default}
+    node = make_node(tmp_path / "node", **QUICK | slow | {"budget": {"trials": 3, "trial_train_seconds": 0.1}})
     put(store, "vain", values={"budget.trials": 3})
     serve(node, url)
     assert state(store, "vain")[0] == "done" and "0 of 3 trials reached" in state(store, "vain")[1]

@@ -241,7 +241,7 @@ def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None
         ("raises", {}, "failed to build: ValueError: width must be even"),
         ("leaves", {}, "failed to build: SystemExit: 3"),
         ("perceptron", {"input_shape": None}, "needs --input"),
-        ("perceptron", {"input_shape": (7,)}, "does not train: "),
+        ("perceptron", {"input_shape": (7,)}, "failed to train: "),
         ("perceptron", {"input_shape": (0,)}, "input_shape"),
         ("perceptron", {"precision": "bf16", "mixed": "master"}, "mixed"),
         ("convolutions", {"checkpointing": True}, "has no blocks to recompute"),
