@@ -75,9 +75,10 @@ def test_best_as_json_fits_the_printed_schema(folder: Path) -> None:
 
 def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
     trials = read(folder, "trial", "list")
-    phases = Counter(trial["phase"] for trial in trials)
-    assert phases["search"] == 8
-    assert phases["confirm"] % 3 == 0
+    confirmed = Counter(trial["batch_size"] for trial in trials if trial["phase"] == "confirm")
+    assert len(trials) == 8 + confirmed.total()
+    # A batch size that is beaten beyond the noise needs one run.
+    assert len(confirmed) > 1 and set(confirmed.values()) <= {1, 2, 3} and max(confirmed.values()) == 3
     assert [trial["number"] for trial in trials] == list(range(1, len(trials) + 1))
     first = trials[0]
     assert (first["batch_size"], first["learning_rate"], first["uncapped"]) == (32, 0.1, True)
