@@ -75,9 +75,9 @@ def test_best_as_json_fits_the_printed_schema(folder: Path) -> None:
 
 def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
     trials = read(folder, "trial", "list")
-    confirmed = Counter(trial["batch_size"] for trial in trials if trial["phase"] == "confirm")
+    confirmed = Counter(one["learning_rate"] for one in trials if one["phase"] == "confirm")
     assert len(trials) == 8 + confirmed.total()
-    # A batch size that is beaten beyond the noise needs one run.
+    # A configuration that is beaten beyond the noise needs one run.
     assert len(confirmed) > 1 and set(confirmed.values()) <= {1, 2, 3} and max(confirmed.values()) == 3
     assert [trial["number"] for trial in trials] == list(range(1, len(trials) + 1))
     first = trials[0]
