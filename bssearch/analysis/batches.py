@@ -17,7 +17,7 @@ from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
 from bssearch.analysis.law.beyond import BatchCurves
 from bssearch.analysis.measured import BatchNoise
-from bssearch.analysis.missing_runs import RATES_TRIED
+from bssearch.analysis.missing_runs import RATES_TRIED, is_rate_known, rates_tried
 from bssearch.analysis.objectives import TIME, EnergyToTarget, Objective, least_of
 from bssearch.analysis.optimum import Candidate, Slope, Verdict, median_samples, median_steps, slopes
 from bssearch.analysis.shape import Interval, parameters_of
@@ -158,11 +158,11 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
     """True if ``best`` has a learning rate at an end of the range or, in imported studies, of the tried rates."""
     if not spec.is_imported:
         return spec.space.at_edge(best)
-    if not _is_known(best):
+    if not is_rate_known(best):
         return False
     tried: defaultdict[int, set[float]] = defaultdict(set)
     for one in (trial.configuration for trial in trials):
-        if one.optimizer == best.optimizer and _is_known(one):
+        if one.optimizer == best.optimizer and is_rate_known(one):
             tried[one.batch_size].add(one.learning_rate)
     own = tried[best.batch_size]
     if len(own) > 1:
@@ -174,14 +174,9 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
 
 def _rates_tried(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> int:
     # 0 if unknown or not imported: a search by bssearch tunes
-    if not spec.is_imported or spec.is_tuned_elsewhere or not _is_known(best):
+    if not spec.is_imported or spec.is_tuned_elsewhere:
         return 0
-    here = (one.configuration for one in _at(trials, best.batch_size))
-    return len({one.learning_rate for one in here if one.optimizer == best.optimizer and _is_known(one)})
-
-
-def _is_known(configuration: Configuration) -> bool:
-    return "learning_rate" not in configuration.parameters
+    return len(rates_tried(trials, best))
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:

@@ -44,7 +44,7 @@ def missing_runs(
     reached = [row for row in batches if row.best is not None and row.objective_value is not None]
     rows = sorted(reached, key=lambda row: (row.batch_size != best, row.objective_value and row.objective_value.median))
     known = {row.batch_size: by_number[row.best.trial] for row in rows if row.best is not None}
-    rates = {size: _rates(trials, one) for size, one in known.items()}
+    rates = {size: rates_tried(trials, one) for size, one in known.items()}
     few = [size for size, tried in rates.items() if 0 < len(tried) < RATES_TRIED]
     rivals = [size for size in known if size not in worse or size in few]
     found: dict[tuple[int, float | None], MissingRun] = {}
@@ -80,20 +80,22 @@ def _wanted(
             yield MissingRun(size, again, f"{count} run{'s' * (count > 1)} so far")
 
 
-def _rates(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
+def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
+    """Known learning rates of trials with the batch size and optimizer of ``like``, ascending."""
     here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
-    alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and _is_known(one)}
-    return sorted(alike) if _is_known(like) else []
+    alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and is_rate_known(one)}
+    return sorted(alike) if is_rate_known(like) else []
 
 
-def _is_known(configuration: Configuration) -> bool:
+def is_rate_known(configuration: Configuration) -> bool:
+    """True unless the logs of an imported run left out the learning rate."""
     return "learning_rate" not in configuration.parameters
 
 
 def _carried(configuration: Configuration, size: int) -> float | None:
     rule = rule_of_optimizer(configuration.optimizer.lower())
     factor = learning_rate_factor(rule, size, configuration.batch_size)
-    return _short(configuration.learning_rate * factor) if _is_known(configuration) else None
+    return _short(configuration.learning_rate * factor) if is_rate_known(configuration) else None
 
 
 def _beyond(rate: float, rates: Sequence[float]) -> float:

@@ -62,8 +62,8 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
     """Configurations that plainly miss the target, ordered by first run, with one run per seed."""
     found = []
     for runs in _runs_by_configuration(trials).values():
-        counted = {run.seed: run for run in reversed(runs) if says_something(run)}  # a seed's first run
-        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in counted.values())
+        counted = _first_by_seed(runs)
+        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in counted)
         if counted and at_most(reached, len(counted)) < HALF:
             found.append(PlainMiss(runs[0].configuration, reached, len(counted)))
     return found
@@ -101,9 +101,12 @@ def _logs_by_key(by_key: Mapping[str, Sequence[TrialRecord]], objective: Objecti
 
 
 def _logs(runs: Sequence[TrialRecord], objective: Objective) -> list[float]:
-    told = {run.seed: run for run in reversed(runs) if says_something(run)}  # a seed's first run
-    figures = [objective.bound(run) if (one := objective.figure(run)) is None else one for run in told.values()]
+    figures = [objective.bound(run) if (one := objective.figure(run)) is None else one for run in _first_by_seed(runs)]
     return [log for one in figures if one is not None and (log := objective.log(one)) is not None]
+
+
+def _first_by_seed(runs: Sequence[TrialRecord]) -> list[TrialRecord]:
+    return list({run.seed: run for run in reversed(runs) if says_something(run)}.values())
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:

@@ -57,7 +57,7 @@ WIDENED = math.sqrt((FREEDOM + 3) / (FREEDOM + 1))
 LEAST_DEVIATION = 1e-3
 
 LEVELS = 401
-"""The grid for the level of a configuration with missed runs."""
+"""Grid points for the mean log figure of a configuration with missed runs."""
 
 
 @dataclass(frozen=True, eq=False)

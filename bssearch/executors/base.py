@@ -43,10 +43,10 @@ class Program:
     A script calls `bssearch.current_trial`. ``file.py:make_trainer`` names a function that returns a trainer.
 
     Attributes:
-        default: configuration that describes the program.
+        default: configuration with which the program is described.
         names: parameters that the study sets.
         report: expressions of `bssearch.executors.programs.reports`.
-        searched: placeholders that a reporting command needs.
+        searched: parameters that the study searches; a reporting command needs a placeholder for each.
         needs_samples: whether the study's objective counts samples.
         counts_tokens: whether batch sizes count tokens.
     """
@@ -77,9 +77,9 @@ class ExecutorSettings:
         workload: name of a workload in ``folder``, or of the program.
         given: workload class or object, for the executor ``inline``.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
-        devices: numbers of devices that trials train on, ascending.
+        devices: counts of devices that a trial may train on, ascending.
         own_parameters: defaults of the workload's own parameters, as ``GROUP.NAME``.
-        optimizers: optimizers that need libraries.
+        optimizers: the study's optimizers, whose libraries must be installed.
     """
 
     workload: str

@@ -73,7 +73,7 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """Crossing between consecutive evaluations; without a previous evaluation, ``hit`` is the crossing.
+    """The target's crossing between two consecutive evaluations; at ``hit`` if ``previous`` is None.
 
     The fraction is (target − miss) / (hit − miss).
     """

@@ -428,7 +428,8 @@ def _id() -> Column[int]:
 
 
 def _reference(to: str, *, deletes: bool = True, **options: Any) -> Column[int]:
-    # Id of a row of the table ``to``. The deletion of that row ``deletes`` the referring row, or else fails.
+    # Id of a row of the table ``to``. If ``deletes``, deleting that row deletes the referring row; otherwise the
+    # database refuses the deletion.
     key = ForeignKey(f"bss_{to}.id", ondelete="CASCADE" if deletes else "RESTRICT")
     return Column(f"{to}_id", Integer, key, **{"nullable": False, **options})
 

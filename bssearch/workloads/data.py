@@ -138,7 +138,7 @@ class DatasetPart(HostPart):
         return len(self.samples)
 
     def to(self, device: torch.device) -> DatasetPart:
-        """Let `chunks` move batches to a device."""
+        """Return a part whose `chunks` moves batches to the device."""
         return DatasetPart(self.samples, self.collate, device)
 
     def gather(self, rows: torch.Tensor) -> Batch:

@@ -80,8 +80,9 @@ class BranchedSize:
 class LocalCriticalBatch:
     """The largest batch size that `holds`.
 
-    ``found``: ``low`` holds, ``high`` does not. ``at_least``: all sizes hold. ``below``: not even 2B holds. ``bound``:
-    the worst mean end that holds. ``spread``: the standard deviation of the ends at B.
+    ``verdict``: ``found`` if ``low`` holds and ``high`` fails, ``at_least`` if all sizes hold, ``below`` if 2B fails,
+    or ``cannot_tell`` for ``reason``. ``bound``: the worst mean end that holds. ``spread``: the standard deviation of
+    the ends at B.
     """
 
     verdict: Verdict

@@ -238,7 +238,7 @@ class SampleAxis(NamedTuple):
 class BatchRows:
     """Counts samples by the batch part that had the expected size in the first micro-batch.
 
-    Without such a part, the first tensor or else the first list counts, unless too long.
+    If no part had the expected size, the first tensor, else the first list, counts unless longer than that size.
     """
 
     _place: SampleAxis | None = None

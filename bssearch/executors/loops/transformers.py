@@ -21,10 +21,8 @@ from bssearch.training.schedule import warmup_steps
 __all__ = ["AdvisorCallback", "TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
 
 EXTRA = "bssearch[transformers]"
-LEAST_VERSIONS = {
-    "transformers": (5, 22),
-    "accelerate": (1, 15),
-}  # oldest tested versions, because older Trainers have other events
+# the oldest tested versions, because older Trainers have other events
+LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}
 
 
 def check_libraries() -> None:
@@ -320,8 +318,9 @@ def training_arguments(
 ) -> TrainingArguments:
     """Arguments of a Trainer for a trial.
 
-    The trial sets batch sizes, learning rate, seed, and the study's hyperparameters. Without ``max_steps`` and
-    ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.
+    The trial sets batch sizes, learning rate, seed, and the study's hyperparameters. If
+    ``max_steps`` and ``num_train_epochs`` are both missing, the default schedule is constant after warmup, and the
+    search ends the trial.
 
     Args:
         train_samples: Required if the study sets ``warmup_epochs``.

@@ -215,7 +215,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 
 def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
-    """Outcome of a trial that ended as ``asked``, without a checkpoint."""
+    """Outcome of a trial stopped as ``asked``; a pause becomes pruned, because no checkpoint exists."""
     state, reason = asked
     return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
 

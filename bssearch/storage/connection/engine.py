@@ -522,8 +522,8 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.OperationalError:
         connection.close()
-        # In WAL mode a reader creates a shared-memory file, which a read-only folder forbids. Without a log, the file
-        # alone is the whole database and cannot change.
+        # In WAL mode a reader creates a shared-memory file, which a read-only folder forbids. If the write-ahead
+        # log is missing or empty, the database file is complete and cannot change.
         if log.exists() and log.stat().st_size:
             raise
         return _open(path, "mode=ro&immutable=1")
