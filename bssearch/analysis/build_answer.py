@@ -450,6 +450,11 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
             command=f"bssearch study confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
             why=f"up to {sure.runs} runs of each contending batch size should settle the answer",
         )
+    if sure.settles == "idle_machine":
+        return NextStep(
+            command=f"bssearch study confirm {shlex.quote(spec.name)} --runs {sure.runs}",
+            why="other work on the machine slowed the runs; repeat them when the machine is idle",
+        )
     if sure.settles == "step_times":
         return NextStep(
             command=f"bssearch probe step-time {shlex.quote(spec.name)}",

@@ -26,6 +26,7 @@ from bssearch.analysis.optimum import Candidate, Settles, Verdict
 from bssearch.analysis.posterior import DRAWS, Indices, Numbers, Runs, infer
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialRecord
 from bssearch.records.intervals import FEWEST_SIZES, FLAT_RATIO
+from bssearch.records.step_times import UNDISTURBED
 from bssearch.spec import StudySpec
 
 CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))
@@ -179,6 +180,9 @@ SURE_FUTURES = 1 / 3
 
 TAILS = 0.025, 0.975
 
+ALONE_SHARE = UNDISTURBED / 30
+"""At a smaller share of uncontended runs, 30 more runs of a batch size give too few for `pool_paces`."""
+
 LEAST_GAIN = 0.01
 """A smaller difference of probabilities does not count."""
 
@@ -191,7 +195,7 @@ class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
     ``configuration_within_5_percent``: the same probability for the recommended values, without further tuning.
-    ``runs``: runs of each contending batch size that would settle the answer.
+    ``runs``: runs of each contending batch size that would settle the answer, on an idle machine if `settles` says so.
     """
 
     within_5_percent: float
@@ -209,9 +213,10 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log figure: ``figures`` as configured, ``tuned`` if fully tuned.
 
-    ``next_figures``: draws for the next configuration to run. ``of_steps``: errors of step times in the draws. For the
-    next configuration (sizes,): ``unshared``, a run's deviation without seed effects; ``log_cost``, log seconds per run
-    up to a constant; ``runs``, runs so far.
+    ``of_steps`` and ``of_load``: errors of step times in the draws; more runs reduce only ``of_steps``, because
+    ``of_load`` is the bias by other work on the machine. ``next_figures``: draws for the next configuration to run,
+    without ``of_load``. For the next configuration (sizes,): ``unshared``, a run's deviation without seed effects;
+    ``log_cost``, log seconds per run up to a constant; ``runs``, runs so far.
     """
 
     sizes: tuple[int, ...]
@@ -219,6 +224,7 @@ class Beliefs:
     tuned: Numbers
     next_figures: Numbers
     of_steps: Numbers
+    of_load: Numbers
     unshared: Numbers
     log_cost: Numbers
     runs: NDArray[np.int64]
@@ -320,14 +326,22 @@ class Beliefs:
         timed = self._timed()._share_after(contending, MOST_RUNS)
         if max(tuned, timed) < max(self.share, self._share_after(contending, MOST_RUNS)) + LEAST_GAIN:
             return {"settles": "tuning"} if ((self._beaten() >= CONTENDER) & ~self.is_confirmed).any() else {}
-        return {"settles": "tuning" if tuned >= timed else "step_times"}
+        if tuned >= timed:
+            return {"settles": "tuning"}
+        return {"settles": "idle_machine", "runs": had + UNDISTURBED} if self.of_load.any() else {"settles": "step_times"}
 
     def _timed(self) -> Beliefs:
-        # Beliefs after twice as many step-time measurements
+        # Beliefs after twice as many step-time measurements on an idle machine
         left = math.sqrt(0.5) * self.of_steps
         known = self.of_steps - left
-        figures, tuned, following = self.figures - known, self.tuned - known, self.next_figures - known
-        return replace(self, figures=figures, tuned=tuned, next_figures=following, of_steps=left)
+        return replace(
+            self,
+            figures=self.figures - known - self.of_load,
+            tuned=self.tuned - known - self.of_load,
+            next_figures=self.next_figures - known,
+            of_steps=left,
+            of_load=np.zeros_like(left),
+        )
 
     def _share_after(self, contending: Collection[int], more: int) -> float:
         # The probability that the best mean's batch size is within 5 % of the best, after `more` runs of each contender
@@ -395,20 +409,23 @@ def beliefs(
         errors[columns.of_size],
         tuning=columns.tuning,
     )
-    of_steps, confirmed = np.zeros((DRAWS, count)), np.zeros(count, dtype=bool)
+    of_steps, of_load, confirmed = np.zeros((DRAWS, count)), np.zeros((DRAWS, count)), np.zeros(count, dtype=bool)
     rng = np.random.default_rng(0)
     least_excess = min(one.estimate.excess for one in ran.values())
     for size, one in ran.items():
-        errors_of = one.estimate.step_time_error * rng.standard_normal(DRAWS)
-        of_steps[:, place_of[size]] = errors_of - (one.estimate.excess - least_excess) * (rng.random(DRAWS) - 0.5)
+        of_steps[:, place_of[size]] = one.estimate.step_time_error * rng.standard_normal(DRAWS)
+        of_load[:, place_of[size]] = (least_excess - one.estimate.excess) * (rng.random(DRAWS) - 0.5)
         confirmed[place_of[size]] = one.is_confirmed and math.isfinite(one.value)
+    if _were_alone([run for one in ran.values() for run in one.runs]):
+        of_steps, of_load = of_steps + of_load, np.zeros_like(of_load)
     following = drawn.levels[:, columns.following]
     return Beliefs(
         sizes=tuple(sizes),
-        figures=drawn.levels[:, columns.printed] + of_steps,
-        tuned=drawn.levels[:, :count] + of_steps - columns.hidden,
+        figures=drawn.levels[:, columns.printed] + of_steps + of_load,
+        tuned=drawn.levels[:, :count] + of_steps + of_load - columns.hidden,
         next_figures=following + of_steps,
         of_steps=of_steps,
+        of_load=of_load,
         unshared=drawn.unshared[columns.following],
         log_cost=following.mean(axis=0) if verdict.optimal.objective.stops_at_target else np.zeros(count),
         runs=np.maximum(columns.reached[columns.following], 1),
@@ -498,6 +515,12 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
             error = 0.0 if probe.error is None or not objective.trials_race else probe.error.own
             found[size] = figure, error
     return found
+
+
+def _were_alone(runs: Sequence[TrialRecord]) -> bool:
+    # True if enough runs shared the machine with no other work that some more runs would find such step times
+    alone = sum(run.outcome is not None and not run.outcome.contended for run in runs)
+    return alone >= ALONE_SHARE * len(runs)
 
 
 def _is_far(one: Candidate, least: Candidate) -> bool:

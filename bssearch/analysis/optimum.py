@@ -354,7 +354,7 @@ BOOTSTRAPS = 1000  # a bias of a few per cent has an error of a tenth of a per c
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
-Settles = Literal["runs", "tuning", "step_times"]  # remedies of a provisional answer
+Settles = Literal["runs", "tuning", "step_times", "idle_machine"]  # remedies of a provisional answer
 
 
 @dataclass(frozen=True)

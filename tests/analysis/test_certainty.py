@@ -23,7 +23,7 @@ from bssearch.analysis.posterior import (
     infer,
 )
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
-from tests.factories import make_trial, not_none
+from tests.factories import make_trial, not_none, with_outcome
 
 
 def runs(batch_size: int, *seconds: float, start: int = 0, dropout: float | None = None) -> list[TrialRecord]:
@@ -291,3 +291,25 @@ def test_intervals_hold_what_they_promise_over_draws_from_the_prior(missed_share
         inside = {level: np.mean(np.abs(shares - 0.5) < level / 2) for level in (0.5, 0.9)}
         assert inside == pytest.approx({0.5: 0.5, 0.9: 0.9}, abs=error)
         assert shares.mean() == pytest.approx(0.5, abs=error)
+
+
+@pytest.mark.parametrize(("alone", "settles"), [(0, "idle_machine"), (2, "runs")])
+def test_runs_slowed_by_other_work_need_an_idle_machine_unless_some_ran_alone(alone: int, settles: str) -> None:
+    def slowed(seconds: float, waits: float, turned: int, batch_size: int) -> list[TrialRecord]:
+        made = runs(batch_size, *spread(seconds, 0.05, 12, turned))
+        return [
+            with_outcome(
+                run,
+                steps=1000,
+                steps_to_target=round(1000 * not_none(not_none(run.outcome).train_seconds)),
+                train_seconds=waits,
+                undelayed_train_seconds=1.0,
+                reference_seconds=1e-4,
+                contended=run.seed >= alone,
+            )
+            for run in made
+        ]
+
+    told = not_none(certainty(verdict_over(*slowed(1.0, 1.2, 0, 32), *slowed(1.1, 3.0, 1, 64)), {}))
+    assert told.settles == settles
+    assert told.within_5_percent < ENOUGH

@@ -703,6 +703,7 @@ def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
     [
         ("runs", 12, "bssearch study confirm mine --max-runs 12"),
         ("step_times", None, "bssearch probe step-time mine"),
+        ("idle_machine", 10, "bssearch study confirm mine --runs 10"),
         ("tuning", None, "bssearch run mine --set budget.trials=90"),
     ],
 )
