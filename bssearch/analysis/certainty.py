@@ -328,7 +328,9 @@ class Beliefs:
             return {"settles": "tuning"} if ((self._beaten() >= CONTENDER) & ~self.is_confirmed).any() else {}
         if tuned >= timed:
             return {"settles": "tuning"}
-        return {"settles": "idle_machine", "runs": had + UNDISTURBED} if self.of_load.any() else {"settles": "step_times"}
+        if self.of_load.any():
+            return {"settles": "idle_machine", "runs": had + UNDISTURBED}
+        return {"settles": "step_times"}
 
     def _timed(self) -> Beliefs:
         # Beliefs after twice as many step-time measurements on an idle machine
