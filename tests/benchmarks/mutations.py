@@ -4,7 +4,7 @@ Run as ``python tests/benchmarks/mutations.py TREE [--seed 0] [--count 100] [--o
 ``pytest-cov`` and the tests' packages installed. TREE is any checkout; a copy is mutated. First its default tests run
 once under coverage, with subprocesses. This shows the tests of each line and their seconds (kept in ``--work`` for the
 same tree). Then each mutant runs the tests of the mutated line, quickest first, until a test fails. A line that runs at
-import time, or in no test, gets the tests of its file. ``--work`` also keeps results: the same command resumes.
+import time, or in no test, gets the tests of its file.
 
 Mutations: a comparison weakened or inverted, + for −, × for ÷, ``and`` for ``or``, a ``not`` dropped, a number changed
 (n + 1, 2 x), None returned, an ``if`` negated, a call statement deleted. Places are drawn from all of
@@ -15,34 +15,28 @@ if not __package__:
     __import__("from_clone")
 
 import ast
-import contextlib
 import hashlib
 import importlib
-import io
 import json
-import multiprocessing
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
-import psutil
-import pytest
 import typer
 
+from bssearch.errors import BSSearchError
 from tests.benchmarks.harness import TEMPORARY, script
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Set to 1: threads make small models slow beside other programs."""
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Threads make small models slow beside other programs."""
 
 BUDGET_SECONDS = 60.0
 """Most seconds of tests for a mutant, as measured under coverage: a hundred mutants then take less than an hour."""
@@ -51,26 +45,18 @@ SLOW_SECONDS = 0.25
 """Slower tests run last and must fail twice, because tests with timeouts may flake."""
 
 LEFT_OUT = ("templates", "guide")
-HEAVY = (
-    "torch numpy scipy.stats scipy.optimize sklearn.datasets pandas optuna sqlalchemy alembic.command pydantic typer "
-    "rich.table yaml tenacity psutil jinja2 psycopg jsonschema threadpoolctl"
-)
-"""Imported once, before each mutant's process forks: third parties only, no module of the tree."""
-
-MARK = "BSSEARCH_MUTATIONS"
-"""Environment variable that marks the processes of a mutant, to kill them."""
 
 MEASURED = """
 [run]
 parallel = true
 sigterm = true
 source = {copy}/bssearch
-data_file = {data}/coverage
+data_file = {work}/coverage
 context = ${{PYTEST_CURRENT_TEST-}}
 """
 """Coverage settings for a copy of the tree: lines of a subprocess belong to the running test."""
 
-OPTIONS = ["-n", "0", "--dist", "no", "-q", "-p", "no:cacheprovider", "--disable-warnings"]
+OPTIONS = ["-n", "0", "--dist", "no", "-q", "-p", "no:cacheprovider", "--disable-warnings", "-o", "junit_family=xunit1"]
 
 
 @dataclass(frozen=True)
@@ -198,54 +184,61 @@ class Coverage:
 
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each test that passed, by node id, its set-up included."""
-    failed: list[str] = field(default_factory=list)
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """Tests by file and line; test files for lines that run in a fixture or a subprocess."""
-    wall_seconds: float = 0.0
 
 
-class Results:
-    """A pytest plugin that records seconds and failures of tests."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.failed: list[str] = []
-        self.skipped: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "teardown":
-            self.seconds[report.nodeid] += report.duration
-        if report.skipped:
-            self.skipped.append(report.nodeid)
-        if report.failed:
-            self.failed.append(report.nodeid)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.failed.append(f"{report.nodeid} (import)")
+def coverage_of(copy: Path, work: Path) -> Coverage:
+    """Return the coverage of the default tests of a tree; measure it unless known."""
+    digest = hashlib.sha256()
+    for file in sorted(file for room in ("bssearch", "tests") for file in (copy / room).rglob("*.py")):
+        digest.update(file.relative_to(copy).as_posix().encode() + file.read_bytes())
+    kept = work / f"coverage-{digest.hexdigest()[:16]}.json"
+    if not kept.exists():
+        settings = work / "settings"
+        settings.write_text(MEASURED.format(copy=copy, work=work))
+        measuring = ["--cov", "--cov-context=test", f"--cov-config={settings}", "--cov-report="]
+        seconds, failed = run_tests(copy, work, measuring, None, COVERAGE_PROCESS_START=str(settings))
+        passed = {test: seconds[test] for test in seconds if test not in failed}
+        kept.write_text(json.dumps(asdict(Coverage(passed, _lines(work / "coverage")))))
+    return Coverage(**json.loads(kept.read_text()))
 
 
-def measure_coverage(tree: Path, work: Path) -> Coverage:
-    """Run the default tests of a tree under coverage."""
-    began = time.monotonic()
-    data = work / "data"
-    shutil.rmtree(data, ignore_errors=True)
-    data.mkdir(parents=True)
-    copy = copy_of(tree, work / "tree")
-    ended(fork(copy, work / "coverage.log", partial(_measure, copy, data)), None)
-    told = json.loads((data / "tests.json").read_text())
-    return Coverage(told["seconds"], told["failed"], _lines(data / "coverage"), time.monotonic() - began)
+def run_tests(
+    copy: Path, work: Path, arguments: Sequence[str], limit: float | None, **environment: str
+) -> tuple[dict[str, float], list[str]]:
+    """Run tests of a copy; return the seconds of all tests, and the tests that failed or were skipped.
+
+    A run past the limit, or without results, counts as one failed test of that name.
+    """
+    results = work / "results.xml"
+    results.unlink(missing_ok=True)
+    tests = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={results}", *arguments],
+        cwd=copy,
+        env={**os.environ, **THREADS, "PYTHONPATH": str(copy), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=(work / "tests.log").open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        tests.wait(limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(tests.pid, signal.SIGKILL)
+        tests.wait()
+        return {}, ["time limit"]
+    if not results.exists():
+        return {}, [f"exit code {tests.returncode}"]
+    cases = {_node_id(case): case for case in ElementTree.parse(results).iter("testcase")}
+    seconds = {name: float(case.get("time", 0)) for name, case in cases.items()}
+    return seconds, [name for name, case in cases.items() if len(case)]
 
 
-def _measure(copy: Path, data: Path) -> None:
-    settings = data / "settings"
-    settings.write_text(MEASURED.format(copy=copy, data=data))
-    os.environ["COVERAGE_PROCESS_START"] = str(settings)
-    results = Results()
-    measuring = ["--cov", "--cov-context=test", f"--cov-config={settings}", "--cov-report="]
-    pytest.main([*OPTIONS, *measuring], plugins=[results])
-    told = {"seconds": results.seconds, "failed": sorted({*results.failed, *results.skipped})}
-    (data / "tests.json").write_text(json.dumps(told))
+def _node_id(case: ElementTree.Element) -> str:
+    file = case.get("file", "")
+    within = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
+    return "::".join([file, *within.split(".")[: bool(within)], case.get("name", "")])
 
 
 def _lines(data: Path) -> dict[str, dict[str, list[str]]]:
@@ -254,23 +247,18 @@ def _lines(data: Path) -> dict[str, dict[str, list[str]]]:
     kept.read()
     found: dict[str, dict[str, list[str]]] = {}
     for path in kept.measured_files():
-        found["bssearch/" + path.rpartition("/bssearch/")[2]] = {
-            str(line): sorted(
-                {
-                    context.removesuffix("|run") if context.endswith("|run") else context.partition("::")[0]
-                    for context in contexts
-                }
-                - {""}
-            )
-            for line, contexts in kept.contexts_by_lineno(path).items()
-        }
+        lines = found["bssearch/" + path.rpartition("/bssearch/")[2]] = {}
+        for line, contexts in kept.contexts_by_lineno(path).items():
+            tests = {
+                one.removesuffix("|run") if one.endswith("|run") else one.partition("::")[0] for one in contexts if one
+            }
+            lines[str(line)] = sorted(tests)
     return found
 
 
 def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
     """Return the tests that may catch a mutation, the likeliest first, within the budget."""
-    passed = [test for test in coverage.seconds if test not in coverage.failed]
-    files = {test.partition("::")[0] for test in passed}
+    files = {test.partition("::")[0] for test in coverage.seconds}
     lines = coverage.lines.get(mutation.path, {})
     found = {test for line in range(mutation.line, mutation.last_line + 1) for test in lines.get(str(line), ())}
     module = PurePosixPath(mutation.path)
@@ -287,7 +275,7 @@ def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
         return is_slow, file not in own, PurePosixPath(file).parent.name != room, file, coverage.seconds[test]
 
     chosen, spent = [], 0.0
-    for test in sorted((test for test in passed if {test, test.partition("::")[0]} & found), key=rank):
+    for test in sorted((test for test in coverage.seconds if {test, test.partition("::")[0]} & found), key=rank):
         if spent + coverage.seconds[test] <= BUDGET_SECONDS:
             chosen.append(test)
             spent += coverage.seconds[test]
@@ -297,156 +285,16 @@ def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
 # Running -------------------------------------------------------------------------------------------------------------
 
 
-class Chosen(Results):
-    """Runs only the chosen tests, in their order, each with a time limit."""
-
-    def __init__(self, tests: Sequence[str], seconds: dict[str, float]) -> None:
-        super().__init__()
-        self._order = {test: index for index, test in enumerate(tests)}
-        self._known_seconds = seconds
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keep the chosen tests, in their order."""
-        items[:] = sorted((item for item in items if item.nodeid in self._order), key=lambda i: self._order[i.nodeid])
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """End a test after ten times its known seconds and 20 s more: it hangs."""
-        signal.signal(signal.SIGALRM, lambda signum, frame: pytest.fail("hangs"))
-        signal.setitimer(signal.ITIMER_REAL, 20.0 + 10 * self._known_seconds.get(item.nodeid, 0.0))
-        try:
-            return (yield)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
 def killer(copy: Path, work: Path, tests: Sequence[str], coverage: Coverage) -> str | None:
-    """Return the first test that fails in a copy of the tree, or None."""
+    """Return the first test that fails in a copy of the tree, or None. A slow test must fail twice."""
     if not tests:
         return None
-    told = work / "killer.json"
-    told.unlink(missing_ok=True)
-
-    def run() -> None:
-        chosen = Chosen(tests, coverage.seconds)
-        files = dict.fromkeys(test.partition("::")[0] for test in tests)
-        code = pytest.main([*files, *OPTIONS, "-x"], plugins=[chosen])
-        # If a conftest cannot be imported, no test is reported, but the exit code shows the failure.
-        has_ended = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        trouble = [*chosen.failed, *([] if has_ended else [f"exit code {int(code)}"]), None]
-        told.write_text(json.dumps(trouble[0]))
-
+    (work / "chosen").write_text("\n".join(tests))
     limit = 60.0 + 4 * sum(coverage.seconds[test] for test in tests)
-    if not ended(fork(copy, work / "tests.log", run), limit):
-        return "time limit"
-    return json.loads(told.read_text()) if told.exists() else "the tests' process died"
-
-
-def outcome(mutation: Mutation, copy: Path, work: Path, coverage: Coverage, index: int) -> str | None:
-    """Return the test that kills a mutant, or None if the mutant survives."""
-    tests = tests_for(mutation, coverage)
-    file = copy / mutation.path
-    source = file.read_bytes()
-    stamp = file.stat().st_mtime
-    try:
-        file.write_bytes(mutation.applied(source))
-        # Compiled files are known by time and size: no mutant may share its time with another.
-        os.utime(file, (stamp + index + 1, stamp + index + 1))
-        killed = killer(copy, work, tests, coverage)
-        if killed is not None and coverage.seconds.get(killed, 0.0) > SLOW_SECONDS:
-            again = killer(copy, work, [killed], coverage)
-            killed = again or killer(copy, work, [t for t in tests if t != killed], coverage)
-        return killed
-    finally:
-        file.write_bytes(source)
-        os.utime(file, (stamp, stamp))
-
-
-def fork(folder: Path, log: Path, work: Callable[[], None]) -> tuple[BaseProcess, str]:
-    """Run a function in a new process, in a folder whose package is imported; return the process and its mark."""
-    mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    process = multiprocessing.get_context("fork").Process(target=_inside, args=(folder, log, work, mark))
-    process.start()
-    return process, mark
-
-
-def _inside(folder: Path, log: Path, work: Callable[[], None], mark: str) -> None:
-    os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(folder)
-    os.environ |= {MARK: mark, "PYTHONPATH": str(folder)}
-    sys.path.insert(0, str(folder))
-    for name in [name for name in sys.modules if name.partition(".")[0] in {"bssearch", "tests"}]:
-        del sys.modules[name]  # this checkout's: the folder's are imported
-    work()
-
-
-def ended(forked: tuple[BaseProcess, str], limit: float | None) -> bool:
-    """Wait for a forked process; return whether it ended in time. Afterwards kill all processes that it started."""
-    process, mark = forked
-    process.join(limit)
-    in_time = process.exitcode is not None
-    if not in_time:
-        os.kill(process.pid or 0, signal.SIGINT)  # the fixtures clear up
-        process.join(20.0)
-        process.kill()
-        process.join()
-    for left in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if left.environ().get(MARK) == mark:
-                left.kill()
-    return in_time
-
-
-def copy_of(tree: Path, place: Path) -> Path:
-    """Copy a tree, without its history and its caches."""
-    shutil.rmtree(place, ignore_errors=True)
-    ignored = shutil.ignore_patterns(
-        ".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"
-    )
-    shutil.copytree(tree, place, ignore=ignored, symlinks=True)
-    return place
-
-
-def fingerprint(tree: Path) -> str:
-    """Return a hash of a tree's package and tests."""
-    digest = hashlib.sha256()
-    for room in ("bssearch", "tests"):
-        for file in sorted((tree / room).rglob("*.py")):
-            digest.update(file.relative_to(tree).as_posix().encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def coverage_of(tree: Path, work: Path) -> Coverage:
-    """Return the coverage of the default tests; measure it unless known."""
-    kept = work / f"coverage-{fingerprint(tree)}.json"
-    if not kept.exists():
-        kept.write_text(json.dumps(asdict(measure_coverage(tree, work))))
-    return Coverage(**json.loads(kept.read_text()))
-
-
-def outcomes_in(file: Path) -> dict[int, dict[str, Any]]:
-    """Return the finished mutants by their places among all."""
-    told = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return {one["index"]: one for one in told}
-
-
-def table(mutations: Sequence[Mutation], outcomes: dict[int, dict[str, Any]]) -> str:
-    """Return a line for each mutant, and the total."""
-    text = io.StringIO()
-    for index, mutation in enumerate(mutations):
-        told = outcomes.get(index, {"killed_by": "not run", "seconds": 0.0})
-        change = f"{mutation.before} -> {mutation.after}".replace("\n", " ")
-        change = change if len(change) <= 90 else change[:42] + " … " + change[-45:]
-        by = told["killed_by"] or "SURVIVED"
-        print(f"{mutation.path}:{mutation.line}\t{mutation.kind}\t{change}\t{by}\t{told['seconds']} s", file=text)
-    caught = sum(told["killed_by"] is not None for told in outcomes.values())
-    print(f"caught {caught} of {len(mutations)}", file=text)
-    return text.getvalue()
+    failed = run_tests(copy, work, ["-x", f"@{work / 'chosen'}"], limit)[1]
+    if failed and len(tests) > 1 and coverage.seconds.get(failed[0], 0.0) > SLOW_SECONDS:
+        return killer(copy, work, failed, coverage)
+    return failed[0] if failed else None
 
 
 def main(
@@ -456,29 +304,33 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="a file to mutate, as bssearch/records/noise_scale.py")] = None,
     work: Path = TEMPORARY / "bssearch-mutations",
 ) -> None:
-    """Measure coverage, run the mutants, print the table."""
-    tree, work = tree.resolve(), work.resolve()
+    """Measure coverage, run the mutants, and print a line for each."""
+    work = work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    for module in HEAVY.split():
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    places = all_mutations(tree, only or [])
+    copy = work / "tree"
+    shutil.rmtree(copy, ignore_errors=True)
+    ignored = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(tree, copy, ignore=ignored, symlinks=True)
+    places = all_mutations(copy, only or [])
     mutations = random.Random(seed).sample(places, min(count, len(places)))
-    coverage = coverage_of(tree, work)
-    total = sum(coverage.seconds.values())
-    print(f"{len(places)} places; {len(coverage.seconds)} tests, {total:.0f} s under coverage", file=sys.stderr)
-    print(f"left out, for they fail: {coverage.failed}", file=sys.stderr, flush=True)
-    drawn = hashlib.sha256(repr(mutations).encode()).hexdigest()[:16]
-    outcomes = work / f"outcomes-{fingerprint(tree)}-{drawn}.jsonl"
-    copy = copy_of(tree, work / "tree")
-    for index in range(len(outcomes_in(outcomes)), len(mutations)):
-        began = time.monotonic()
-        killed = outcome(mutations[index], copy, work, coverage, index)
-        told = {"index": index, "killed_by": killed, "seconds": round(time.monotonic() - began, 1)}
-        with outcomes.open("a") as lines:
-            lines.write(json.dumps(told) + "\n")
-    print(table(mutations, outcomes_in(outcomes)), end="")
+    coverage, caught = coverage_of(copy, work), 0
+    if not coverage.seconds:
+        raise BSSearchError(f"no test of {tree} passed", hint=f"see {work / 'tests.log'}")
+    print(f"{len(places)} places; {len(coverage.seconds)} tests, {sum(coverage.seconds.values()):.0f} s under coverage")
+    for index, mutation in enumerate(mutations, start=1):
+        file = copy / mutation.path
+        source, stamp = file.read_bytes(), file.stat().st_mtime
+        file.write_bytes(mutation.applied(source))
+        # Compiled files are known by time and size: no mutant may share its time with another.
+        os.utime(file, (stamp + index, stamp + index))
+        killed = killer(copy, work, tests_for(mutation, coverage), coverage)
+        file.write_bytes(source)
+        os.utime(file, (stamp, stamp))
+        caught += killed is not None
+        change = f"{mutation.before} -> {mutation.after}".replace("\n", " ")
+        change = change if len(change) <= 90 else change[:42] + " … " + change[-45:]
+        print(f"{mutation.path}:{mutation.line}\t{mutation.kind}\t{change}\t{killed or 'SURVIVED'}", flush=True)
+    print(f"caught {caught} of {len(mutations)}")
 
 
 if __name__ == "__main__":
