@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import random
+import re
 import shutil
 import sqlite3
 import time
@@ -183,12 +184,15 @@ def _training_logs(name: str, rng: random.Random, folder: Path) -> None:
         LOGS[name](kept)
     file = rng.choice(sorted(one for one in kept.rglob("*") if one.is_file()))
     whole = file.read_bytes()
-    unpacked = gzip.decompress(whole) if file.suffix == ".gz" else whole
-    if name in LIBRARY_LOGS:
-        damaged = mutated(rng, unpacked.decode("latin-1")).encode("latin-1", "replace")
+    if name == "mlflow_database":
+        change_database(rng, file, whole)
     else:
-        damaged = in_bytes(rng, mutated(rng, unpacked.decode("utf-16" if name == "semicolons" else "utf-8")))
-    file.write_bytes(gzip.compress(damaged) if file.suffix == ".gz" and rng.random() < 0.9 else damaged)
+        unpacked = gzip.decompress(whole) if file.suffix == ".gz" else whole
+        if name in LIBRARY_LOGS:
+            damaged = mutated(rng, unpacked.decode("latin-1")).encode("latin-1", "replace")
+        else:
+            damaged = in_bytes(rng, mutated(rng, unpacked.decode("utf-16" if name == "semicolons" else "utf-8")))
+        file.write_bytes(gzip.compress(damaged) if file.suffix == ".gz" and rng.random() < 0.9 else damaged)
     try:
         place = f"{kept}/trace#cifar/net" if name == "zeus" else str(kept)
         import_curves([place], target=0.255, epoch_samples=6400 if name == "zeus" else None)
@@ -196,6 +200,29 @@ def _training_logs(name: str, rng: random.Random, folder: Path) -> None:
         file.write_bytes(whole)
 
 
+def change_database(rng: random.Random, file: Path, whole: bytes) -> None:
+    """Change values that the import of MLflow's runs reads, or bytes of the schema or near such values."""
+    if rng.random() < 0.5:
+        for _ in range(rng.randint(1, 3)):
+            (table, columns), value = rng.choice(sorted(MLFLOW_COLUMNS.items())), rng.choice(VALUES)
+            with suppress(sqlite3.Error):
+                put(file, table, rng.choice(columns), value, one_row="0000" in value or rng.random() < 0.5)
+        return
+    known = [0, *(one.start() for one in re.finditer(b"val_acc|micro_batch_size|active", whole))]
+    damaged = bytearray(whole)
+    for _ in range(rng.randint(1, 4)):
+        place = max(0, rng.choice(known) + rng.randint(-300, 300))
+        for offset in range(rng.choice((1, 1, 2, 8, 40))):
+            damaged[place + offset] = rng.choice((0, 1, 127, 255, rng.randrange(256)))
+    file.write_bytes(damaged)
+
+
+MLFLOW_COLUMNS = {
+    "experiments": ("experiment_id", "name"),
+    "runs": ("run_uuid", "lifecycle_stage", "start_time", "experiment_id"),
+    "params": ("run_uuid", "key", "value"),
+    "metrics": ("run_uuid", "key", "value", "is_nan", "step", "timestamp"),
+}
 LIBRARY_LOGS = {one.__name__: one for one in (wandb_runs, event_files, mlflow_database)}
 LOGS = {one.__name__: one for one in (*HAND_MADE, zeus)} | LIBRARY_LOGS
 

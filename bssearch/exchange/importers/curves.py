@@ -1,6 +1,7 @@
 """``import curves``: studies of training logs, with learning curves and settings; `logs` finds and reads the logs."""
 
 import difflib
+import itertools
 import json
 import math
 import re
@@ -17,6 +18,8 @@ from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import ABOUT, PARAMETER, RESULT_NAME, Formula, mappings
 from bssearch.exchange.importers.imported_run import (
     BATCH,
+    BATCH_PARTS,
+    POWER,
     SPLIT,
     TYPED,
     GivenBatch,
@@ -32,16 +35,18 @@ from bssearch.exchange.importers.imported_run import (
 from bssearch.exchange.importers.logged import (
     CLOCKS,
     EPOCH,
+    LATE,
     MOST_NAMED,
     SECONDS,
     STEPS,
     Curve,
     Names,
     curve_of,
+    first_name,
     is_late,
     listed,
 )
-from bssearch.exchange.importers.logs import RUN_NAMES, Log, logs_in, number_in
+from bssearch.exchange.importers.logs import RUN_NAMES, Log, Row, logs_in, number_in
 from bssearch.exchange.importers.runs import LARGEST_SEED, RunsObjective, check_scale
 from bssearch.records import (
     Configuration,
@@ -58,13 +63,14 @@ from bssearch.registry import Option
 # our name of a setting by the last part of the log's
 _LEAVES = {
     **dict.fromkeys(("batch_size", "train_batch_size", "batchsize", "bs", "bsz", "batch"), BATCH),
+    **dict.fromkeys(("minibatch", "minibatch_size", "mini_batch_size"), BATCH),
     **dict.fromkeys(("learning_rate", "lr", "max_lr", "peak_lr"), "learning_rate"),
     **dict.fromkeys(("weight_decay", "wd"), "weight_decay"),
     **dict.fromkeys(("optimizer", "optim", "optimizer_name"), "optimizer"),
     **dict.fromkeys(("seed", "random_seed", "seed_everything", "rng", "rng_seed", "repeat", "rep"), "seed"),
-    **{name: name for name in (*TYPED[1:], "device", "precision")},
+    **{name: name for name in (*TYPED[1:], "device", "precision", POWER)},
 }
-_OF_THE_RUN = {"seed", "device", "precision"}  # no hyperparameters
+_OF_THE_RUN = {"seed", "device", "precision", POWER}  # no hyperparameters
 
 _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]|$)")
 
@@ -77,6 +83,8 @@ class Setting:
     value: Any
     distance: int = 0
 
+
+GIVEN = "--with"
 
 Settings = Mapping[str, Setting]  # by our names, else by the log's
 
@@ -93,7 +101,7 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
         if not (_is_known(_ours(name)) or name in there):
             near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
             raise UsageError(f"--with {text}: unknown setting {name!r}" + (f"; {near[0]}?" if near else ""))
-        added[_ours(name)] = Setting("--with", value)
+        added[_ours(name)] = Setting(GIVEN, value)
     return [{**_of_log(log, renamed, run), **added} for log in logs]
 
 
@@ -119,7 +127,20 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
             found[ours] = one
     if "learning_rate" not in found and (logged := _highest_rate(log)) is not None:
         found["learning_rate"] = logged
-    return found
+    return {**_of_name(log.origin), **found}
+
+
+def _of_name(origin: str) -> dict[str, Setting]:
+    # Settings in the names of a run and its folder, such as bs16_lr0.1
+    texts = _IN_NAME.findall("/".join(Path(origin).parts[-2:]))
+    return {_ours(name): Setting(f"{name} in the folder's name", value) for name, value in texts}
+
+
+_IN_NAME = re.compile(
+    rf"(?:^|[\W_])({'|'.join(sorted((*_LEAVES, *BATCH_PARTS), key=len, reverse=True))})[_=-]?"
+    r"(\d+(?:\.\d+)?(?:e-?\d+)?)(?![^\W_])",
+    re.IGNORECASE,
+)
 
 
 def _highest_rate(log: Log) -> Setting | None:
@@ -155,7 +176,9 @@ def _ours(name: str) -> str:
 
 def batch_of(settings: Settings, log: Log) -> GivenBatch:
     """The batch size and its parts; raise `UsageError` if unknown."""
-    found = GivenBatch.of({name: one.value for name, one in settings.items() if is_about_batch(name)}, log.origin)
+    parts = {name: one.value for name, one in settings.items() if is_about_batch(name)}
+    labels = {name: name if one.theirs == GIVEN else one.theirs for name, one in settings.items()}
+    found = GivenBatch.of(parts, log.origin, labels.__getitem__)
     if found.is_known:
         return found
     changing = [name for name in log.rows[0] if is_about_batch(_ours(name))] if log.rows else []
@@ -166,7 +189,8 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
         )
     raise UsageError(
         f"the batch size of {log.origin} is unknown: its settings are {listed(list(settings))}",
-        hint="--with batch_size=N, or per_device_train_batch_size, gradient_accumulation_steps and world_size",
+        hint=f"--column NAME={BATCH} takes a setting as the batch size; --run NAME tells the runs of a table apart; "
+        f"--with {BATCH}=N or per_device_train_batch_size=N gives the size of all runs",
     )
 
 
@@ -244,7 +268,7 @@ def import_curves(
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 
-    logs = logs_in(file, run)
+    logs = [one for log in logs_in(file, run) for one in _apart(log, column or ())]
     places = [Path("mlflow" if one.startswith("http") else one.partition("#")[0]) for one in file]
     described = _description(places)
     named = Names.of(logs, metric or described.get("metric_column"), step, seconds, epoch_samples)
@@ -271,6 +295,49 @@ def import_curves(
     return Studies(made.studies, (*notes, *told, *_confounders(runs), *made.notes), dry_run)
 
 
+def _apart(log: Log, column: Sequence[str]) -> list[Log]:
+    """Runs of a table that names no run, told apart by their settings; the table as it is if these do not tell."""
+    first = log.rows[0] if log.rows else {}
+    renamed = {theirs: ours for theirs, _, ours in (one.rpartition("=") for one in column)}
+    ours = {name: renamed.get(name, _ours(name)) for name in first if name not in log.settings}
+    rates = [name for name, one in ours.items() if one == "learning_rate"]
+    keys = [name for name, one in ours.items() if _is_known(one) and name not in rates]
+    step = first_name(first, STEPS)
+    if step is None or not any(is_about_batch(ours[one]) for one in keys) or RUN_NAMES & {*map(str.lower, first)}:
+        return [log]
+    parts: list[tuple[tuple[str, ...], list[Row]]] = []
+    for key, rows in grouped((_cells(row, keys), row) for row in log.rows).items():
+        steps = [number_in(row.get(step)) for row in rows]
+        if rates and any(later < earlier for earlier, later in itertools.pairwise(steps)):  # else a rate may change
+            parts += [(key + rate, part) for rate, part in grouped((_cells(row, rates), row) for row in rows).items()]
+        else:
+            parts.append((key, rows))
+    if any("" in key or not _begins(rows, step) for key, rows in parts):
+        return [log]
+    told = [dict(zip((*keys, *rates), key, strict=False)) for key, _ in parts]
+    note = f"no column names the runs: {', '.join(max(told, key=len))} tell them apart"
+    return [
+        replace(
+            log,
+            origin=f"{log.origin} ({', '.join(f'{name} {value}' for name, value in settings.items())})",
+            rows=rows,
+            settings={**log.settings, **settings},
+            note=note,
+        )
+        for settings, (_, rows) in zip(told, parts, strict=True)
+    ]
+
+
+def _begins(rows: Sequence[Row], step: str) -> bool:
+    # True if rows hold the beginning of a run, not a later part, as after a change of the batch size
+    steps = sorted({number_in(row.get(step)) for row in rows})
+    return len(steps) > 1 and steps[0] <= LATE * (steps[1] - steps[0])
+
+
+def _cells(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(row.get(name, "")) for name in names)
+
+
 def _description(places: Sequence[Path]) -> dict[str, Any]:
     # The description beside a table that `export --to curves` wrote
     path = places[0]
@@ -294,7 +361,8 @@ def _runs(
     logs: Sequence[Log], settings: Sequence[Settings], names: Names, without: Sequence[str]
 ) -> tuple[list[ImportedRun], list[str]]:
     given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
-    batches, assumed = step_batches(given, "--column batch_size={}")
+    is_given = any(BATCH in one and one[BATCH].theirs == GIVEN for one in settings)
+    batches, assumed = step_batches(given, "--with {ours}=N" if is_given else "--column {theirs}={ours}", "--with {}=N")
     varied = hyperparameters(settings)
     runs, without, resumed, repeated = [], [*without], list[str](), list[str]()
     read: dict[str, None] = {}
@@ -337,9 +405,18 @@ def _run(
         missed=TrialState.DIVERGED if curve.has_diverged else TrialState.EXHAUSTED,
         device=re.sub(r"^(cuda|xpu|mps):\d+$", r"\1", values["device"]) if "device" in values else None,
         precision=values.get("precision"),
+        mean_power_watts=_power(values, log.origin),
         curve=curve.observations,
         seconds_basis=SecondsBasis.REPORTED if names.is_training else SecondsBasis.WALL,
     )
+
+
+def _power(values: Mapping[str, str], origin: str) -> float | None:
+    if POWER not in values:
+        return None
+    watts = number_in(values[POWER])
+    require(0 < watts < math.inf, f"{POWER} = {values[POWER]!r} must be a number > 0 ({origin})")
+    return watts
 
 
 def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:

@@ -114,6 +114,8 @@ def number(text: str) -> float:
 
 TYPED = ("learning_rate", *TRAINING_PARAMETERS, "optimizer")  # Parameters whose configuration field cannot be empty
 
+POWER = "mean_power_watts"
+
 SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 
 
@@ -132,6 +134,7 @@ class ImportedRun:
     final_metric: float | None = None
     device: str | None = None
     precision: str | None = None
+    mean_power_watts: float | None = None
     curve: tuple[Observation, ...] = ()
     crossing: Crossing | None = None  # where the curve meets the target; without it, steps and train_seconds tell
     seconds_basis: SecondsBasis | None = None
@@ -244,13 +247,13 @@ _INDICES = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")  # of devices, such as [0
 # Ray's processes; elsewhere num_workers are of the loader.
 _RAY_WORKERS = re.compile(r"scaling_config[./]num_workers$")
 
-_PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
+BATCH_PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
 
 @cache
 def part_of_batch(name: str) -> str | None:
     """Batch part that a column means, or None."""
-    return WORLD if _RAY_WORKERS.search(name) else _PARTS.get(_plain(name))
+    return WORLD if _RAY_WORKERS.search(name) else BATCH_PARTS.get(_plain(name))
 
 
 def may_divide_batch(name: str) -> bool:
@@ -324,10 +327,10 @@ class GivenBatch:
         return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
 
 
-def step_batches(given: Sequence[GivenBatch], rename: str) -> tuple[list[dict[str, int]], list[str]]:
+def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tuple[list[dict[str, int]], list[str]]:
     """Each run's ``batch_size`` with its three factors, and notes.
 
-    ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name.
+    ``rename``: a hint to take the file's ``{theirs}`` as ``{ours}``. ``add``: a hint to give a missing ``{}``.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
@@ -337,17 +340,19 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> tuple[list[dict[st
     if why and per_device:
         notes.append(
             f"assuming that batch_size is per device, because {why}; a step's batch is × {_factors(open_ones)}; "
-            f"if it is per step, {rename.format(STEP_BATCH)}"
+            f"if it is per step, {_renamed(open_ones[0], rename, STEP_BATCH)}"
         )
     elif why:
         notes.append(
-            f"assuming that batch_size is per step, because {why}; if it is per device, {rename.format(MICRO)}"
+            f"assuming that batch_size is per step, because {why}; "
+            f"if it is per device, {_renamed(open_ones[0], rename, MICRO)}"
         )
     if products := [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
         notes.append(
             f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
-            + (f", with {' and '.join(assumed)} = 1, which the file does not have" if assumed else "")
+            + (f", with {' and '.join(assumed)} = 1, because no run has another value" if assumed else "")
+            + (f"; else {' '.join(map(add.format, assumed))}" if assumed and add else "")
         )
     return [made[id(one)] for one in given], notes
 
@@ -370,8 +375,13 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
     raise UsageError(
         f"{first.in_words(BATCH)} may be per device or per step, with "
         f"{first.in_words(ACCUMULATION, WORLD)} ({first.origin})",
-        hint=f"if it is per device, {rename.format(MICRO)}; if per step, {rename.format(STEP_BATCH)}",
+        hint=f"if it is per device, {_renamed(first, rename, MICRO)}; if per step, "
+        f"{_renamed(first, rename, STEP_BATCH)}",
     )
+
+
+def _renamed(one: GivenBatch, rename: str, ours: str) -> str:
+    return rename.format(theirs=one.labels[BATCH], ours=ours)
 
 
 def _factors(given: Iterable[GivenBatch]) -> str:

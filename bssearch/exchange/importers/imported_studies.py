@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.analysis.headline import headline
-from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
+from bssearch.analysis.objectives import EnergyToTarget, SamplesToTarget, TimeToTarget
 from bssearch.errors import TargetNotReachedError, UsageError, require
-from bssearch.exchange.importers.imported_run import LARGEST, TYPED, ImportedRun, Studies
+from bssearch.exchange.importers.imported_run import LARGEST, POWER, TYPED, ImportedRun, Studies
 from bssearch.exchange.trial_rows import observations_of
-from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialRecord, TrialState, grouped
+from bssearch.records import DeviceUse, Environment, Goal, Phase, Target, TrialOutcome, TrialRecord, TrialState, grouped
 from bssearch.records.curves import with_crossing
 from bssearch.search.finding import answer
 from bssearch.settings import user_name
@@ -78,6 +78,11 @@ def make_studies(
     require(
         default_batch is None or default_batch in sizes,
         f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}",
+    )
+    require(
+        objective != EnergyToTarget.name or all(run.mean_power_watts for run in runs if run.reached),
+        f"--objective {objective} needs each run's mean power, which the runs lack",
+        hint=f"import logs with the setting {POWER}, or choose another objective",
     )
     studies: list[FinishedStudy] = []
     notes = list(_unknown(runs))
@@ -288,6 +293,7 @@ def _trial(one: _SeededRun, target: Target, limit: float, *, timed: bool) -> Fin
         final_metric=run.final_metric,
         best_metric=run.final_metric,
         warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
+        device_use=_device_use(run),
         seconds_basis=run.seconds_basis if seconds is not None else None,
     )
     if run.crossing is not None:
@@ -313,6 +319,12 @@ def _trial(one: _SeededRun, target: Target, limit: float, *, timed: bool) -> Fin
         outcome=outcome,
         curve=run.curve if seconds is not None or not timed else (),  # a curve without seconds has zeros
     )
+
+
+def _device_use(run: ImportedRun) -> DeviceUse:
+    power, seconds = run.mean_power_watts, run.train_seconds
+    joules = None if power is None or seconds is None else power * seconds
+    return DeviceUse(mean_power_watts=power, energy_joules=joules)
 
 
 def _environment(device: str, precision: str) -> Environment:

@@ -33,6 +33,9 @@ STEPS = (
         "update",
         "updates",
         "num_updates",
+        "n_updates",
+        "num_steps",
+        "n_steps",
     ),
 )
 WITHOUT_EVALUATION = ("train_seconds", "train_time", SPREAD_SECONDS)
@@ -117,9 +120,8 @@ class Names:
         """Names in one log; raise `UsageError` without steps."""
         first = {name: value for row in reversed(log.rows) for name, value in row.items() if value not in (None, "")}
         there = dict.fromkeys(name for name, value in first.items() if not math.isnan(number_in(value)))
-        step = (
-            self.step if self.step and self.step in there else _first(there, (EPOCH,) if self.epoch_samples else STEPS)
-        )
+        usual_steps = (EPOCH,) if self.epoch_samples else STEPS
+        step = self.step if self.step and self.step in there else first_name(there, usual_steps)
         if step is None:
             missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
             raise UsageError(
@@ -128,9 +130,11 @@ class Names:
             )
         timed = self.seconds if self.seconds in there else None
         clock = None
-        if timed is None and (usual := _first(there, SECONDS)) is not None:
+        if timed is None and (usual := first_name(there, SECONDS)) is not None:
             timed, clock = _kind_of_time(log, step, usual, is_usual=True)
-        if timed is clock is None and (clock := _first(there, CLOCKS)) is None and (plain := _first(there, TIMES)):
+        if timed is clock is None:
+            clock = first_name(there, CLOCKS)
+        if timed is clock is None and (plain := first_name(there, TIMES)) is not None:
             timed, clock = _kind_of_time(log, step, plain, is_usual=False)
         is_training = (timed or "").lower() in WITHOUT_EVALUATION
         found = replace(self, step=step, seconds=timed, clock=clock, is_training=is_training)
@@ -146,7 +150,7 @@ class Names:
     def sentence(self) -> str:
         """What is read."""
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
-        timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown")
+        timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (--seconds NAME)")
         if self.step_seconds is not None:
             timed = f"steps × the step time between evaluations, by {self.seconds or self.clock}"
         elif self.evaluations:
@@ -156,7 +160,8 @@ class Names:
         return f"metric: {self.metric}; steps: {steps}; seconds: {timed}"
 
 
-def _first(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
+def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
+    """The log's name of the first wanted one that it has, also within a table or with a unit; None if it has none."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
@@ -280,7 +285,8 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
             what = "are all" if step == first == found[-1].step else f"go back from {found[-1].step} to"
             raise UsageError(
                 f"the steps of {names.step!r} {what} {step}: they begin anew ({log.origin})",
-                hint="--run NAME names a column that tells runs apart; --step NAME another column of steps",
+                hint="--run NAME names a column that tells runs apart; so does --column NAME=learning_rate in a table "
+                "with batch sizes; --step NAME names another column of steps",
             )
         resumes += is_resumed
         if is_resumed:

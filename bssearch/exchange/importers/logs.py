@@ -41,7 +41,9 @@ SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too sho
 CLOCK = "_timestamp"
 """Seconds since 1970, as Weights & Biases calls them; other tools' clocks get this name."""
 
-RUN_NAMES = ("run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment", "name", "id")
+RUN_NAMES = frozenset(
+    {"run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment", "exp", "name", "id"}
+)
 """Columns of a table that tell runs apart."""
 
 Row = Mapping[str, Any]
@@ -125,9 +127,10 @@ def _of_folder(folder: Path, choice: str = "") -> Iterator[Log]:
     for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
         if not inner.name.startswith("."):  # MLflow keeps deleted experiments in .trash
             yield from _of_folder(inner)
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and _SUFFIX.search(file.name):
-            yield from _of_file(file, None)
+    files = sorted(one for one in folder.iterdir() if one.is_file())
+    tables = [one for one in files if _SUFFIX.search(one.name)] or [one for one in files if _HISTORY.search(one.name)]
+    for file in tables:
+        yield from _of_file(file, None)
 
 
 def _is_text(file: Path) -> bool:
@@ -141,6 +144,7 @@ def _texts(files: Iterable[Path]) -> Iterator[Log]:
 
 
 _SUFFIX = re.compile(r"\.(?:csv|tsv|jsonl)(?:\.gz)?$")
+_HISTORY = re.compile(r"(?:history|metrics|log|scalars)\.json(?:\.gz)?$")  # other .json files rarely have a log
 
 
 def _lightning(folder: Path) -> Iterator[Log]:
@@ -156,7 +160,8 @@ _SETTINGS = ("hparams", "config", "args", "params", "hyperparameters", ".hydra/c
 def _settings_beside(folder: Path) -> dict[str, Any]:
     files = (folder / f"{name}{suffix}" for name in _SETTINGS for suffix in (".yaml", ".yml", ".json"))
     file = next((one for one in files if one.is_file()), None)
-    return {} if file is None else _flat(_json(file)) if file.suffix == ".json" else _yaml(file)
+    found = {} if file is None else _flat(_json(file)) if file.suffix == ".json" else _yaml(file)
+    return {name.removesuffix(".value"): value for name, value in found.items()}  # in W&B's config.yaml
 
 
 def _trainer(folder: Path) -> Iterator[Log]:
@@ -613,8 +618,10 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 
 def number_in(value: Any) -> float:
     """Number of a logged value, also of ``97%`` and ``0:01:30``; NaN if not a number."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
+    if isinstance(value, float):
+        return value
     if not isinstance(value, str) or not value:
         return math.nan
     if (plain := number(value)) == plain:

@@ -428,7 +428,7 @@ class _Reader:
                 given.append((trial, values, self._given_batch(trial, values)))
             except UsageError as error:
                 odd.append(error)
-        batches, assumed = step_batches([batch for *_, batch in given], "use --param batch_size={}")
+        batches, assumed = step_batches([batch for *_, batch in given], "use --param {theirs}={ours}")
         self._check_powers({one["batch_size"] for one in batches})
         read: list[FrozenTrial] = []
         runs: list[ImportedRun] = []

@@ -213,6 +213,7 @@ class RunsObjective(StrEnum):
 
     TIME_TO_TARGET = "time_to_target"
     SAMPLES_TO_TARGET = "samples_to_target"
+    ENERGY_TO_TARGET = "energy_to_target"
 
 
 def import_runs(
@@ -316,7 +317,7 @@ def parse_runs(
     for row in ended:
         if row.parts not in given:
             given[row.parts] = row.batch()
-    batches, assumed = step_batches([given[row.parts] for row in ended], "name the column {}")
+    batches, assumed = step_batches([given[row.parts] for row in ended], "name the column {ours}")
     known_configurations: dict[tuple[str, ...], Configuration] = {}
     runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches, strict=True)]
     notes += assumed

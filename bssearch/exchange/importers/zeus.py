@@ -1,4 +1,4 @@
-"""Zeus's traces (NSDI 2023): epochs to a metric by batch size, and seconds of an epoch by GPU and power limit.
+"""Zeus's traces (NSDI 2023): epochs to a metric by batch size; seconds of an epoch and watts by GPU and power limit.
 
 https://github.com/ml-energy/zeus, ``examples/research_reproducibility/zeus_nsdi23/trace``.
 """
@@ -8,38 +8,38 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bssearch.errors import require
-from bssearch.exchange.importers.imported_run import number
+from bssearch.exchange.importers.imported_run import POWER, number
 from bssearch.exchange.importers.logs import Log, LogKind, Row, chosen, table_rows
 from bssearch.records import grouped
 
 _SETTING = ("batch_size", "optimizer")
 _TRAIN = ("dataset", "network", *_SETTING, "learning_rate", "run", "target_metric", "target_epoch")
-_POWER = ("dataset", "network", *_SETTING, "power_limit", "time_per_epoch")
+_POWER = ("dataset", "network", *_SETTING, "power_limit", "time_per_epoch", "average_power")
 
 
 def _read(folder: Path, choice: str) -> Iterator[Log]:
     file = folder / "summary_train.csv"
     runs = grouped((_workload(row), (line, row)) for line, row in _rows(file, _TRAIN))
     workload, rows = chosen(runs, choice, str(folder), "workloads")
-    seconds: dict[str, dict[tuple[str, ...], float]] = {"": {}}
+    measured: dict[str, dict[tuple[str, ...], tuple[float, str]]] = {"": {}}  # seconds of an epoch, watts
     for power in sorted(folder.glob("summary_power_*.csv")):
         known = [row for _, row in _rows(power, _POWER) if _workload(row) == workload]
         # The highest power limit is the GPU's own
         by_limit = sorted(known, key=lambda row: number(row["power_limit"]))
         device = power.stem.removeprefix("summary_power_")
-        seconds[device] = {_setting(row): number(row["time_per_epoch"]) for row in by_limit}
+        measured[device] = {_setting(row): (number(row["time_per_epoch"]), row["average_power"]) for row in by_limit}
     of_runs = grouped(((*_setting(row), row["learning_rate"], row["run"]), (line, row)) for line, row in rows)
     ends = [reached for found in of_runs.values() if (reached := _reached(row for _, row in found))]
     is_falling = any(one[0][1] > one[-1][1] for one in ends)
-    for device, times in seconds.items():
+    for device, of_setting in measured.items():
         for (*setting, rate, seed), found in of_runs.items():
-            one_epoch = times.get(tuple(setting))
-            if (one_epoch is None) is bool(device) or (not device and len(seconds) > 1):
+            one_epoch, watts = of_setting.get(tuple(setting), (None, ""))
+            if (one_epoch is None) is bool(device) or (not device and len(measured) > 1):
                 continue
             settings = dict(zip(_SETTING, setting, strict=True)) | {"learning_rate": rate, "seed": seed}
             origin = f"{file}:{found[0][0]}" + (f" ({device})" if device else "")
             curve = [*_curve(_reached(row for _, row in found), is_falling, one_epoch, origin)]
-            yield Log(origin=origin, rows=curve, settings={**settings, "device": device})
+            yield Log(origin=origin, rows=curve, settings={**settings, "device": device, POWER: watts})
 
 
 def _rows(file: Path, names: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

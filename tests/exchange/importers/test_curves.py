@@ -312,6 +312,14 @@ def test_a_run_that_diverges_ends_there(tmp_path: Path) -> None:
     assert [one.outcome.state for one in study.trials] == [TrialState.REACHED, TrialState.DIVERGED]
 
 
+def test_nan_in_json_is_missing_or_a_divergence(tmp_path: Path) -> None:
+    rows = [{"step": step, "val_acc": step / 100, "batch_size": 8} for step in (10, 20, 30, 40)]
+    rows[0]["val_acc"] = rows[2]["val_acc"] = math.nan
+    text = "\n".join(map(json.dumps, rows))
+    trial = only_run(import_curves([table(tmp_path, text, "log.jsonl")], target=0.3))
+    assert ([one.step for one in trial.curve], trial.outcome.steps_to_target) == ([20, 40], 30)
+
+
 @pytest.mark.parametrize("missing", ["", "NaN", "None"])
 def test_cells_without_a_value_between_evaluations_are_missing(missing: str, tmp_path: Path) -> None:
     text = f"step,val_acc,batch_size\n10,0.1,8\n15,{missing},8\n20,0.5,8\n25,{missing},8\n30,0.6,8\n"
@@ -323,6 +331,60 @@ def test_settings_inside_json_objects_are_read(tmp_path: Path) -> None:
     rows = [{"step": step, "val_acc": step / 100, "config": {"batch_size": 8, "lr": 0.1}} for step in (10, 20)]
     trial = only_run(import_curves([table(tmp_path, "\n".join(map(json.dumps, rows)), "log.jsonl")], target=0.2))
     assert (trial.configuration.batch_size, trial.configuration.learning_rate) == (8, 0.1)
+
+
+@pytest.mark.parametrize("place", ["{}", "{}/version_0"])
+def test_settings_in_the_names_of_folders_are_used_and_named(place: str, tmp_path: Path) -> None:
+    for name in ("lr_0.05-bs16_seed3", "LR-1e-1.BATCH_32"):
+        folder = tmp_path / "runs" / place.format(name)
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text("step,val_acc,weight_decay\n10,0.1,0\n20,0.5,0\n")
+    made = import_curves([str(tmp_path / "runs")], target=0.4)
+    (study,) = made.studies
+    found = [(one.configuration.batch_size, one.configuration.learning_rate, one.seed) for one in study.trials]
+    assert sorted(found) == [(16, 0.05, 3), (32, 0.1, 0)]
+    assert any("in the folder's name" in one for one in made.notes)
+
+
+def test_a_folder_of_a_history_in_json_and_w_b_s_config_is_read(tmp_path: Path) -> None:
+    for size in (8, 16):
+        folder = tmp_path / f"run{size}"
+        folder.mkdir()
+        rows = [{"_step": step, "global_step": step, "eval/f1": step / 100} for step in (10, 20)]
+        (folder / "history.json").write_text(json.dumps(rows))
+        (folder / "other.json").write_text("[1]")
+        config = {"wandb_version": 1, "batch_size": {"desc": None, "value": size}, "lr": {"desc": None, "value": 0.1}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (study,) = import_curves([str(tmp_path)], target=0.2).studies
+    found = sorted((one.configuration.batch_size, one.configuration.learning_rate) for one in study.trials)
+    assert found == [(8, 0.1), (16, 0.1)]
+
+
+def test_a_table_without_names_of_runs_is_told_apart_by_its_settings(tmp_path: Path) -> None:
+    runs = [(size, rate) for size in (8, 16) for rate in (0.1, 0.2)]
+    text = "".join(f"{step},{step * rate / 10},{size},{rate}\n" for size, rate in runs for step in (10, 20, 30))
+    (study,) = import_curves(
+        [table(tmp_path, "step,val_acc,minibatch,eta\n" + text)], target=0.3, column=["eta=learning_rate"]
+    ).studies
+    found = {(one.configuration.batch_size, one.configuration.learning_rate): len(one.curve) for one in study.trials}
+    assert found == dict.fromkeys(runs, 3)
+
+
+def test_a_batch_size_that_grows_does_not_tell_runs_apart(tmp_path: Path) -> None:
+    text = "step,val_acc,batch_size\n" + "".join(
+        f"{step},{step / 100},{8 * (1 + step // 50)}\n" for step in range(5, 95, 5)
+    )
+    with pytest.raises(UsageError, match="batch_size changes or is missing"):
+        import_curves([table(tmp_path, text)], target=0.3)
+
+
+def test_hints_use_the_log_s_own_names(tmp_path: Path) -> None:
+    text = "step,val_acc,bs,num_gpus\n10,0.1,8,2\n20,0.5,8,2\n"
+    with pytest.raises(UsageError) as raised:
+        import_curves([table(tmp_path, text)], target=0.3)
+    assert "--column bs=micro_batch_size" in (raised.value.hint or "")
+    made = import_curves([table(tmp_path, text)], target=0.3, column=["bs=micro_batch_size"])
+    assert any("--with accumulation_steps=N" in one for one in made.notes)
 
 
 def test_what_a_run_logs_once_is_no_setting(tmp_path: Path) -> None:
@@ -628,7 +690,7 @@ def zeus(folder: Path) -> Path:
             train += "".join(f"words,rnn,{size},adam,{rate},{run},{metric},{9 - metric // 10}\n" for metric in (60, 40))
     (place / "summary_train.csv").write_text(train)
     for gpu, seconds in (("v100", 10), ("a40", 7)):
-        rows = [f"{task},{size},adam,{limit},{seconds + 100 / limit},80\n" for task, size, limit in POWERS]
+        rows = [f"{task},{size},adam,{limit},{seconds + 100 / limit},{8 * seconds}\n" for task, size, limit in POWERS]
         (place / f"summary_power_{gpu}.csv").write_text(ZEUS_POWER + "".join(rows))
     return place
 
@@ -653,10 +715,23 @@ def test_zeus_s_traces_give_the_epochs_to_each_metric_on_each_gpu(tmp_path: Path
         assert seconds == pytest.approx([of_epoch * epochs for epochs in (7, 8, 13, 14)])
         assert [one.outcome.steps_to_target for one in study.trials] == [1400, 1600, 1300, 1400]
         assert study.trials[0].outcome.last_miss_step == 1200
+        joules = [one.outcome.device_use.energy_joules for one in study.trials]
+        watts = {"a40": 56, "v100": 80}[study.environment.device_name]
+        assert joules == pytest.approx([watts * one for one in seconds])
     with pytest.raises(UsageError, match="val_error may be better when lower"):
         import_curves([f"{place}#words/rnn"], target=40, epoch_samples=6400)
     (_, wer) = import_curves([f"{place}#words/rnn"], target=40, goal=Goal.MINIMIZE, epoch_samples=6400).studies
     assert [one.outcome.time_to_target_s for one in wer.trials] == [pytest.approx(5 * 10.5)] * 4
+
+
+def test_past_runs_with_their_power_are_compared_by_energy(tmp_path: Path) -> None:
+    words = ("import", "curves", str(wandb(tmp_path)), "--target", "0.4", "--objective", "energy_to_target")
+    assert "mean power" in refused(tmp_path, *words, code=2)
+    printed(tmp_path, *words, "--with", "mean_power_watts=200")
+    (first, *_) = read(tmp_path, "best", "history")["batches"]
+    assert first["energy_joules"] == pytest.approx(200 * 0.4 * 16)
+    with pytest.raises(UsageError, match="must be a number > 0"):
+        import_curves([str(tmp_path / "history.csv")], target=0.4, given=["mean_power_watts=-1"])
 
 
 def test_zeus_s_train_trace_alone_counts_steps(tmp_path: Path) -> None:
