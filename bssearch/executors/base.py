@@ -177,24 +177,14 @@ class TimesSideBySide(Protocol):
         """Time a configuration's steps in all slots."""
 
 
-def check_threads(settings: ExecutorSettings) -> None:
-    """Raise `UsageError` for more threads than CPUs."""
-    cpus = os.cpu_count() or 1
+def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
+    """Raise `UsageError` if a trial's ``processes`` have more threads than this machine has CPUs."""
+    cpus, threads = os.cpu_count() or 1, settings.threads * processes
+    asked = "executor.threads" if processes == 1 else "executor.threads × executor.devices"
     require(
-        settings.threads <= cpus,
-        f"executor.threads = {settings.threads} must be <= {cpus}, the number of CPUs of this machine",
-        hint="set executor.threads lower, because more threads than CPUs slow each other",
-    )
-
-
-def check_ranks(settings: ExecutorSettings) -> None:
-    """Raise `UsageError` if a trial's processes have more threads than this machine has CPUs."""
-    cpus, most = os.cpu_count() or 1, settings.devices[-1]
-    require(
-        settings.threads * most <= cpus,
-        f"executor.devices = {most} must be <= {cpus // settings.threads}: this machine has {cpus} CPUs and no GPU, "
-        f"and each process has executor.threads = {settings.threads}",
-        hint="set executor.devices or executor.threads lower, because more threads than CPUs slow each other",
+        threads <= cpus,
+        f"{asked} = {threads} must be <= {cpus}, the number of CPUs of this machine",
+        hint="set executor.threads or executor.devices lower, because more threads than CPUs slow each other",
     )
 
 

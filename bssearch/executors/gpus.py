@@ -27,6 +27,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SMI = "nvidia-smi"
 
+SOCKETS = Path("/proc/net/unix")  # lists the sockets that hold GPUs, also of other drivers
+
 SMI_SECONDS = 30.0  # without persistence mode, nvidia-smi loads the driver for seconds
 
 
@@ -50,8 +52,12 @@ class Gpus:
             uuids = uuids[int(device.removeprefix("cuda:")) :][:1]
         return cls(uuids, allow_busy=allow_busy) if uuids else None
 
-    def __len__(self) -> int:
-        return len(self._uuids)
+    def usable(self) -> int:
+        """Number of GPUs that this driver holds or could take."""
+        in_use, sockets = self._in_use(), SOCKETS.read_text() if SOCKETS.exists() else ""
+        return sum(
+            uuid in self._held or not (uuid in in_use or f"@{_lock_of(uuid)}\n" in sockets) for uuid in self._uuids
+        )
 
     def of_slot(self, slot: int, count: int) -> list[str]:
         """A slot's ``count`` GPUs, which change only with the count.
@@ -62,7 +68,7 @@ class Gpus:
             return self._of_slots[slot]
         self.give_back(slot)
         own = Counter(uuid for uuids in self._of_slots.values() for uuid in uuids)
-        in_use = {} if self._allow_busy else busy(self._uuids)
+        in_use = self._in_use()
         free = (uuid for uuid in self._uuids if uuid not in own and uuid not in in_use and self._hold(uuid))
         taken = list(islice(free, count))
         if len(taken) < count == 1 and own:
@@ -72,14 +78,17 @@ class Gpus:
             self.give_back(slot)
             users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
             raise LaunchError(
-                f"a trial needs {count} GPUs; free GPUs: {len(taken) + len(own)} of {len(self)}"
-                f" (in use: {users or 'the other GPUs, by other bssearch drivers'})",
-                hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy",
+                f"a trial needs {count} GPUs; free GPUs: {len(taken)} of {len(self._uuids)}"
+                f" (in use: {users or 'the other GPUs, by bssearch'})",
+                hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy"
+                if users
+                else "wait for the other studies, or set executor.devices lower",
             )
         if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
             self.give_back(slot)
             raise LaunchError(
-                f"executor.devices = {count}: MIG slices cannot train together (CUDA shows one slice at a time)"
+                f"executor.devices = {count}: MIG slices cannot train together (CUDA shows one slice at a time)",
+                hint="set executor.devices: 1, or choose whole GPUs with CUDA_VISIBLE_DEVICES",
             )
         return taken
 
@@ -93,11 +102,14 @@ class Gpus:
         for slot in list(self._of_slots):
             self.give_back(slot)
 
+    def _in_use(self) -> dict[str, str]:
+        return {} if self._allow_busy else busy(self._uuids)
+
     def _hold(self, uuid: str) -> bool:
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if sys.platform == "linux":
-                lock.bind(f"\0bssearch-gpu-{uuid}")
+                lock.bind(f"\0{_lock_of(uuid)}")
         except OSError as error:
             lock.close()
             if error.errno != errno.EADDRINUSE:
@@ -107,10 +119,14 @@ class Gpus:
         return True
 
 
+def _lock_of(uuid: str) -> str:
+    return f"bssearch-gpu-{uuid}"
+
+
 def visible(listed: str, chosen: str | None) -> list[str]:
     """UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses. MIG slices replace a GPU.
 
-    ``nvidia-smi`` numbers the GPUs. CUDA's numbers agree if all GPUs are of one model.
+    Numbers count in the order of ``nvidia-smi``, see `CUDA_DEFAULTS`.
     """
     found: list[str] = []
     whole: list[str] = []

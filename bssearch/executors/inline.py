@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 from bssearch.errors import LaunchError, require
 from bssearch.executors.base import Event, ExecutorSettings, Load, Measurement, Refused, check_threads
 from bssearch.executors.failures import failed, not_measured, refused, trial_ended
-from bssearch.executors.process import REPEATABLE_CUBLAS, printed
+from bssearch.executors.process import CUDA_DEFAULTS, printed
 from bssearch.executors.slots import LocalExecutor, LogFolder, RunningTrial
 from bssearch.records import (
     MemoryRequest,
@@ -67,6 +67,11 @@ class InlineExecutor:
             settings.least_slots == 1,
             f"executor.slots = {settings.slots} must be 1 with the executor inline, which runs one trial at a time",
         )
+        require(
+            settings.devices == (1,),
+            f"executor.devices = {settings.devices[-1]} must be 1 with the executor inline, which is one process",
+            hint="put the workload into a file, and set executor.name: local",
+        )
         self.slots = 1
         self._settings = settings
         self._logs = LogFolder(settings.log_folder)
@@ -82,7 +87,7 @@ class InlineExecutor:
 
     @property
     def slots_apart(self) -> bool:
-        """True if a workload uses a GPU."""
+        """True if the workload is on a GPU."""
         return self._loaded is not None and self._loaded.device != "cpu"
 
     def describe(self) -> WorkloadDescription:
@@ -150,6 +155,7 @@ class InlineExecutor:
         require(
             not self._broken,
             "the device failed in an earlier trial and takes no more work from this process",
+            hint="start a new process, and run again to resume",
             error=LaunchError,
         )
         if self._loaded is None:
@@ -165,7 +171,7 @@ class InlineExecutor:
                 error=LaunchError,
             )
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
-            given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
+            given = {name: value for name, value in CUDA_DEFAULTS.items() if name not in os.environ}
             self._restore.enter_context(environment_with({**given, **self._settings.environment}))
             load = Load(settings=self._settings, slot=0)
             self._restore.callback(gc.set_threshold, *gc.get_threshold())

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class LoadedWorkload:
     """A workload and its data on a device.
 
-    Without ``on_lost``, see `RankProcesses`, trials train on one device.
+    If ``on_lost`` is None, trials train on one device; see `RankProcesses`.
     """
 
     def __init__(self, load: Load, on_lost: Callable[[Exception], NoReturn] | None = None) -> None:
@@ -127,7 +127,6 @@ class LoadedWorkload:
 
     def measure(self, request: Measurement) -> Measured:
         """Make the requested measurement. Exceptions of the workload pass through."""
-
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
         with self._ranks(request.configuration.world_size):
@@ -183,7 +182,6 @@ class LoadedWorkload:
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
         """Make a trial and set the process's thread count."""
-
         torch.set_num_threads(request.plan.threads)
         return Trial(
             request,

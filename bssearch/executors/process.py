@@ -89,12 +89,12 @@ def _innermost_layer(error: BaseException) -> str:
     return f"{repr(name) if name else ''} ({type(modules[-1]).__name__})".lstrip()
 
 
-def describe_exit(return_code: int) -> str:
+def describe_exit(return_code: int, who: str = "worker") -> str:
     """Describe an exit code. Negative codes are signals."""
     if return_code >= 0:
-        return f"worker exited with code {return_code}"
+        return f"{who} exited with code {return_code}"
     name = signal.Signals(-return_code).name if -return_code in {*signal.Signals} else "a signal"
-    return f"worker killed by {name} (signal {-return_code})"
+    return f"{who} killed by {name} (signal {-return_code})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ class Death:
         kills = kernel_memory_kills()
         return cls(return_code, None if kernel_kills_before is None or kills is None else kills > kernel_kills_before)
 
-    def judged(self, last_words: str | None = None) -> tuple[TrialState, str]:
+    def judged(self, last_words: str | None = None, who: str = "worker") -> tuple[TrialState, str]:
         """State and reason of the trial, given `words_of_no_memory`."""
         if self.verdict is not None:
             return self.verdict
-        reason = describe_exit(self.return_code)
+        reason = describe_exit(self.return_code, who)
         if self.return_code == -signal.SIGKILL and self.killed_by_kernel is not None:
             return (
                 (TrialState.OOM, f"{reason} by the kernel, out of host memory")
@@ -134,8 +134,7 @@ def judge_exit(
     return_code: int, kernel_kills_before: int | None, last_words: str | None = None, *, who: str = "worker"
 ) -> tuple[TrialState, str]:
     """State and reason of a trial whose local process exited, see `Death.since`."""
-    state, reason = Death.since(kernel_kills_before, return_code).judged(last_words)
-    return state, reason.replace("worker", who, 1)
+    return Death.since(kernel_kills_before, return_code).judged(last_words, who)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
@@ -221,8 +220,11 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-# cuBLAS reads this variable once, and repeats sums exactly only with workspaces of a fixed size.
-REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+# CUDA and cuBLAS read these variables once.
+CUDA_DEFAULTS = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # only workspaces of a fixed size repeat sums exactly
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as in nvidia-smi; CUDA's own order begins with the fastest GPU
+}
 
 # PyTorch reads this variable once. Expandable segments prevent fragmentation when batch sizes change.
 EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -258,7 +260,7 @@ def is_secret(name: str, value: str) -> bool:
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """A worker's environment, without secrets."""
     return (
-        REPEATABLE_CUBLAS
+        CUDA_DEFAULTS
         | {name: value for name, value in environment.items() if not is_secret(name, value)}
         | dict.fromkeys(THREAD_VARIABLES, str(threads))
     )

@@ -26,7 +26,6 @@ from bssearch.executors.base import (
     Measurement,
     Refused,
     Reply,
-    check_ranks,
     check_threads,
 )
 from bssearch.executors.gpus import VISIBLE, Gpus
@@ -308,8 +307,7 @@ _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.han
 class SlotExecutor(ABC):
     """`Executor` with one worker per slot.
 
-    Call the executor from one thread. ``auto`` slots
-    count as 1 until a worker has loaded.
+    Call the executor from one thread. ``auto`` slots count as 1 until a worker has loaded.
     """
 
     job_seconds = JOB_SECONDS
@@ -354,7 +352,7 @@ class SlotExecutor(ABC):
         found = self._ask("describe", WorkloadDescription)
         require(
             not self._has_gpus or self._settings.devices[-1] <= (self._devices or 1),
-            f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the GPUs of this machine",
+            f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the free GPUs",
             error=LaunchError,
         )
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
@@ -578,7 +576,9 @@ class SlotExecutor(ABC):
             slot.end_if_hung(max(self._settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0))
 
     def _take(self, worker: WorkerHandle, reply: Reply | None) -> None:
-        slot = next(one for one in self._slots if one.index == worker.slot)
+        slot = next((one for one in self._slots if one.worker is worker), None)
+        if slot is None:  # a killed worker has no slot
+            return
         if isinstance(reply, Loaded):
             self._revision = self._revision or reply.revision
             self._devices_of[worker.slot] = reply.device
@@ -637,10 +637,8 @@ class LocalExecutor(SlotExecutor):
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
-        check_threads(settings)
         self._is_on_cpu = settings.device == "cpu" or not may_have_gpus()
-        if self._is_on_cpu:
-            check_ranks(settings)
+        check_threads(settings, settings.devices[-1] if self._is_on_cpu else 1)
         if settings.slots == "auto" and self._is_on_cpu and settings.program is None:
             settings = replace(settings, slots=cpu_slots(settings.threads * settings.devices[0]))
         super().__init__(settings)
@@ -662,7 +660,9 @@ class LocalExecutor(SlotExecutor):
 
     def _load_of(self, slot: Slot) -> Load:
         load, gpus = super()._load_of(slot), self._leased
-        return load if not gpus else replace(load, settings=replace(load.settings, device="cuda:0"), devices=len(gpus))
+        if gpus is None:
+            return load
+        return replace(load, settings=replace(load.settings, device="cuda:0"), devices=self._devices or gpus.usable())
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         if self._leased is not None:

@@ -12,7 +12,7 @@ import pytest
 from bssearch.errors import LaunchError
 from bssearch.executors import gpus
 from bssearch.executors.base import ExecutorSettings
-from bssearch.executors.gpus import Gpus, busy, visible
+from bssearch.executors.gpus import Gpus, visible
 from bssearch.executors.slots import LocalExecutor, Slot
 
 NAMES = [f"GPU-{index}a5b-test-{os.getpid()}" for index in range(8)]
@@ -77,6 +77,14 @@ class TestSharing:
         assert one.of_slot(1, 1) == [NAMES[3]]
         one.close()
 
+    def test_gpus_of_other_programs_and_drivers_are_not_usable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        one, other, accepting = Gpus(NAMES[:4]), Gpus(NAMES[:4]), Gpus(NAMES[:4], allow_busy=True)
+        one.of_slot(0, 1)
+        monkeypatch.setattr(gpus, "_smi", lambda *arguments: f"{NAMES[1]}, 4194304, train\n")
+        assert [node.usable() for node in (one, other, accepting)] == [3, 2, 3]
+        one.close()
+        assert other.usable() == 3
+
     def test_slices_do_not_train_together(self) -> None:
         with pytest.raises(LaunchError, match="MIG slices cannot train together"):
             Gpus(["MIG-a", "MIG-b"]).of_slot(0, 2)
@@ -88,7 +96,7 @@ def test_what_strangers_compute_on_is_left_alone(monkeypatch: pytest.MonkeyPatch
     )
     apps += f"{NAMES[3]}, 4194304, train, with a comma\n"
     monkeypatch.setattr(gpus, "_smi", lambda *arguments: apps)
-    assert busy(NAMES[1:]) == {NAMES[3]: "process 4194304 (train, with a comma)"}
+    assert gpus.busy(NAMES[1:]) == {NAMES[3]: "process 4194304 (train, with a comma)"}
     node = Gpus(NAMES[1:5])
     assert [node.of_slot(slot, 1) for slot in range(3)] == [[NAMES[1]], [NAMES[2]], [NAMES[4]]]
     node.close()
@@ -125,13 +133,25 @@ def test_no_gpu_is_held_by_two_drivers(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("settings", "shown", "devices"), [({"device": "cuda:3"}, NAMES[3:4], 1), ({"devices": (2,)}, NAMES[:2], 8)]
+    ("settings", "busy", "shown", "devices"),
+    [
+        ({"device": "cuda:3"}, [], NAMES[3:4], 1),
+        ({"devices": (2,)}, [], NAMES[:2], 8),
+        ({"slots": 8}, NAMES[:1], NAMES[1:2], 7),
+    ],
+    ids=["one GPU", "two devices", "a busy GPU"],
 )
 def test_a_worker_sees_the_gpus_of_its_slot_alone(
-    settings: dict[str, Any], shown: list[str], devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any],
+    busy: list[str],
+    shown: list[str],
+    devices: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    apps = "".join(f"{name}, 4194304, train" for name in busy)
     smi = tmp_path / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && printf '{WHOLE}'\nexit 0\n")
+    smi.write_text(f"#!/bin/sh\nif [ \"$1\" = -L ]; then printf '{WHOLE}'; else echo '{apps}'; fi\n")
     smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -291,6 +291,7 @@ def test_the_watcher_kills_the_group_when_the_drivers_end_of_the_pipe_closes_and
     [
         ("CUBLAS_WORKSPACE_CONFIG", {}, ":4096:8"),  # repeatable sums on a GPU need this value
         ("CUBLAS_WORKSPACE_CONFIG", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ":16:8"),
+        ("CUDA_DEVICE_ORDER", {}, "PCI_BUS_ID"),  # nvidia-smi's numbers, from which the driver chooses
         ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "sftp://ada:secret@host/x"}, None),
         ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "/scratch/ada"}, "/scratch/ada"),
         ("OMP_NUM_THREADS", {"OMP_NUM_THREADS": "7"}, "2"),

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.executors import loaded, slots as local
+from bssearch.executors import devices, loaded, slots as local
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.devices import CONTEXT_BYTES, device_of, memory_limit_of_slot, uuid_of
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
+from bssearch.executors.programs.command import LoadedCommand
 from bssearch.executors.slots import COMPILE_SECONDS, LocalExecutor
 from bssearch.records import (
     Observation,
@@ -139,12 +140,16 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
 ) -> None:
     write_workload(tmp_path)
     limits: list[int] = []
-    monkeypatch.setattr(loaded, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
+    for module in (loaded, devices):
+        monkeypatch.setattr(module, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
     monkeypatch.setattr(loaded, "limit_memory", lambda device, limit_bytes: limits.append(limit_bytes))
     settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu", slots=4)
     workload = LoadedWorkload(Load(settings=settings, slot=0))
     assert limits == [2**28]
     assert workload.describe().environment.device_memory_bytes == 2**28
+    program = Program(default=request_trial(1).plan.configuration, metric="score", command=("train",))
+    command = LoadedCommand(Load(settings=replace(settings, program=program), slot=0))
+    assert command.assigned("describe").memory_limit_bytes == 2**28
 
 
 def times_of(size: int) -> StepTimeRequest:

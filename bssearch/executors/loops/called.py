@@ -27,23 +27,22 @@ TICK_SECONDS = 0.05  # seconds between checks for an interrupt
 class Piece:
     """A trial, measurement or description that the user's code runs."""
 
-    def __init__(self, assign: Assign, threads: int, post: Callable[[Reply], None]) -> None:
+    def __init__(self, assign: Assign, threads: int, send: Callable[[Reply], None]) -> None:
         self.assign = assign
+        self.send = send
         self._threads = threads
         self._threads_before = threads
         self.stop: tuple[TrialState, str] | None = None
         self.is_dropped = False
         self.trial: Trial | None = None
         self._work: TrialRun | Looked | None = None
-        self._post = post
 
     def begin(self) -> Trial:
         """Set threads and seed, and return the trial."""
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
-        program = self.assign.program
         self._work = work_of(self.assign, self)
-        self.trial = Trial(self._work, searched=program.searched, needs_samples=program.needs_samples)
+        self.trial = Trial(self._work)
         seed_everything(self.trial.seed)
         return self.trial
 
@@ -58,11 +57,6 @@ class Piece:
         torch.set_num_threads(self._threads_before)
         if self._work is not None:
             self._work.close()
-
-    def send(self, reply: Reply) -> None:
-        """Send a reply, unless the executor has dropped this piece."""
-        if not self.is_dropped:
-            self._post(reply)
 
     def progressed(self) -> None:
         """Do nothing, because no hang timeout applies."""
@@ -135,7 +129,9 @@ class CalledExecutor(SlotExecutor):
         """Wait for work. None after the search's end."""
         while not self._has_left.is_set():
             with suppress(queue.Empty):
-                return self._pieces.get(timeout=TICK_SECONDS)  # the limit lets Ctrl-C end the wait
+                piece = self._pieces.get(timeout=TICK_SECONDS)  # the limit lets Ctrl-C end the wait
+                if not piece.is_dropped:
+                    return piece
         return None
 
     def interrupt(self) -> None:

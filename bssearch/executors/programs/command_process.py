@@ -160,14 +160,16 @@ class LoadedProgram(ABC):
     revision: str
 
     def __init__(self, load: Load) -> None:
-        from bssearch.executors.devices import device_of
+        from bssearch.executors.devices import device_of, memory_limit_of_slot
 
         settings = load.settings
         assert settings.program is not None, "only a program's worker loads a program"
         self._program, self._folder = settings.program, settings.folder
-        self.memory_limit_bytes = settings.memory_limit_bytes
         device, present = device_of(settings.device, load.slot, settings.allow_busy)
         self.device, self.devices = str(device), load.devices or present
+        self.memory_limit_bytes = memory_limit_of_slot(
+            device, load.slot, settings.least_slots, self.devices, settings.memory_limit_bytes
+        )
 
     def assigned(self, work: Work) -> Assign:
         """Message that assigns work."""
