@@ -3,7 +3,7 @@
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -17,6 +17,10 @@ from bssearch.records.batch_schedule import batch_schedule_of, constant_configur
 
 Metrics = Mapping[str, Any]
 Evaluate = Callable[[], Metrics]
+
+HOW_TO_EVALUATE = (
+    "pass evaluate= to trial.batches(), or call trial.report(accuracy=...) after each step with trial.evaluation_due"
+)
 
 
 class LoopStages:
@@ -131,7 +135,8 @@ class Assignment:
 
     Methods of this class do nothing. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to evaluate
     after each pass. ``is_look``: whether the work is a measurement or description.
-    ``counts_tokens``: whether batch sizes are tokens; None without a study.
+    ``counts_tokens``: whether batch sizes are tokens; None without a study. ``searched`` and ``needs_samples``: see
+    `Program`.
     """
 
     parameters: Mapping[str, ParameterValue]
@@ -142,6 +147,8 @@ class Assignment:
     is_look = False
     is_over = False
     counts_tokens: bool | None = None
+    searched: Collection[str] = ()
+    needs_samples = False
 
     def __init__(self, configuration: Configuration, assign: Assign | None = None) -> None:
         self.configuration = configuration
@@ -149,6 +156,7 @@ class Assignment:
         if assign is not None:
             self.device, self.parameters = assign.device, assign.parameters
             self.counts_tokens = assign.program.counts_tokens
+            self.searched, self.needs_samples = assign.program.searched, assign.program.needs_samples
 
     def checkpoint(self) -> str | None:
         """Checkpoint to branch from, if any."""
@@ -195,7 +203,7 @@ class Assignment:
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Begin a pass.
 
-        Returns the micro-batches that a resumed trial must skip, or None at a pass's start. With ``in_order``,
+        Returns the number of micro-batches that a resumed trial must skip, or None at a pass's start. If ``in_order``,
         bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
         """
         return None
@@ -247,13 +255,16 @@ def number_of(metrics: Metrics, metric: str) -> float:
     try:
         return float(metrics[metric])
     except (TypeError, ValueError):
-        raise UsageError(f"the evaluation reports {metric} = {metrics[metric]!r}, which is not a number") from None
+        raise UsageError(
+            f"the evaluation reports {metric} = {metrics[metric]!r}, which is not a number",
+            hint=f"report {metric} as a number",
+        ) from None
 
 
 class Alone(Assignment):
     """A script's run without a search.
 
-    ``evaluate_every`` None means an evaluation after each pass. ``steps`` None means a run until the loop ends.
+    If ``evaluate_every`` is None, an evaluation follows each pass. If ``steps`` is None, the loop itself ends the run.
     """
 
     cycles = False

@@ -28,7 +28,7 @@ from bssearch.executors.base import (
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import Looked, end_work, failure_of, work_of
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, check_ranks, ranks_of
+from bssearch.executors.loops.ranks import Follower, Leader, Ranks, check_ranks, ranks_of
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState, TrialStop
 from bssearch.training.memory import limit_memory
@@ -255,29 +255,27 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> Trial:
     if found is None:
         return Trial(alone)
     check_ranks(1, found.assign.configuration.world_size)
-    work, program = found.take(given), found.assign.program
-    found.trial = Trial(work, searched=program.searched, needs_samples=program.needs_samples)
+    found.trial = Trial(found.take(given))
     return found.trial
 
 
-def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ranks) -> RankTrial:
+def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ranks) -> Trial:
     found = session() if ranks.rank == 0 else None
     os.environ.pop(TRIAL_VARIABLE, None)  # only rank 0 connects to the search
     said = ranks.share(None if found is None else encode(found.assign))
     if said is None:
         alone.device = ranks.device_of(alone.device)
-        return RankTrial(alone, ranks)
+        return Trial(alone, rank=ranks.rank)
     assign = decode_command(said)
     assert isinstance(assign, Assign), "the first rank shares its assignment"
     check_ranks(ranks.size, assign.configuration.world_size)
     assign = replace(assign, device=ranks.device_of(assign.device))
     if found is None:
         prepare(assign)
-        return RankTrial(Follower(replace(assign, given=given), ranks), ranks)
+        return Trial(Follower(replace(assign, given=given), ranks), rank=ranks.rank)
     found.assign = assign
-    leader, program = found.take(given, ranks), assign.program
-    found.trial = trial = RankTrial(leader, ranks, searched=program.searched, needs_samples=program.needs_samples)
-    return trial
+    found.trial = Trial(found.take(given, ranks))
+    return found.trial
 
 
 # (package, class) of a Trainer: module whose ``fit_made(trial, made)`` trains with the Trainer

@@ -57,7 +57,7 @@ def in_words(rates: Iterable[float]) -> str:
 
 @dataclass(slots=True)
 class FieldsRead:
-    """Fields of a trial that a loop has read, ``lately`` in this stage."""
+    """Fields of a trial that a loop has read. ``lately``: fields read since the stage began."""
 
     configuration: Configuration
     searched: Collection[str]
@@ -104,17 +104,21 @@ class FieldsRead:
         )
         asked = {*parameters.asked, *PARAMETERS}  # the trial's fields already follow the schedule
         found = [
-            f"the study searches {name}, but the loop has not read trial.parameters[{name!r}]"
+            f"the study searches {name}, but the loop has not read trial.parameters[{name!r}]; use the value, or "
+            f"remove {name} from the space"
             for name in self.searched
             if name in parameters and name not in asked
         ]
         if "learning_rate" in self.searched and not self.has_rate(rate):
             others = in_words(self.rates)
-            found.append(f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {others}")
+            found.append(
+                f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {others}; make the "
+                "optimizer with lr=trial.learning_rate"
+            )
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """True if an optimizer has this learning rate, or without optimizers."""
+        """True if an optimizer has this learning rate, or if no optimizer is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
@@ -186,7 +190,10 @@ class Followed:
             return
         if (lacks := self._lacks_rate(now.learning_rate)) is not None:
             self._has_warned = True
-            self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
+            self._assignment.warned(
+                f"the batch has grown to {now.batch_size}, and {lacks}; set the optimizer's learning rate to "
+                "trial.learning_rate before each step"
+            )
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
         """Warn if a stage's first micro-batch has a wrong size. Raises `UsageError` for the previous stage's size."""
@@ -202,7 +209,10 @@ class Followed:
             f"{found} samples; trial.micro_batch_size is {size}",
             hint=SEE,
         )
-        self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
+        self._assignment.warned(
+            f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}: make the loader with "
+            "batch_size=trial.micro_batch_size"
+        )
 
     def watch(self, is_within_step: Callable[[], bool]) -> None:
         """Raise `UsageError` at an optimizer step within an accumulation, which may miss a stage."""
@@ -315,7 +325,6 @@ class OptimizerSteps:
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[Optimizer, int]] = {}
-        self._before = _TAKEN.copy()
         _count_all()
 
     def watch(self, objects: Mapping[str, Any]) -> None:
@@ -341,7 +350,7 @@ class OptimizerSteps:
     def other_than(self, steps: int) -> int | None:
         """Largest step count of an unwatched optimizer.
 
-        None if a count equals ``steps``, or with watched optimizers.
+        None if a count equals ``steps``, or if the loop named its optimizers.
         """
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)

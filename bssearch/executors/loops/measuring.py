@@ -13,7 +13,15 @@ from torch import nn
 from bssearch.errors import UsageError, require
 from bssearch.executors.base import Answer, Assign, Reply
 from bssearch.executors.failures import failed, program_refused
-from bssearch.executors.loops.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
+from bssearch.executors.loops.assignment import (
+    HOW_TO_EVALUATE,
+    Assignment,
+    Line,
+    LoopStages,
+    Metrics,
+    ended_by,
+    number_of,
+)
 from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter, other_devices
 from bssearch.records import (
     GradientNoise,
@@ -147,7 +155,7 @@ class DescribedLoop(Looked):
         )
         raise UsageError(
             f"the loop took {step} steps, but made no evaluation",
-            hint="call batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+            hint=HOW_TO_EVALUATE,
         )
 
 
@@ -317,7 +325,9 @@ class MeasuredNoise(Looked):
     def modelled(self, modules: Sequence[nn.Module]) -> None:
         """Prepare to measure these modules."""
         require(
-            ranks_together() == 1, "bssearch measures the gradient noise scale of a loop in one process, not of ranks"
+            ranks_together() == 1,
+            "bssearch measures the gradient noise scale of a loop in one process, not of ranks",
+            hint="set executor.devices: 1",
         )
         now = self.configuration
         self._weights = [parameter for one in modules for parameter in one.parameters()]

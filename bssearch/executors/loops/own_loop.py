@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import TrialStopped, UsageError, require
-from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
+from bssearch.executors.loops.assignment import HOW_TO_EVALUATE, Assignment, Evaluate, Metrics
 from bssearch.executors.loops.following import (
     AskedParameters,
     BatchRows,
@@ -61,12 +61,14 @@ PUBLIC = (
 class Trial:
     """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
+    ``rank`` is this process's number, below `world_size`. ``batch_size`` counts samples of all ranks, and
+    ``micro_batch_size`` of this rank.
     With a batch size schedule, ``batch_size``, its split and ``learning_rate`` belong to the next step. ``parameters``
     holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``: whether bssearch only
     describes or measures the loop. The loop must read a searched learning rate. Other unread searched parameters cause
     a warning.
 
-    ``steps`` counts the steps of optimizers in `state`, else batches.
+    ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
 
     ::
 
@@ -77,16 +79,8 @@ class Trial:
             train_step(model, optimizer, x, y)
     """
 
-    rank = 0  # this process's number, below `world_size`
-
-    def __init__(
-        self,
-        assignment: Assignment,
-        *,
-        now: Callable[[], float] = time.perf_counter,
-        searched: Collection[str] = (),
-        needs_samples: bool = False,
-    ) -> None:
+    def __init__(self, assignment: Assignment, *, rank: int = 0, now: Callable[[], float] = time.perf_counter) -> None:
+        self.rank = rank
         self._now_seconds = now
         self._assignment = assignment
         self.given: Mapping[str, Any] = {}
@@ -98,13 +92,12 @@ class Trial:
         self._stages = assignment.stages
         self._micro_batches = 0
         self._has_begun = self._is_in_batch = self._is_looping = self.has_state = False
-        self._asked = FieldsRead(assignment.configuration, searched)
+        self._asked = FieldsRead(assignment.configuration, assignment.searched)
         self._followed = Followed(assignment, self._asked)
         self._sampler: SeededSampler | None = None
         self._token_sampler: TokenSampler | None = None
         self._skipped_in_all = 0
         self._counted = self._announced_at = self._evaluated_at = -1
-        self._needs_samples = needs_samples
         self._rows = BatchRows()
         self._samples: int | None = 0
         self._has_warned = False
@@ -115,6 +108,8 @@ class Trial:
         self._readings = 0
         self._rate_is_set = False  # True if a Trainer, not the script, sets the rate
         self._put_random_numbers_back: Callable[[], None] = lambda: None
+        if self.world_size > 1:
+            self._stages.refuse(f"a training of {self.world_size} ranks", "the ranks share batches of one size")
 
     @property
     def batch_size(self) -> int:
@@ -210,7 +205,11 @@ class Trial:
         """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
         together = max(processes, self.world_size)
-        require(together == 1, f"the Trainer trains in {together} processes, but a trial of a Trainer has one process")
+        require(
+            together == 1,
+            f"the Trainer trains in {together} processes, but a trial of a Trainer has one process",
+            hint="start one process, and set executor.devices: 1",
+        )
         require(
             wanted.type == found.type and (wanted.index or 0) == (found.index or 0),
             f"the Trainer trains on {found}, but the trial runs on {wanted}",
@@ -260,7 +259,7 @@ class Trial:
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
         """Report a due evaluation. Resumes the clock and restores the random state.
 
-        Raises `UsageError` without a due evaluation or valid metric.
+        Raises `UsageError` if no evaluation is due, or if the target's metric is missing or not a number.
         """
         self.report_all(metrics, loss)
 
@@ -367,8 +366,8 @@ class Trial:
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.
 
-        ``evaluate`` runs once, in confirmation runs or outside a search. Raises `UsageError` within
-        `batches`, or without a due evaluation or the target's metric.
+        ``evaluate`` runs once, in confirmation runs or outside a search. Raises `UsageError` within `batches`, if the
+        loop skipped a due evaluation, or if ``evaluate`` lacks the target's metric.
         """
         require(
             not self._is_looping,
@@ -379,7 +378,7 @@ class Trial:
         self._assignment.test(evaluate)
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """Sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
+        """This rank's sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
         Equal seeds give equal batches. The sampler drops an incomplete last batch.
         """
@@ -387,7 +386,15 @@ class Trial:
         self._sampler = (
             GrowingSampler(samples, self._stages, self.seed, lambda: self.steps)
             if self._stages.grows
-            else SeededSampler(samples, size, self.seed, after_steps=self._samples_behind // size)
+            else SeededSampler(
+                samples,
+                size,
+                self.seed,
+                after_steps=self._samples_behind // size,
+                share=self._now.micro_batch_size,
+                rank=self.rank,
+                ranks=self.world_size,
+            )
         )
         return self._sampler
 
@@ -410,27 +417,30 @@ class Trial:
         self._stages.refuse("trial.token_batches()", "its batches have one size")
         batches = TokenBatches(lengths, self.micro_batch_size, micro_batches, self.seed)
         after_steps = self._samples_behind // self._now.batch_size
-        self._skipped_in_all = after_steps - self.steps  # before a pause, whose skipped steps count no step
+        self._skipped_in_all = after_steps - self.steps
         self._token_sampler = TokenSampler(batches, self.rank, self.world_size, after_steps)
         return self._token_sampler
 
     def batch_tokens(self) -> float:
-        """Tokens of this step's micro-batches, without padding, of all ranks ÷ ranks.
+        """This step's tokens of all ranks without padding, divided by the number of ranks.
 
-        DistributedDataParallel averages the gradients of ranks.
+        DistributedDataParallel averages the gradients of the ranks, which undoes the division.
         """
         if self._token_sampler is None:
-            raise UsageError("the loop called trial.batch_tokens() before trial.token_batches(lengths)")
+            raise UsageError(
+                "the loop called trial.batch_tokens(), but has no token batches",
+                hint="DataLoader(..., batch_sampler=trial.token_batches(lengths))",
+            )
         return self._token_sampler.tokens[self.steps + self._skipped_in_all] / self.world_size
 
     def state(self, **objects: Any) -> None:
         """Register the objects to checkpoint, each with ``state_dict()``, so that the trial can pause.
 
-        Counts the optimizers' steps. Call once, before `sampler` and `batches`.
+        Counts the optimizers' steps. Call once, before `sampler`, `token_batches` and `batches`.
         """
         require(
-            not self._has_begun and self._sampler is None,
-            "call state() before sampler() and batches()",
+            not self._has_begun and self._sampler is None and self._token_sampler is None,
+            "call state() before sampler(), token_batches() and batches()",
         )
         require(not self.has_state, "the script called state() twice: pass all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
@@ -595,7 +605,11 @@ class Trial:
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
-        require(not self._needs_samples, f"{problem}, and the study's objective is samples_to_target", hint=remedy)
+        require(
+            not self._assignment.needs_samples,
+            f"{problem}, and the study's objective is samples_to_target",
+            hint=remedy,
+        )
         if self._assignment.cycles and not self._has_warned:
             self._has_warned = True
             self.warn(f"{problem}: each step counts as batch_size samples; {remedy}")
@@ -657,5 +671,5 @@ class Trial:
         require(
             step == 0 or not self._is_due(step),  # at step 0 no body of `batches` has run
             f"no evaluation after step {step}, although an evaluation was due",
-            hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
+            hint=HOW_TO_EVALUATE,
         )

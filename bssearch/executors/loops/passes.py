@@ -14,17 +14,29 @@ from bssearch.training.batches import TokenBatches, TokenStep
 
 
 class SeededSampler(Sampler[int]):
-    """Yields a new permutation per epoch, without the last incomplete batch.
+    """Yields a new permutation per epoch, without the last incomplete batch, from after ``after_steps`` steps.
 
-    Starts after ``after_steps`` steps.
+    A rank draws ``share`` consecutive rows of each micro-batch, so that a batch has the same samples for any number of
+    ranks.
     """
 
-    def __init__(self, samples: int, batch_size: int, seed: int, *, after_steps: int = 0) -> None:
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        seed: int,
+        *,
+        after_steps: int = 0,
+        share: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         require(
             batch_size <= samples, f"batch_size = {batch_size} must be <= {samples}, the number of training samples"
         )
         self._samples = samples
         self._whole = samples - samples % batch_size
+        self._share, self._rank, self._ranks = share, rank, ranks
         self._generator = torch.Generator().manual_seed(seed)
         passed, self._seen = divmod(after_steps * batch_size, self._whole)
         for _ in range(passed):
@@ -36,38 +48,16 @@ class SeededSampler(Sampler[int]):
         return self._seen == 0
 
     def __len__(self) -> int:
-        return self._whole
+        return self._whole // self._ranks
 
     def __iter__(self) -> Iterator[int]:
-        rows = self._next_epoch()[self._seen : self._whole]
+        rows = self._next_epoch()[self._seen : self._whole].tolist()
         self._seen = 0
-        yield from rows.tolist()
+        for start in range(self._rank * self._share, len(rows), self._ranks * self._share):
+            yield from rows[start : start + self._share]
 
     def _next_epoch(self) -> torch.Tensor:
         return torch.randperm(self._samples, generator=self._generator)
-
-
-class RankSampler(SeededSampler):
-    """Draws one rank's ``share`` consecutive rows of each micro-batch.
-
-    A batch has the same samples for any number of ranks.
-    """
-
-    def __init__(
-        self, samples: int, batch_size: int, seed: int, *, share: int, rank: int, ranks: int, after_steps: int = 0
-    ) -> None:
-        super().__init__(samples, batch_size, seed, after_steps=after_steps)
-        self._share = share
-        self._rank = rank
-        self._ranks = ranks
-
-    def __len__(self) -> int:
-        return super().__len__() // self._ranks
-
-    def __iter__(self) -> Iterator[int]:
-        rows = list(super().__iter__())
-        for start in range(self._rank * self._share, len(rows), self._ranks * self._share):
-            yield from rows[start : start + self._share]
 
 
 class GrowingSampler(SeededSampler):
@@ -119,7 +109,7 @@ class GrowingSampler(SeededSampler):
 
 
 class TokenSampler(Sampler[list[int]]):
-    """Yields one rank's share of `TokenBatches`; ``tokens`` are each step's, of all ranks."""
+    """Yields one rank's share of `TokenBatches`. ``tokens`` lists the tokens of each step, of all ranks."""
 
     def __init__(self, batches: TokenBatches, rank: int, ranks: int, after_steps: int) -> None:
         self._batches = batches

@@ -4,7 +4,7 @@ Only rank 0 talks to the search. After each evaluation, rank 0 broadcasts the tr
 so that no rank waits forever.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -16,8 +16,6 @@ from bssearch.errors import require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
 from bssearch.executors.loops.measuring import TimedLoop, work_of
-from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.passes import RankSampler, SeededSampler
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import TrialRequest
 
@@ -95,20 +93,10 @@ class RankWork(Assignment):
     """One rank's work, which evaluates after the steps that rank 0 announces in ``_word``."""
 
     _word: Word
-    _steps = 0
 
     def is_due(self, step: int) -> bool:
         """True if rank 0 announced an evaluation."""
         return step in self._word.due
-
-    def stepped(self, step: int, samples: int | None) -> None:
-        """Raise `UsageError` for a skipped evaluation."""
-        require(
-            self._steps < self._word.due[-1],
-            f"no evaluation after step {self._word.due[-1]}, although an evaluation was due",
-            hint="use batches(loader, evaluate=...) in every rank, or: if trial.evaluation_due: trial.report(...)",
-        )
-        self._steps = step
 
 
 class Follower(RankWork):
@@ -135,6 +123,11 @@ class Follower(RankWork):
         """Evaluate the test split if rank 0 does."""
         if self._word.tests:
             evaluate()
+
+    def diverged(self, reason: str) -> bool:
+        """End this rank's work, because all ranks skip the same steps."""
+        self.is_over = not self.is_look
+        return self.is_over
 
     def looped(self, step: int, because: str = "") -> None:
         """End this rank's work. Rank 0 reports the end."""
@@ -171,8 +164,7 @@ class Leader(RankWork):
         self.work.resume()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """See `RankWork.stepped`."""
-        super().stepped(step, samples)
+        """See `Assignment.stepped`."""
         self.work.stepped(step, samples)
 
     def waited(self, seconds: float) -> None:
@@ -198,6 +190,11 @@ class Leader(RankWork):
     def warned(self, sentence: str) -> None:
         """See `Assignment.warned`."""
         self.work.warned(sentence)
+
+    def diverged(self, reason: str) -> bool:
+        """See `Assignment.diverged`."""
+        self.is_over = self.work.diverged(reason)
+        return self.is_over
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
         """See `Assignment.modelled`."""
@@ -235,32 +232,3 @@ class LedRun(TrialRun):
 
     def _save(self, path: str) -> str:
         return "bssearch cannot checkpoint a trial of several ranks"
-
-
-class RankTrial(Trial):
-    """One rank's trial. ``batch_size`` counts samples of all ranks, ``micro_batch_size`` of this rank."""
-
-    def __init__(
-        self,
-        assignment: Assignment,
-        ranks: Ranks,
-        *,
-        searched: Collection[str] = (),
-        needs_samples: bool = False,
-    ) -> None:
-        super().__init__(assignment, searched=searched, needs_samples=needs_samples)
-        self.rank = ranks.rank
-        self._stages.refuse(f"a training of {ranks.size} ranks", "the ranks share batches of one size")
-
-    def sampler(self, dataset: Any) -> SeededSampler:
-        """This rank's share of `Trial.sampler`."""
-        self._sampler = RankSampler(
-            len(dataset),
-            self._now.batch_size,
-            self.seed,
-            share=self._now.micro_batch_size,
-            rank=self.rank,
-            ranks=self.world_size,
-            after_steps=self._samples_behind // self._now.batch_size,
-        )
-        return self._sampler

@@ -18,7 +18,15 @@ from torch import nn
 
 from bssearch.errors import CheckpointError, require
 from bssearch.executors.base import Assign
-from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
+from bssearch.executors.loops.assignment import (
+    HOW_TO_EVALUATE,
+    Assignment,
+    Evaluate,
+    Line,
+    Metrics,
+    ended_by,
+    number_of,
+)
 from bssearch.records import (
     Configuration,
     GradientNoise,
@@ -258,7 +266,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Raise `CheckpointError` for values that `torch.load` refuses with ``weights_only``. Copies no tensors."""
+    """Raise the error of `torch.load` for values that ``weights_only`` refuses. Copies no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -502,11 +510,15 @@ class TrialRun(Assignment):
 
     def looped(self, step: int, because: str = "") -> None:
         """See `Assignment.looped`."""
-        require(step, f"the loop ended before its first step{ended_by(because)}")
+        require(
+            step,
+            f"the loop ended before its first step{ended_by(because)}",
+            hint="loop over trial.batches(loader), or while not trial.should_stop",
+        )
         require(
             self._course.progress.last is not None,
             f"the loop ended after {step} steps without an evaluation",
-            hint="call batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+            hint=HOW_TO_EVALUATE,
         )
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
@@ -524,6 +536,7 @@ class TrialRun(Assignment):
             require(
                 callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)),
                 f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()",
+                hint="pass objects with both methods, such as modules, optimizers and schedulers",
             )
         self._objects = dict(objects)
         if self._request.resumes:

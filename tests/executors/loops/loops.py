@@ -97,6 +97,13 @@ class Started:
         return self
 
 
+def optimizer_of(*, kind: type[torch.optim.Optimizer] = torch.optim.SGD, **settings: Any) -> torch.optim.Optimizer:
+    """Return an optimizer of two weights."""
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.zeros(2)
+    return kind([parameter], lr=0.02, **settings)  # type: ignore[call-arg]
+
+
 def cycled(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of pass after pass."""
     return chain.from_iterable(repeat(loader))

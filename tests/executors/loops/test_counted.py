@@ -14,10 +14,17 @@ from bssearch.commands.opening import program_of
 from bssearch.errors import UsageError
 from bssearch.executors.loops.measuring import TimedLoop
 from bssearch.executors.loops.own_loop import MOST_SKIPPED, Trial
-from bssearch.executors.loops.ranks import RankTrial
 from bssearch.records import TrialState
-from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, clock_of, step_time_request
-from tests.executors.loops.test_ranks import FakeRanks, Group
+from tests.executors.loops.loops import (
+    ROWS,
+    FakeLine,
+    Started,
+    asked,
+    assign,
+    clock_of,
+    optimizer_of,
+    step_time_request,
+)
 from tests.factories import changed, make_spec, not_none
 from tests.training.toys import FakeTime, configuration
 
@@ -46,12 +53,6 @@ def evaluate() -> dict[str, float]:
 
 def rows(trial: Trial, collate: Collate | None = None, *, drop_last: bool = False) -> DataLoader[Any]:
     return DataLoader(range(ROWS), trial.micro_batch_size, collate_fn=collate, drop_last=drop_last)  # type: ignore[arg-type]
-
-
-def optimizer_of(*, kind: type[torch.optim.Optimizer] = torch.optim.SGD, **settings: Any) -> torch.optim.Optimizer:
-    parameter = nn.Parameter(torch.ones(2))
-    parameter.grad = torch.zeros(2)
-    return kind([parameter], lr=0.02, **settings)  # type: ignore[call-arg]
 
 
 SHAPES: list[Collate] = [
@@ -95,7 +96,8 @@ def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is
     assert counted(started) == [(0, 0), (2, 40)]
     assert len([one for one in started.line.outcome.warnings if "bssearch cannot count" in one]) == 1
     started = until(2)
-    trial = Trial(started.run, needs_samples=True)
+    started.run.needs_samples = True
+    trial = Trial(started.run)
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match="objective is samples_to_target"):
         next(iter(trial.batches(batches, evaluate)))
@@ -288,6 +290,20 @@ def test_an_optimizer_that_never_steps_is_refused_by_its_name(form: str) -> None
             trial.step(samples=20)
 
 
+def test_a_resumed_loop_knows_the_tokens_of_its_batches_after_skipped_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = until(9)
+    started.run.counts_tokens = True
+    steps, samples = 3, 4 * 20  # a gradient scaler skipped one of four batches before the pause
+    monkeypatch.setattr(started.run, "keep", lambda objects: (steps, samples))
+    started.trial.state(optimizer=optimizer_of())
+    lengths = list(range(1, 11))
+    for rows in started.trial.token_batches(lengths):
+        assert started.trial.batch_tokens() == sum(lengths[row] for row in rows)
+        break
+    with pytest.raises(UsageError, match=r"before sampler\(\), token_batches\(\)"):
+        started.trial.state()
+
+
 @pytest.mark.parametrize("form", ["batches", "while"])
 def test_a_trial_whose_steps_are_all_skipped_from_some_step_on_has_diverged(form: str) -> None:
     started = until(9)
@@ -339,12 +355,14 @@ def test_a_loop_of_steps_says_its_samples_or_is_warned_or_has_the_order_of_the_s
 def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() -> None:
     for objective, needs in (("samples_to_target", True), ("time_to_target", False)):
         assert not_none(program_of(make_spec(objective=objective, workload="train.py"))).needs_samples is needs
-    trial = Trial(until(9).run, needs_samples=True)
+    trial = until(9).trial
+    trial._assignment.needs_samples = True
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match=r"trial\.step\(\) does not know the samples") as caught:
         trial.step()
     assert "samples=len(x)" in str(caught.value.hint)
-    trial = Trial(until(9).run, needs_samples=True)
+    trial = until(9).trial
+    trial._assignment.needs_samples = True
     assert trial.batch_size == 20
     trial.step(samples=7)
     with pytest.raises(UsageError, match=r"step\(\): samples = 0 must be >= 1"):
@@ -388,7 +406,7 @@ def test_a_skipped_batch_is_behind_a_trial_that_goes_on_in_the_order_of_the_samp
 
 def test_the_samples_of_several_ranks_are_those_of_all() -> None:
     started = until(4, configuration=configuration(20).on_devices(2, 10))
-    trial = RankTrial(started.run, FakeRanks(Group(2), 0))
+    trial = Trial(started.run)
     sizes = [10, 10, 5]
     assert trial.micro_batch_size == 10
     for _ in trial.batches([torch.zeros(size, 3) for size in sizes], evaluate):

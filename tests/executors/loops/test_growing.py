@@ -15,7 +15,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import DescribedLoop, TimedLoop
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.ranks import Follower, RankTrial
+from bssearch.executors.loops.ranks import Follower
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import Configuration, TrialRequest, TrialState
 from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
@@ -363,7 +363,8 @@ def test_a_learning_rate_that_is_read_once_is_warned_of_once(form: str) -> None:
 
     (warning,) = warnings()
     assert warning == (
-        "the batch has grown to 20, and no optimizer of trial.state has the new learning rate 0.02828, but 0.02"
+        "the batch has grown to 20, and no optimizer of trial.state has the new learning rate 0.02828, but 0.02; "
+        "set the optimizer's learning rate to trial.learning_rate before each step"
     )
     assert warnings("learning_rate") == []
     assert warnings(rule=LearningRateRule.NONE) == []
@@ -407,9 +408,9 @@ def test_a_schedule_by_the_noise_scale_is_refused_for_a_loop(form: str) -> None:
 def test_several_ranks_and_branches_are_refused() -> None:
     group = Group(1)
     group.said = "anything"
-    follower = Follower(assign("describe", at=grows()), FakeRanks(group, 1))
-    with pytest.raises(UsageError, match="a training of 1 ranks cannot grow the batch"):
-        RankTrial(follower, FakeRanks(group, 1))
+    follower = Follower(assign("describe", at=grows().on_devices(2, 5)), FakeRanks(group, 1))
+    with pytest.raises(UsageError, match="a training of 2 ranks cannot grow the batch"):
+        Trial(follower, rank=1)
     started = Started(replace(grown(), branch=BRANCH))
     assert started.trial.batch_size == 10 and started.trial.checkpoint
     with pytest.raises(UsageError, match="'milestones': a branch of a longer run cannot grow the batch"):
@@ -466,7 +467,8 @@ def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.Monkey
 def test_a_search_of_schedules_does_not_ask_for_their_parameters(started: Started) -> None:
     given = started.request.plan.configuration.parameters
     run = TrialRun(started.request, assign(started.request, given=given), started.line)
-    trial = Trial(run, searched=("batch_schedule", "batch_stages"))
+    run.searched = ("batch_schedule", "batch_stages")
+    trial = Trial(run)
     for _ in trial.batches(lambda size: [torch.zeros(size)] * 3, lambda: {"accuracy": 3.0 * (trial.steps > 1)}):
         assert trial.accumulation_steps
     assert not [one for one in started.line.outcome.warnings if "searches" in one]

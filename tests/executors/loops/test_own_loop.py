@@ -17,14 +17,14 @@ from bssearch.executors.loops.own_loop import READINGS_PER_MICRO_BATCH, Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.executors.programs.script import LoadedScript
-from bssearch.records import Configuration, Observation, ParameterValue, Target, TrialState, WorkloadDescription
+from bssearch.records import Configuration, Observation, ParameterValue, TrialState, WorkloadDescription
 from bssearch.spec.parts import TrainingSpec
 from bssearch.training.trainer import seed_everything
 from bssearch.workloads.data import Part
 from tests.executors.loops.loops import ROWS, FakeLine, Started, Training, asked, assign, trained
 from tests.executors.test_script import single_threaded
-from tests.factories import make_request
-from tests.training.toys import batches_of, configuration, on_cpu, run_trial
+from tests.factories import changed
+from tests.training.toys import batches_of, configuration, on_cpu, request, run_trial
 
 
 def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> None:
@@ -182,7 +182,8 @@ def loop(reads: Callable[[Trial], object]) -> tuple[Started, Trial]:
     """Return a trial of a study that searches more than the loop may read, after its first steps."""
     started = Started(asked())
     run = TrialRun(started.request, assign(started.request, given=PARAMETERS), started.line)
-    trial = Trial(run, searched=SEARCHED)
+    run.searched = SEARCHED
+    trial = Trial(run)
     seed_everything(trial.seed)
     for _ in trial.batches(range(trial.batch_size), evaluate=lambda: {"accuracy": trial.steps / 3}):
         reads(trial)
@@ -218,7 +219,8 @@ def test_a_loop_is_warned_of_each_other_parameter_that_it_did_not_ask_for(
 def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, ...], told: str | None) -> None:
     line = FakeLine()
     described = DescribedLoop(assign("describe", given=PARAMETERS), line)
-    trial = Trial(described, searched=searched)
+    described.searched = searched
+    trial = Trial(described)
     for _ in trial.batches([[0] * trial.batch_size] * 2, evaluate=lambda: {"accuracy": 0.5}):
         pass
     assert isinstance(line.replies[0], WorkloadDescription)
@@ -231,7 +233,8 @@ def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(
     rate: float | None, is_told: bool, started: Started
 ) -> None:
     run = TrialRun(started.request, assign(started.request), started.line)
-    trial = Trial(run, searched=SEARCHED)
+    run.searched = SEARCHED
+    trial = Trial(run)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate or trial.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
@@ -284,38 +287,25 @@ def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
     micro: int, seed: int, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
+    program = Program(default=configuration(64), metric="accuracy", script="train.py")
+    settings = ExecutorSettings(workload="train.py", folder=tmp_path, device="cpu", program=program)
+    with single_threaded(), closing(LoadedScript(Load(settings=settings, slot=0))) as script:
+        check_equals_workload(script, micro, seed)
+
+
+def check_equals_workload(script: LoadedScript, micro: int, seed: int, rounding: float = 0.0) -> None:
+    """Assert that a script's trial has the steps and metrics of the workload `digits`."""
     at = Configuration(
         batch_size=64, micro_batch_size=micro, accumulation_steps=64 // micro, learning_rate=0.05, dropout=0.2
     )
-    request = make_request(
-        number=1,
-        configuration=at,
-        seed=seed,
-        target=Target(metric="accuracy", value=0.95),
-        train_seconds_limit=60.0,
-        limit_state=TrialState.EXHAUSTED,
-        eval_every_steps=7,
-    )
-    training = TrainingSpec(measure_noise=False)
+    wanted = changed(request(at, target=0.95, seed=seed, eval_every_steps=7), train_seconds_limit=60.0)
+    settings = ExecutorSettings(workload="digits", device="cpu", training=TrainingSpec(measure_noise=False))
+    workload = LoadedWorkload(Load(settings=settings, slot=0))
     there: list[Observation] = []
     here: list[Observation] = []
-    workload = LoadedWorkload(load(tmp_path, "digits", training=training))
-    with_workload = run_trial(workload.trial(request, stop=lambda: None), there.append)
-    program = Program(default=at, metric="accuracy", script="train.py")
-    with (
-        single_threaded(),
-        closing(LoadedScript(load(tmp_path, "train.py", program=program))) as script,
-    ):
-        with_loop = script.run(request, here.append, stop=lambda: None)
-    assert with_loop.state is with_workload.state is TrialState.REACHED
-    assert with_loop.steps_to_target == with_workload.steps_to_target
-    assert curve(here) == curve(there) and len(here) > 3
-
-
-def load(folder: Path, workload: str, **given: Any) -> Load:
-    """Return the command that loads a workload on the CPU."""
-    return Load(settings=ExecutorSettings(workload=workload, folder=folder, device="cpu", **given), slot=0)
-
-
-def curve(observations: list[Observation]) -> list[tuple[int, float]]:
-    return [(one.step, one.metric) for one in observations]
+    with_workload = run_trial(workload.trial(wanted, stop=lambda: None), there.append)
+    with_script = script.run(wanted, here.append, stop=lambda: None)
+    assert with_script.state is with_workload.state is TrialState.REACHED, with_script.reason
+    assert with_script.steps_to_target == with_workload.steps_to_target
+    assert [one.step for one in here] == [one.step for one in there] and len(here) > 3
+    assert [one.metric for one in here] == pytest.approx([one.metric for one in there], abs=rounding, rel=0.0)

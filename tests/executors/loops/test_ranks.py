@@ -18,11 +18,11 @@ from bssearch.errors import UsageError
 from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops import current
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.passes import RankSampler, SeededSampler
-from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, check_ranks, ranks_of
+from bssearch.executors.loops.passes import SeededSampler
+from bssearch.executors.loops.ranks import Follower, Leader, Ranks, check_ranks, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
-from tests.executors.loops.loops import FakeLine
+from tests.executors.loops.loops import FakeLine, optimizer_of
 from tests.factories import changed
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def trained(assigned: Assign, line: FakeLine, train: Callable[[Trial, int], None
         ranks = FakeRanks(group, rank)
         try:
             make = Follower(assigned, ranks) if rank else Leader(assigned, line, ranks)
-            trial = RankTrial(make, ranks)
+            trial = Trial(make, rank=rank)
             assert trial.accumulation_steps == SPLIT.accumulation_steps
             train(trial, rank)
             return trial.steps
@@ -151,6 +151,19 @@ def test_weights_that_are_not_finite_end_the_trial_as_diverged(line: FakeLine) -
 
     assert trained(assign(), line, broken) == [5, 5]
     assert line.outcome.state is TrialState.DIVERGED and "bias of model is not finite" in line.outcome.reason
+
+
+def test_ranks_that_skip_all_steps_from_some_step_on_have_diverged(line: FakeLine) -> None:
+
+    def skipping(trial: Trial, rank: int) -> None:
+        optimizer = optimizer_of()
+        trial.state(optimizer=optimizer)
+        for number, _ in enumerate(trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0})):
+            if number < 7 and number % 2:
+                optimizer.step()
+
+    assert trained(assign(), line, skipping) == [3, 3]
+    assert (line.outcome.state, line.outcome.steps) == (TrialState.DIVERGED, 3)
 
 
 def test_a_ranks_batches_are_its_share_and_none_is_warned_of(line: FakeLine) -> None:
@@ -288,7 +301,7 @@ def test_gradients_are_reduced_at_a_steps_last_micro_batch_alone(line: FakeLine)
 
 def test_the_shares_of_the_ranks_are_the_micro_batches_of_one_process() -> None:
     whole = SeededSampler(53, 12, 3)
-    shares = [RankSampler(53, 12, 3, share=2, rank=rank, ranks=3) for rank in range(3)]
+    shares = [SeededSampler(53, 12, 3, share=2, rank=rank, ranks=3) for rank in range(3)]
     assert [len(one) for one in shares] == [16] * 3
     for _ in range(2):
         rows, parts = list(whole), [list(one) for one in shares]
