@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,19 +59,10 @@ class _EndedError(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Cause of a rank's end. ``is_own``: whether the cause is in the rank itself."""
+    """A rank's end as an ``error`` of rank 0. ``is_own``: whether the cause is in the rank itself."""
 
-    message: str
-    kind: str = "launch"
+    error: Exception
     is_own: bool = True
-
-    def as_error(self) -> Exception:
-        """The failure as an exception of rank 0."""
-        if self.kind == "memory":
-            from torch import OutOfMemoryError
-
-            return OutOfMemoryError(self.message)
-        return WorkloadError(self.message) if self.kind == "workload" else LaunchError(self.message)
 
 
 class RankProcess:
@@ -117,13 +108,13 @@ class RankProcess:
             while True:
                 kind, answer = _received(self._line)
                 if kind == "failure":
-                    self.failure = Failure(*answer)
+                    self.failure = answer
                     break
                 self.answers.put(answer)
         code = self._process.wait()
         if self.failure is None:
             state, reason = judge_exit(code, self._kernel_kills, who=f"rank {self.rank}")
-            self.failure = Failure(reason, "memory" if state is TrialState.OOM else "launch")
+            self.failure = Failure(_out_of_memory(reason) if state is TrialState.OOM else LaunchError(reason))
         self._line.close()
         self._on_end()
 
@@ -183,7 +174,7 @@ class RankProcesses:
         while time.monotonic() < deadline:
             for one in self._processes:
                 if one.failure is not None and one.failure.is_own:
-                    return one.failure.as_error()
+                    return one.failure.error
             time.sleep(0.01)
         return error
 
@@ -274,7 +265,7 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
     except BaseException as error:
         traceback.print_exception(error)
         with suppress(OSError):
-            _send(line, ("failure", astuple(_failure(error, rank))))
+            _send(line, ("failure", _failure(error, rank)))
 
 
 def _next_order(line: Connection[Any, Any]) -> Order | None:
@@ -289,10 +280,16 @@ def _failure(error: BaseException, rank: int) -> Failure:
 
     message = f"rank {rank}: {describe_exception(error)}"
     if is_out_of_memory(error):
-        return Failure(message, "memory")
+        return Failure(_out_of_memory(message))
     if isinstance(error, LaunchError):
-        return Failure(message)
-    return Failure(message, "workload", is_own=isinstance(error, BSSearchError) or not _is_of_peer(error))
+        return Failure(LaunchError(message))
+    return Failure(WorkloadError(message), is_own=isinstance(error, BSSearchError) or not _is_of_peer(error))
+
+
+def _out_of_memory(message: str) -> Exception:
+    from torch import OutOfMemoryError
+
+    return OutOfMemoryError(message)
 
 
 def _is_of_peer(error: BaseException) -> bool:

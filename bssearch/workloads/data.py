@@ -1,4 +1,4 @@
-"""The forms of data: `Part`, `DatasetPart`, `BatchStream` and `TokenPart`."""
+"""The forms of data that ``load`` may return: `Part`, `DatasetPart` and `BatchStream`."""
 
 from __future__ import annotations
 
@@ -117,10 +117,6 @@ class HostPart(Part):
         """0, because the part stays on the host."""
         return 0
 
-    def to(self, device: torch.device) -> HostPart:
-        """Stay on the host."""
-        return self
-
 
 class DatasetPart(HostPart):
     """A part of samples, collated per batch; `chunks` moves batches to the device."""
@@ -176,9 +172,13 @@ class BatchStream(HostPart):
     def __len__(self) -> int:
         return self.samples
 
+    def to(self, device: torch.device) -> BatchStream:
+        """Stay on the host."""
+        return self
+
 
 class TokenPart(HostPart):
-    """Training samples that count by their tokens; ``lengths``: tokens of each sample."""
+    """Training samples whose number is their tokens; ``lengths`` are the tokens of each sample."""
 
     has_rows = False
 
@@ -189,9 +189,9 @@ class TokenPart(HostPart):
     def __len__(self) -> int:
         return sum(self.lengths)
 
-    def gather(self, rows: torch.Tensor) -> Batch:
-        """Collate rows (samples,) on the host."""
-        return self.samples.gather(rows)
+    def to(self, device: torch.device) -> TokenPart:
+        """Stay on the host."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

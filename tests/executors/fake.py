@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bssearch.executors.base import Event
@@ -31,7 +31,7 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
-from bssearch.records.curves import Crossing, crossing, with_crossing
+from bssearch.training.course import Course, Ending, paused
 from tests.factories import make_environment
 
 Play = Callable[[TrialRequest], Iterator[Observation | TrialOutcome]]
@@ -56,11 +56,15 @@ class _Playing:
     began: float
     """The virtual time at which the whole trial would have begun, had it never been paused."""
     next: Observation | TrialOutcome | None = None
-    last: Observation | None = None
-    best: float | None = None
-    crossing: Crossing | None = None
     asked: tuple[TrialState, str] | None = None
     log: io.StringIO = field(default_factory=io.StringIO)
+
+    def __post_init__(self) -> None:
+        self.course = Course(self.request, None)
+
+    @property
+    def last(self) -> Observation | None:
+        return self.course.progress.last
 
     @property
     def train_seconds(self) -> float:
@@ -73,24 +77,31 @@ class _Playing:
             return self.began + self.train_seconds
         return self.began + min(self.next.train_seconds, max(self.request.plan.train_seconds_limit, self.train_seconds))
 
-    def outcome(self, state: TrialState, reason: str, *, train_seconds: float | None = None) -> TrialOutcome:
+    def outcome(self, ending: Ending, train_seconds: float | None = None) -> TrialOutcome:
+        ending, last = self.course.reached_before(ending), self.last
         seconds = self.train_seconds if train_seconds is None else train_seconds
-        last = self.last
-        missed = last if self.crossing is None else None
-        outcome = TrialOutcome(
-            state=state,
-            reason=reason,
-            steps=last.step if last else 0,
-            samples=last.samples if last else 0,
-            train_seconds=seconds,
-            wall_seconds=seconds,
-            final_metric=last.metric if last else None,
-            best_metric=self.best,
-            test_metric=last.metric if last and self.request.plan.is_tested and state in TESTED_STATES else None,
-            last_miss_step=missed.step if missed else None,
-            last_miss_seconds=missed.train_seconds if missed else None,
+        is_tested = last and self.request.plan.is_tested and ending.state in TESTED_STATES
+        return self.course.with_target(
+            TrialOutcome(
+                state=ending.state,
+                reason=ending.reason,
+                steps=last.step if last else 0,
+                samples=last.samples if last else 0,
+                train_seconds=seconds,
+                wall_seconds=seconds,
+                final_metric=last.metric if last else None,
+                best_metric=self.course.progress.best,
+                test_metric=last.metric if last and is_tested else None,
+            )
         )
-        return with_crossing(outcome, self.crossing) if self.crossing and state is TrialState.REACHED else outcome
+
+    def save(self, checkpoint: str) -> None:
+        Path(checkpoint).parent.mkdir(parents=True, exist_ok=True)
+        Path(checkpoint).write_text(json.dumps(self.course.progress.state()))
+
+    def restore(self, checkpoint: str) -> None:
+        self.course.progress.restore(json.loads(Path(checkpoint).read_text()))
+        self.began -= self.train_seconds
 
 
 class FakeExecutor:
@@ -170,7 +181,7 @@ class FakeExecutor:
         playing = self._playing[request.number] = _Playing(request, self._play(request), self.seconds)
         if request.resumes:
             try:
-                _restore(playing)
+                playing.restore(str(request.checkpoint))
             except Exception as error:
                 reason = f"the trial cannot resume from the checkpoint {request.checkpoint}: {error}"
                 playing.next = TrialOutcome(state=TrialState.FAILED, reason=reason)
@@ -191,38 +202,29 @@ class FakeExecutor:
 
     def kill(self) -> None:
         for number, playing in list(self._playing.items()):
-            self._end(number, playing.outcome(TrialState.CANCELLED, "killed: the run ended"))
+            self._end(number, playing.outcome(Ending(TrialState.CANCELLED, "killed: the run ended", asked=True)))
 
     close = kill
 
     def _advance(self, number: int, playing: _Playing) -> None:
         """Give the next event of a trial."""
-        limit, item = playing.request.plan.train_seconds_limit, playing.next
+        item = playing.next
         if playing.asked is not None:
-            self._end(number, _stopped(playing, *playing.asked))
+            ending = paused(Ending(*playing.asked, asked=True), playing.request.checkpoint, playing.save)
+            self._end(number, playing.outcome(ending))
         elif item is None:
-            self._end(number, _reached_before(playing, TrialState.EXHAUSTED, "the recording ends"))
+            self._end(number, playing.outcome(Ending(TrialState.EXHAUSTED, "the recording ends")))
         elif isinstance(item, TrialOutcome):
             self._end(number, _scripted(playing, item))
-        elif item.train_seconds > limit:
-            reason, seconds = f"the limit of {limit:.4g} train seconds passed", max(limit, playing.train_seconds)
-            self._end(number, _reached_before(playing, playing.request.plan.limit_state, reason, train_seconds=seconds))
+        elif (late := playing.course.limited(item.train_seconds)) is not None:
+            limit = playing.request.plan.train_seconds_limit
+            self._end(number, playing.outcome(late, max(limit, playing.train_seconds)))
         else:
-            self._observe(number, playing, item)
-
-    def _observe(self, number: int, playing: _Playing, observation: Observation) -> None:
-        target, previous = playing.request.target, playing.last
-        self._events.append(TrialObserved(number, observation))
-        playing.last = observation
-        if playing.best is None or target.gain(observation.metric) > target.gain(playing.best):
-            playing.best = observation.metric
-        if playing.crossing is None and target.is_met_by(observation.metric):
-            playing.crossing = crossing(previous, observation, target)
-            if playing.request.plan.stop_at_target:
-                reason = f"{target.metric} = {observation.metric:.6g} at step {observation.step}"
-                playing.next = playing.outcome(TrialState.REACHED, reason)
-                return
-        self._draw(playing)
+            self._events.append(TrialObserved(number, item))
+            if (ending_now := playing.course.observe(item)) is None:
+                self._draw(playing)
+            else:
+                playing.next = playing.outcome(ending_now)
 
     def _draw(self, playing: _Playing) -> None:
         """Take the next item that the trial has not had yet."""
@@ -243,47 +245,9 @@ class FakeExecutor:
             raise ValueError("nothing is measured while a trial runs")
 
 
-def _reached_before(
-    playing: _Playing, state: TrialState, reason: str, train_seconds: float | None = None
-) -> TrialOutcome:
-    """Return how a trial ended that may have met its target on the way and trained on."""
-    if playing.crossing is not None:
-        state, reason = TrialState.REACHED, f"the target was met, then trained on: {reason}"
-    return playing.outcome(state, reason, train_seconds=train_seconds)
-
-
 def _scripted(playing: _Playing, outcome: TrialOutcome) -> TrialOutcome:
     """Return an outcome of ``play``; fill in the trial's progress if missing."""
     if outcome.final_metric is not None or outcome.steps:
         return outcome
-    reached = playing.outcome(outcome.state, outcome.reason)
+    reached = playing.outcome(Ending(outcome.state, outcome.reason, asked=True))
     return replace(reached, traceback=outcome.traceback, warnings=outcome.warnings, contended=outcome.contended)
-
-
-def _stopped(playing: _Playing, state: TrialState, reason: str) -> TrialOutcome:
-    if state is TrialState.PAUSED:
-        checkpoint = playing.request.checkpoint
-        try:
-            if checkpoint is None:
-                state = TrialState.PRUNED
-            else:
-                _save(playing, Path(checkpoint))
-        except OSError as error:
-            state, reason = TrialState.PRUNED, f"{reason}; could not be paused: {type(error).__name__}: {error}"
-    return playing.outcome(state, reason)
-
-
-def _save(playing: _Playing, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parts = {"last": playing.last, "crossing": playing.crossing}
-    saved = {name: None if one is None else asdict(one) for name, one in parts.items()}
-    path.write_text(json.dumps({**saved, "best": playing.best}))
-
-
-def _restore(playing: _Playing) -> None:
-    assert playing.request.checkpoint is not None, "a request that resumes names its checkpoint"
-    saved = json.loads(Path(playing.request.checkpoint).read_text())
-    playing.last = None if saved["last"] is None else Observation(**saved["last"])
-    playing.best = saved["best"]
-    playing.crossing = None if saved["crossing"] is None else Crossing(**saved["crossing"])
-    playing.began -= playing.train_seconds

@@ -1,6 +1,6 @@
 """Runs a Lightning `Trainer` as a trial, see `bssearch guide own-training`.
 
-The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7.
+The import raises `UsageError` if neither ``lightning`` nor ``pytorch_lightning`` >= 2.6.5, < 2.7 is installed.
 """
 
 import importlib
@@ -68,8 +68,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         metric: The validation metric to report, or None for all.
 
     Raises:
-        UsageError: If the trial has a state or a growing batch. For manual optimization, missing validation, several
-            processes or another device. If another callback chooses batch size or learning rate.
+        UsageError: If the trial has a state or a growing batch. If the fit has manual optimization, no validation,
+            several processes or another device. If another callback chooses batch size or learning rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:
@@ -158,7 +158,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if batches < window:
             raise UsageError(
                 f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples; a step of batch size "
-                f"{self._trial.batch_size} takes {window} micro-batches"
+                f"{self._trial.batch_size} takes {window} micro-batches",
+                hint="lower space.batch_size.high in the spec, or use more training data",
             )
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
@@ -243,6 +244,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         require(
             self._metric is None or self._metric in found,
             f"metric = {self._metric!r} of TrialCallback: validation logs {', '.join(sorted(found)) or 'no metric'}",
+            hint=f"call self.log({self._metric!r}, ...) in validation_step, or name another metric",
         )
         return found if self._metric is None else {self._metric: found[self._metric]}
 

@@ -404,7 +404,7 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
 
 
 def decided_by(trial: Trial, train_samples: int | None) -> dict[str, Any]:
-    """Arguments that a trial sets. Raises `UsageError` without necessary ``train_samples``."""
+    """Arguments that a trial sets. Raises `UsageError` if ``train_samples`` is necessary, but None."""
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
     if parameters.get("warmup_epochs"):

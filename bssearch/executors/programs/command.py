@@ -198,7 +198,8 @@ class ReportedTrial:
     def _check(self, report: Report, now: float) -> None:
         require(
             report.seconds != 0 or report.step <= 0,
-            f"the command reports 0 seconds of training after {report.step} steps",
+            f"the command reports 0 seconds of training after {report.step} steps: report seconds from the start of "
+            "training, or no seconds",
         )
         if self._first is None:
             return
@@ -444,8 +445,6 @@ class LoadedCommand(LoadedProgram):
                     for report in process.reports(TICK_SECONDS):
                         on_progress()
                         trial.take(report, time.monotonic())
-                        if trial.ending is not None:
-                            break
                 code = process.end()
                 if trial.ending is None and code == 0:
                     for report in process.last_reports():

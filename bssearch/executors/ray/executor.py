@@ -552,6 +552,7 @@ class RayExecutor(SlotExecutor):
             require(
                 place.version == version("bssearch"),
                 f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}",
+                hint="install the same version of bssearch on each node",
                 error=LaunchError,
             )
             require(
@@ -629,7 +630,11 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
         "Ray chooses the GPU of a slot",
     )
     there_are = any(node.gpus >= 1 for node in nodes)
-    require(settings.device != "cuda" or there_are, "executor.device = 'cuda': no node of the Ray cluster has a GPU")
+    require(
+        settings.device != "cuda" or there_are,
+        "executor.device = 'cuda': no node of the Ray cluster has a GPU",
+        hint="set executor.device: auto, or add a node with a GPU to the cluster",
+    )
     return int(there_are and settings.device != "cpu")
 
 

@@ -15,26 +15,21 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from bssearch.commands.opening import program_of
 from bssearch.errors import UsageError
 from bssearch.executors.base import ExecutorSettings, Load
-from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.current import fit_made, train_made
-from bssearch.executors.loops.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
     Branch,
-    Configuration,
     TrialState,
     WorkloadDescription,
 )
 from bssearch.spec import StudySpec
-from bssearch.spec.parts import TrainingSpec
-from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
-from tests.executors.loops.test_measuring import BRANCH
-from tests.executors.loops.test_own_loop import curve
+from tests.executors.loops.loops import FakeLine, Started, asked
+from tests.executors.loops.test_measuring import BRANCH, LOOKS, looked
+from tests.executors.loops.test_own_loop import check_equals_workload
 from tests.executors.test_script import single_threaded
-from tests.factories import changed
-from tests.training.toys import FakeTime, configuration, request, run_trial
+from tests.training.toys import FakeTime, configuration
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -288,19 +283,13 @@ def test_what_a_search_looks_at_before_it_goes_past_the_ends_of_the_users_traini
         cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
-    timing = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
     fake, line = FakeTime(), FakeLine()
-    looks = [
-        DescribedLoop(assign("describe"), line),
-        MeasuredMemory(assign(memory_request()), line),
-        TimedLoop(timing, assign(timing), line, clock=clock_of(fake)),
-    ]
-    for look in looks:
-        trial = Trial(look)
+    for kind in LOOKS:
+        trial = Trial(looked(kind, fake, line))
         trial.given = GIVEN
         stopper = lightning.pytorch.callbacks.EarlyStopping("accuracy", patience=1, mode="min")
         fit(trial, fake, stopper, module=Tiny(fake, optimizers), max_steps=2, max_time={"seconds": 1000})
-    described, memory, timed = line.replies
+    described, timed, memory = line.replies
     assert isinstance(described, WorkloadDescription)
     assert set(described.metrics) == {"accuracy"}, "not what training logs"
     assert "Trainer(max_steps=2) ends trials at this limit" in str(described.notice)
@@ -447,23 +436,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedScript]:
 def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_target(
     micro: int, seed: int, made: LoadedScript
 ) -> None:
-    at = Configuration(
-        batch_size=64, micro_batch_size=micro, accumulation_steps=64 // micro, learning_rate=0.05, dropout=0.2
-    )
-    wanted = changed(request(at, target=0.95, seed=seed, eval_every_steps=7), train_seconds_limit=60.0)
-    training = TrainingSpec(measure_noise=False)
-    there: list[Any] = []
-    here: list[Any] = []
-    settings = ExecutorSettings(workload="digits", device="cpu", training=training)
-    workload = LoadedWorkload(Load(settings=settings, slot=0))
-    with_workload = run_trial(workload.trial(wanted, stop=lambda: None), there.append)
-    with_trainer = made.run(wanted, here.append, stop=lambda: None)
-    assert with_trainer.state is with_workload.state is TrialState.REACHED, with_trainer.reason
-    logged: Any = [
-        (step, pytest.approx(metric, abs=1e-6)) for step, metric in curve(there)
-    ]  # Lightning logs in float32
-    assert curve(here) == logged and len(here) > 3
-    assert with_trainer.steps_to_target == with_workload.steps_to_target
+    check_equals_workload(made, micro, seed, rounding=1e-6)  # Lightning logs in float32
 
 
 def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_name(tmp_path: Path) -> None:

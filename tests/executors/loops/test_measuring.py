@@ -41,6 +41,9 @@ from tests.training.toys import FakeTime, configuration, core_of_pace
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
+LOOKS = ["describe", "step-time", "memory"]
+
+
 def looked(kind: str, fake: FakeTime, line: FakeLine) -> Looked:
     if kind == "describe":
         return DescribedLoop(assign("describe"), line)
@@ -126,7 +129,7 @@ def test_memory_that_runs_out_is_an_answer(kind: str) -> None:
     assert said.fits is False if kind == "memory" else said.out_of_memory
 
 
-@pytest.mark.parametrize("kind", ["describe", "memory", "step-time"])
+@pytest.mark.parametrize("kind", LOOKS)
 def test_a_loop_that_lacks_something_is_told_what(kind: str) -> None:
     fake = FakeTime()
     trial = Trial(looked(kind, fake, FakeLine()), now=lambda: fake.seconds)

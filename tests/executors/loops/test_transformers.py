@@ -17,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.current import fit_made
-from bssearch.executors.loops.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.transformers import (
@@ -32,7 +31,8 @@ from bssearch.executors.loops.transformers import (
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import Configuration, MemoryUse, StepTime, TrialState, WorkloadDescription
 from bssearch.training.probes import WARM_UP_STEPS
-from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
+from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of
+from tests.executors.loops.test_measuring import LOOKS, looked
 from tests.executors.loops.trainers import Texts, Watched, classifier, collate, trainer_of, weights
 from tests.training.toys import FakeTime, configuration
 
@@ -218,15 +218,9 @@ def test_the_test_part_is_evaluated_after_the_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [{}, {"max_steps": 2}])
 def test_a_trainer_is_described_timed_and_measured_whatever_its_own_bound(own: dict[str, Any], tmp_path: Path) -> None:
     fake, line = FakeTime(), FakeLine()
-    timing = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
-    looks = [
-        DescribedLoop(assign("describe"), line),
-        TimedLoop(timing, assign(timing), line, clock=clock_of(fake)),
-        MeasuredMemory(assign(memory_request()), line),
-    ]
     taken = []
-    for look in looks:
-        trainer = trainer_of(Trial(look), tmp_path, metric="accuracy", own=own)
+    for kind in LOOKS:
+        trainer = trainer_of(Trial(looked(kind, fake, line)), tmp_path, metric="accuracy", own=own)
         trainer.after = lambda: fake.pass_by(2.0)
         trainer.train()
         taken.append(len(trainer.seen.rows))
