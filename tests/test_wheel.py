@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,8 @@ for kind in sys.argv[2:]:
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("backend")
-    words = ["-m", "pip", "install", "--quiet", "--no-compile", "--target", str(folder), "hatchling>=1.27"]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    words = ["-m", "pip", "install", "--quiet", "--no-compile", "--target", str(folder), *needed]
     subprocess.run([sys.executable, *words], check=True, timeout=300)
     return folder
 
@@ -68,6 +72,30 @@ def test_the_wheel_of_the_sdist_holds_the_files_of_the_wheel_of_the_checkout(
     files, of_checkout = (contents(next(place.glob("*.whl"))) for place in (tmp_path, installed.parent))
     assert sorted(files) == sorted(of_checkout)
     assert [name for name in files if files[name] != of_checkout[name]] == []
+
+
+GIT = "git -c user.name=tester -c user.email=tester@localhost -c commit.gpgsign=false"
+
+
+@pytest.mark.slow
+def test_the_version_is_the_tags_and_a_copy_without_git_builds_too(backend: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for folder in ("bssearch", "migrations", "studies"):
+        (checkout / folder).mkdir(parents=True)
+    (checkout / "bssearch" / "__init__.py").touch()
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, checkout)
+    states = {
+        "": r"0\.1\.dev0",
+        "git init -q && git add . && {git} commit -qm one": r"0\.1\.dev1\+g[0-9a-f]+",
+        "git tag v1.2.3": r"1\.2\.3",
+        "{git} commit -qm two --allow-empty": r"1\.2\.4\.dev1\+g[0-9a-f]+",
+    }
+    for number, (commands, version) in enumerate(states.items()):
+        subprocess.run(commands.format(git=GIT), shell=True, cwd=checkout, check=True)
+        build(backend, checkout, tmp_path / str(number), "wheel")
+        (wheel,) = (tmp_path / str(number)).glob("*.whl")
+        assert re.fullmatch(version, wheel.name.split("-")[1]), (commands, wheel.name)
 
 
 RUN_ALL = """

@@ -239,7 +239,7 @@ def about_device(answer: Answer) -> str:
         ""
         if step is None
         else f"A step takes {number(1e3 * step.alpha_s)} ms plus {number(1e3 * step.beta_s)} ms per sample (within "
-        f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} reaches 90 % of the highest "
+        f"{number(round(100 * step.max_residual, 2), 2)} %); batch {step.throughput_knee} reaches 90 % of the highest "
         "throughput.",
         ""
         if memory is None or memory.smallest_that_does_not is None

@@ -206,7 +206,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         ),
         (
             "default_missed",
-            tried and not any(trial.state is TrialState.REACHED for trial in tried),
+            spec.default_is_known and tried and not any(trial.state is TrialState.REACHED for trial in tried),
             f"the default configuration never reached the target within the limit{_of(tried, spec)}",
         ),
     ]

@@ -21,14 +21,14 @@ from rich.text import Text
 
 from bssearch.analysis.objectives import seconds_to_target, trial_basis
 from bssearch.analysis.optimum import decide
-from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState, trainings_of
+from bssearch.records import Phase, StudyRecord, TrialObserved, TrialRecord, TrialState, trainings_of
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import plural, visible
 from bssearch.search.confirmation import in_force
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
 
-BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal
+BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal, and between redraws during a trial
 
 CONFIRMATION_RUNS = 34  # runs until a study settles: about the median of tests/benchmarks/settling.py
 
@@ -86,8 +86,9 @@ class Lines(Listener):
         self._screen = screen
         self._verbose = verbose
         self._clock = clock
-        self._began = self._printed_at = clock()
+        self._began = self._shown_at = clock()
         self._is_searching = True
+        self._history: History | None = None
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """Print the study and its database."""
@@ -100,6 +101,12 @@ class Lines(Listener):
     def started(self, trial: TrialRecord, history: History) -> None:
         """Note the trial's phase."""
         self._is_searching = trial.phase is Phase.SEARCH
+        self._history = history
+
+    def observed(self, observed: TrialObserved) -> None:
+        """Show progress during long trials."""
+        if self._history is not None and self._is_due:
+            self._show(self._history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """Print how a trial ended, if verbose or if it failed."""
@@ -113,9 +120,13 @@ class Lines(Listener):
         if history.incumbent is not None:
             self.note(f"so far: {so_far(history)}")
 
+    @property
+    def _is_due(self) -> bool:
+        return self._clock() >= self._shown_at + BETWEEN_LINES
+
     def _show(self, history: History) -> None:
-        if self._clock() >= self._printed_at + BETWEEN_LINES:
-            self._printed_at = self._clock()
+        if self._is_due:
+            self._shown_at = self._clock()
             self.note(self.progress(history))
 
     def progress(self, history: History) -> str:
@@ -162,6 +173,7 @@ class Display(Lines):
         self._show(history)
 
     def _show(self, history: History) -> None:
+        self._shown_at = self._clock()
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:

@@ -44,10 +44,13 @@ class Norms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """``small_batches`` (≥ 2) disjoint batches of ``small_batch`` samples, out of ``samples``."""
+    """``small_batches`` disjoint batches of ``small_batch`` samples, out of ``samples``.
 
-    small_batch: int
-    small_batches: int
+    Batches of unequal weight count as fewer equal batches, so neither number need be whole.
+    """
+
+    small_batch: float
+    small_batches: float
     samples: int
     plain: Norms
     adam: Norms | None = None

@@ -1,5 +1,7 @@
 """Advice on the batch size of a running training, by its gradient noise scale."""
 
+from __future__ import annotations
+
 import math
 import statistics
 import time
@@ -24,7 +26,6 @@ from bssearch.records.noise_scale import (
     ENDLESS,
     FEWEST_PASSES,
     NoiseScaleInterval,
-    Norms,
     Pass,
     estimate,
     gradient_noise,
@@ -32,7 +33,7 @@ from bssearch.records.noise_scale import (
 )
 from bssearch.records.text import noise_scale
 from bssearch.training.course import first_line
-from bssearch.training.gradient_noise import Divisors, adam_divisors
+from bssearch.training.gradient_norms import Divisors, adam_divisors, pass_of, squares
 
 SHARE = 0.01  # largest share of the training time for measurements
 
@@ -56,7 +57,7 @@ class BatchAdvice:
         batch_size: Samples per optimizer step, of all ranks together.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
         step_seconds: Median seconds of a step, if known.
-        reason: Cause of the last failure to measure a step.
+        reason: Reason why the latest failed measurement failed.
     """
 
     batch_size: int
@@ -93,7 +94,8 @@ class BatchAdvice:
             return f"noise scale unknown: {self.measured_steps} of at least {FEWEST_PASSES} steps measured; train on"
         if saved is None or halved is None or known.low is None:
             return (
-                f"noise scale unknown: {self.measured_steps} measured steps cannot separate the gradient from its noise"
+                f"noise scale unknown: {self.measured_steps} measured steps cannot separate the gradient from "
+                "its noise; train on"
             )
         if saved[0] is None or halved[0] is None:
             return (
@@ -122,7 +124,7 @@ class BatchAdvisor:
 
     In some steps hooks take the gradient norms of each micro-batch and of their sum. The ranks of
     DistributedDataParallel count as micro-batches. If a step has one micro-batch, a second backward pass takes the
-    gradient of its first half.
+    gradient of its first half; the first dimension of the model's output must be the samples.
 
     ::
 
@@ -160,12 +162,12 @@ class BatchAdvisor:
         _check_size("BatchAdvisor", batch_size)
         require(
             any(one.requires_grad for one in self._parameters),
-            f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad",
+            f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad; pass a model that trains",
         )
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
         require(
             all(isinstance(one, Optimizer) for one in self._optimizers),
-            f"BatchAdvisor(optimizer={optimizer!r}): must be one or several optimizers",
+            f"BatchAdvisor(optimizer={optimizer!r}) must be one torch.optim.Optimizer, or a list",
         )
         self._batch_size = self._first_batch_size = batch_size
         self._samples = 0
@@ -183,7 +185,7 @@ class BatchAdvisor:
         self._norms: _StepNorms | None = None
         self._reason = f"step() recorded fewer than {FIRST_EVERY + 1} steps"  # reason that a step was not measured
         self._expected = micro_batches
-        self._micro_batches = 0  # largest number in a step; an epoch's last step may have fewer
+        self._micro_batches = 0.0  # largest number in a step; an epoch's last step may have fewer
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
 
     def step(self, batch_size: int | None = None) -> None:
@@ -195,7 +197,7 @@ class BatchAdvisor:
         self._samples += self._batch_size
         was_measured = self._norms is not None
         if self._norms is not None:
-            self._note(self._norms.take(self._batch_size, self._dataset_size))
+            self._note(self._norms)
             self._norms = None
         seconds = self._now()
         if self._began is not None:
@@ -213,11 +215,8 @@ class BatchAdvisor:
                 self._left = int(shared)
         self._left -= 1
         if self._left <= 0:
-            halves = None
-            if self._splits and not self._halves.problem and ranks_together() == 1:
-                halves = self._halves
-                halves.open(self._batch_size)
-            self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers), halves)
+            self._halves.open(self._batch_size, splits=self._splits and ranks_together() == 1)
+            self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers), self._halves)
 
     def close(self) -> None:
         """Remove remaining hooks; call at the end of the training."""
@@ -269,14 +268,13 @@ class BatchAdvisor:
             size *= 2
         return found
 
-    def _note(self, found: Pass | int) -> None:
-        if isinstance(found, int):
-            self._splits = self._splits or found == 1
-            one = self._halves.problem or "no output of the model has rows for each sample"
-            self._reason = f"a step had {found} micro-batches, which do not divide the batch"
-            self._reason = f"a step had one micro-batch: {one}" if found == 1 else self._reason
-        elif found.small_batches != (self._expected if self._expected not in {None, 1} else found.small_batches):
-            self._reason = f"a step had {found.small_batches} backward passes instead of {self._expected}"
+    def _note(self, norms: _StepNorms) -> None:
+        found = norms.take(self._batch_size, self._dataset_size)
+        self._splits = norms.backward_passes == 1
+        if isinstance(found, str):
+            self._reason = found
+        elif self._expected not in {None, norms.backward_passes}:
+            self._reason = f"a step had {norms.backward_passes} backward passes instead of {self._expected}"
         elif found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
             self._passes.append((self._samples, found))
@@ -304,7 +302,7 @@ def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> NoiseScaleInterval:
 
 
 class _Halves:
-    """Gradient of the first half of the rows of the model's last output.
+    """Gradient of the first half of the samples: the first half of the rows of the model's last output.
 
     The first measurement checks that both halves add up to the whole gradient; ``problem`` names a failure.
     """
@@ -325,9 +323,10 @@ class _Halves:
         self.first: dict[nn.Parameter, torch.Tensor | None] = {}
         self._second: dict[nn.Parameter, torch.Tensor | None] = {}
 
-    def open(self, batch_size: int) -> None:
+    def open(self, batch_size: int, *, splits: bool) -> None:
         self._batch_size, self.splits = batch_size, 0
-        self._hooks = [one.register_forward_hook(self._note) for one in self._model.modules()]
+        modules = self._model.modules() if splits and not self.problem else ()
+        self._hooks = [one.register_forward_hook(self._note) for one in modules]
 
     def close(self) -> None:
         self._watch(None)
@@ -384,32 +383,35 @@ class _Halves:
 
 
 class _StepNorms:
-    """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam."""
+    """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None, halves: _Halves | None) -> None:
+    ``backward_passes``: the step's number on all ranks, known after `take`.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None, halves: _Halves) -> None:
         self._divisors = divisors
         self._halves = halves
+        self._device = parameters[0].device
         self._counts: Counter[nn.Parameter] = Counter()
         self._newest: dict[nn.Parameter, list[torch.Tensor]] = {}
         self._small: list[torch.Tensor] = []
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
+        self.backward_passes = 0
         for one in (one for one in parameters if one.requires_grad):
             self._hooks.append(one.register_hook(partial(self._take_one, one)))  # type: ignore[no-untyped-call]
             self._hooks.append(one.register_post_accumulate_grad_hook(self._take_sum))  # type: ignore[no-untyped-call]
 
     def _take_one(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        if self._halves is None:
-            self._newest[parameter] = [self._squares(parameter, gradient)]
-        elif not self._halves.is_splitting:
+        if not self._halves.is_splitting:
             parts = self._halves.parts(parameter, gradient.detach())
             self._newest[parameter] = [self._squares(parameter, one) for one in parts]
 
     def _take_sum(self, parameter: nn.Parameter) -> None:
         # A gradient counts once PyTorch adds the gradient to the sum, unlike the gradient inside a gradient penalty.
-        if squares := self._newest.pop(parameter, None):
-            self._counts[parameter] += len(squares)
-            self._small += squares
+        if found := self._newest.pop(parameter, None):
+            self._counts[parameter] += 1
+            self._small += found
         # Read the sum here, because a Trainer may clip gradients before callbacks. With several ranks, `take` reads.
         if parameter.grad is not None and ranks_together() == 1:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
@@ -417,42 +419,40 @@ class _StepNorms:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        if self._halves is not None:
-            self._halves.close()
+        self._halves.close()
 
-    def take(self, batch_size: int, samples: int) -> Pass | int:
+    def take(self, batch_size: int, samples: int) -> Pass | str:
+        """The step's pass, or the reason of its absence."""
         self.close()
         ranks = ranks_together()
-        if ranks > 1:
-            self._sums = {one: self._squares(one, one.grad) for one in self._counts if one.grad is not None}
-        if not self._small or not self._sums:
-            return 0
-        small = torch.stack([one.to(self._small[0].device) for one in self._small]).sum(dim=0)
+        small = self._total(self._small)
         if ranks > 1:
             dist.all_reduce(small)
-        count = max(self._counts.values()) * ranks
-        big = torch.stack([one.to(small.device) for one in self._sums.values()]).sum(dim=0)
-        small, big = small / count, big / (count // ranks) ** 2
-        plain, adam = (Norms(*pair) for pair in zip(small.tolist(), big.tolist(), strict=True))
-        is_split = self._halves is not None and self._halves.splits > 0
-        is_wrong = is_split and (count != 2 or bool(self._halves and self._halves.problem))
-        if is_wrong or count < 2 or batch_size % count or not plain.are_finite or not adam.are_finite:
-            return max(self._counts.values())
-        return Pass(
-            small_batch=batch_size // count,
-            small_batches=count,
-            samples=samples,
-            plain=plain,
-            adam=adam if self._divisors is not None else None,
+            self._sums = {one: self._squares(one, one.grad) for one in self._counts if one.grad is not None}
+        # each rank has the mean of the ranks' sums
+        big = self._total(self._sums.values()) * ranks**2
+        self.backward_passes = max(self._counts.values(), default=0) * ranks
+        is_split = self._halves.splits == self.backward_passes == 1 and not self._halves.problem
+        count = 2 if is_split else self.backward_passes
+        if count == 1:
+            problem = self._halves.problem or "no output of the model has rows for each sample"
+            return f"a step had one micro-batch: {problem}"
+        if self._halves.splits and not is_split:
+            return f"a step had {count} backward passes instead of one"
+        if count == 0 or batch_size % count:
+            return f"a step had {count} micro-batches, which do not divide the batch"
+        weights = float(count), float(count)
+        found = pass_of(
+            small.tolist(), big.tolist(), weights, batch=batch_size, samples=samples, divisors=self._divisors
         )
+        return found or "a gradient was not finite"
+
+    def _total(self, norms: Iterable[torch.Tensor]) -> torch.Tensor:
+        none = torch.zeros(2, dtype=torch.float64, device=self._device)
+        return torch.stack([none, *(one.to(self._device) for one in norms)]).sum(dim=0)
 
     def _squares(self, parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
-        # Squared norms of the plain gradient and of the gradient divided as in Adam's update: (2,)
-        given = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
-        given = torch.view_as_real(given) if given.is_complex() else given
-        divisor = (self._divisors or {}).get(parameter)
-        seen = [given, given.new_zeros(1) if divisor is None else given / divisor()]
-        return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in seen]).square()
+        return squares(parameter, gradient, self._divisors)
 
 
 def _check_size(where: str, batch_size: Any) -> None:

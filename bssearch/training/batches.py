@@ -108,6 +108,7 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
         not growth.is_measured,
         "batch_schedule = 'noise_scale' needs the training part on the device, because a loader prepares batches in "
         "advance",
+        hint="set training: {data: device}, or name another batch_schedule",
         error=WorkloadError,
     )
     rows = rows_of_steps(epochs, copy.copy(growth), ahead=True)
@@ -324,7 +325,7 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
             position += 1
         require(
             position > begun_at,
-            f"train_batches(batch_size={size}) gave no batch of {size} samples in a whole epoch",
+            f"train_batches(batch_size={size}) gave no batch of {size} samples in a whole epoch; give at least one",
             error=WorkloadError,
         )
         epoch += 1
@@ -352,7 +353,11 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
     short = None
     for batch in batches:
         found = [tensor for part in batch for tensor in tensors(part) if tensor.ndim]
-        require(found, "train_batches() gave a batch without a tensor of shape (samples, …)", error=WorkloadError)
+        require(
+            found,
+            "train_batches() gave a batch without a tensor of shape (samples, …); give (inputs, targets)",
+            error=WorkloadError,
+        )
         samples = len(found[0])
         if short is not None or samples > size:
             wrong = samples if short is None else short
@@ -394,9 +399,12 @@ def random_state_kept(*devices: torch.device) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
+_POSITION = ("samples", "micro_batches", "epoch", "offset", "place")  # attributes of `Growth` that steps change
+
+
 class Growth:
     """A trial's position in its batch schedule: the next step is in stage ``place``, at sample ``offset`` of ``epoch``.
-    ``train_samples`` is None if the workload makes its batches.
+    ``train_samples`` is None for batches that the workload makes, and for token batches.
     """
 
     def __init__(self, configuration: Configuration, train_samples: int | None) -> None:
@@ -460,18 +468,11 @@ class Growth:
 
     def state(self) -> dict[str, Any]:
         """Position to save."""
-        return {
-            "samples": self.samples,
-            "micro_batches": self.micro_batches,
-            "epoch": self.epoch,
-            "offset": self.offset,
-            "place": self.place,
-        }
+        return {name: getattr(self, name) for name in _POSITION}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a saved position."""
-        self.samples, self.micro_batches = state["samples"], state["micro_batches"]
-        self.epoch, self.offset, self.place = state["epoch"], state["offset"], state["place"]
+        vars(self).update({name: state[name] for name in _POSITION})
 
     def _end_epoch(self) -> None:
         if self._train_samples is not None and self.offset + self.stage.batch_size > self._train_samples:

@@ -19,6 +19,9 @@ from bssearch.training.nvml import DeviceMeter
 Ledger = Literal["train", "evaluation", "warmup", "other"]
 LEDGERS: tuple[Ledger, ...] = ("train", "evaluation", "warmup", "other")
 
+# The host's seconds of train segments; its CPU seconds; without waits for a CPU; without waits for the device.
+_OF_TRAIN = ("host", "cpu", "undelayed", "working")
+
 # Warn if the time outside all ledgers exceeds both bounds; short trials spend a larger share outside.
 LEDGER_GAP_SHARE = 0.01
 LEDGER_GAP_SECONDS = 0.005
@@ -56,30 +59,21 @@ class Clock:
         """Reset all ledgers."""
         self._started = self._now()
         self._seconds: dict[Ledger, float] = dict.fromkeys(LEDGERS, 0.0)
-        self._cpu_seconds = 0.0
-        self._undelayed_seconds = 0.0
-        self._host_train_seconds = 0.0
+        self._of_train = dict.fromkeys(_OF_TRAIN, 0.0)
         self._train_entered: float | None = None
         self._delay_entered: float | None = None
         self._knows_delays = self._delay_now() is not None
 
     def state(self) -> dict[str, Any]:
         """Seconds to save."""
-        return {
-            "seconds": dict(self._seconds),
-            "cpu_seconds": self._cpu_seconds,
-            "undelayed_seconds": self._undelayed_seconds,
-            "host_train_seconds": self._host_train_seconds,
-            "wall_seconds": self.wall_seconds,
-        }
+        return {"seconds": dict(self._seconds), "of_train": dict(self._of_train), "wall_seconds": self.wall_seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Add the seconds saved at a pause."""
         for name in LEDGERS:
             self._seconds[name] += state["seconds"][name]
-        self._cpu_seconds += state["cpu_seconds"]
-        self._undelayed_seconds += state["undelayed_seconds"]
-        self._host_train_seconds += state["host_train_seconds"]
+        for kind in _OF_TRAIN:
+            self._of_train[kind] += state["of_train"][kind]
         self._started -= state["wall_seconds"]
 
     @contextmanager
@@ -106,14 +100,14 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """A warning if the ledgers miss much of ``wall``."""
+        """A warning if the trial spent more than `LEDGER_GAP_SHARE` of its ``wall`` seconds outside all ledgers."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
         return [f"{gap:.3g} s of the trial's {wall:.3g} s were not measured ({gap / wall:.1%})"]
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Limit the host's lead; call after every step."""
+        """Limit the host's lead over a GPU; call after every step."""
 
     def waiting(self) -> AbstractContextManager[None]:
         """Context for waits for the device."""
@@ -133,20 +127,23 @@ class Clock:
     @property
     def cpu_share(self) -> float | None:
         """Share of train seconds in which this thread ran on a CPU."""
-        return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
+        return self._share_of_train("cpu", "host")
+
+    def _share_of_train(self, part: str, whole: str) -> float | None:
+        return self._of_train[part] / self._of_train[whole] if self._of_train[whole] > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
         """Train seconds without waits for a CPU; None with several threads or a GPU.
 
         Without the kernel's account of waits, these are the CPU seconds.
         """
-        return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
+        return self._of_train["undelayed"] if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
         """Train seconds for comparing trials, without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
-        seconds, delayed = self._seconds["train"], self._host_train_seconds - self._undelayed_seconds
+        seconds, delayed = self._seconds["train"], self._of_train["host"] - self._of_train["undelayed"]
         if self._train_entered is not None:
             now, delay = self._look()
             seconds += now - self._train_entered
@@ -158,7 +155,7 @@ class Clock:
         """True if other programs took the CPU; always False with several threads."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
-            share = self._undelayed_seconds / self._host_train_seconds
+            share = self._share_of_train("undelayed", "host")
         return threads == 1 and share is not None and share < MINIMUM_CPU_SHARE
 
     @contextmanager
@@ -176,12 +173,12 @@ class Clock:
             self.synchronize()
             left, delayed = self._look()
             host_seconds, cpu_seconds = left - entered, self._cpu_now() - cpu_entered
-            self._cpu_seconds += cpu_seconds
+            self._of_train["host"] += host_seconds
+            self._of_train["cpu"] += cpu_seconds
             if delayed is None or delay_entered is None:
-                self._undelayed_seconds += cpu_seconds
+                self._of_train["undelayed"] += cpu_seconds
             else:
-                self._undelayed_seconds += max(0.0, host_seconds - (delayed - delay_entered))
-            self._host_train_seconds += host_seconds
+                self._of_train["undelayed"] += max(0.0, host_seconds - (delayed - delay_entered))
             self._train_entered = self._delay_entered = None
             self._seconds["train"] += self._between(device_start, device_end, host_seconds)
             if self.meter is not None:
@@ -235,21 +232,6 @@ class CudaClock(Clock):
         self._launched = 0
         self._last_pace: torch.cuda.Event | None = None
         self._segment: _Segment | None = None
-        self._working_seconds = self._watched_seconds = 0.0
-
-    def state(self) -> dict[str, Any]:
-        """Seconds to save."""
-        return {
-            **super().state(),
-            "working_seconds": self._working_seconds,
-            "watched_seconds": self._watched_seconds,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See `Clock.restore`."""
-        super().restore(state)
-        self._working_seconds += state["working_seconds"]
-        self._watched_seconds += state["watched_seconds"]
 
     def pace(self, micro_batches: int = 1) -> None:
         """Wait for the device if the host is `RUN_AHEAD` micro-batches ahead."""
@@ -288,21 +270,18 @@ class CudaClock(Clock):
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
         # report; not measured here). So if the device lags more than a step at the end, each step counts as long as the
         # first step, which met an empty queue. A single step with more launches still overstates the share.
-        seconds = self._watched_seconds
-        return min(max(0.0, self._working_seconds / seconds), 1.0) if seconds > 0 else None
+        return self._share_of_train("working", "host")
 
     @contextmanager
     def _train(self) -> Iterator[None]:
         self._segment = segment = _Segment()
-        before = self._host_train_seconds
+        before = self._of_train["host"]
         try:
             with super()._train():
                 yield
         finally:
             self._segment = None
-            seconds = self._host_train_seconds - before
-            self._working_seconds += segment.working_seconds(seconds)
-            self._watched_seconds += seconds
+            self._of_train["working"] += segment.working_seconds(self._of_train["host"] - before)
 
     @property
     def cpu_share(self) -> float | None:

@@ -101,13 +101,13 @@ class Computation:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context of evaluations; uncompiled, as their shapes differ."""
+        """Context of evaluations, which run uncompiled because their shapes differ."""
         with self.uncompiled(), autocast(self.precision, self.device):
             yield
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Context: fp32, uncompiled, no benchmarked kernels."""
+        """Context of computation in fp32, uncompiled, without benchmarked kernels."""
         tries_kernels = torch.backends.cudnn.benchmark
         allow_tf32(False)
         torch.backends.cudnn.benchmark = False
@@ -119,7 +119,7 @@ class Computation:
             allow_tf32(self.precision == "tf32")
 
     def uncompiled(self) -> AbstractContextManager[object]:
-        """Context: compiled models run uncompiled."""
+        """Context in which compiled models run uncompiled."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
     def inputs(self, inputs: Any) -> Any:

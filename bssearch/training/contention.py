@@ -45,7 +45,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Result of a check for other work on the machine; ``unknown`` names an impossible check."""
+    """Result of a check for other work on the machine; ``unknown`` says why a check was impossible."""
 
     contended: bool
     reason: str | None = None
@@ -79,7 +79,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the machine's use at two moments of a trial with up to ``threads`` CPUs."""
+    """Compares the machine's use at the start and the end of a trial that uses up to ``threads`` CPUs."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ LOOK_SECONDS = 0.02  # seconds between timings of the kernel; the timings then c
 class CorePace:
     """Compares the core's pace with the fastest of `REMEMBERED` looks; one per process.
 
-    This recognises slow looks only after a look at full pace.
+    A slow look counts as slow only if another look was at full pace.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:

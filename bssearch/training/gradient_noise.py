@@ -1,9 +1,10 @@
-"""The gradient noise scale of a model in training, measured in separate passes.
+"""The gradient noise scale of a model in training, measured in separate passes or from the ranks' gradients.
 
-A pass computes gradients of a few small batches in fp32 and changes no training state.
+A separate pass computes gradients of a few small batches in fp32 and changes no training state.
 """
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,15 @@ from torch import nn
 from bssearch.errors import WorkloadError, require
 from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
 from bssearch.records.noise_scale import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
-from bssearch.training.batches import Growth, random_state_kept
+from bssearch.training.batches import Growth, TokenBatches, random_state_kept
 from bssearch.training.computation import buffers_kept
 from bssearch.training.course import Approach
+from bssearch.training.gradient_norms import adam_divisors, pass_of, sum_of_squares
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import trained_by
 from bssearch.training.trainer import Trainer, seed_everything
 from bssearch.workloads.base import WeightedLoss
-from bssearch.workloads.data import moved
+from bssearch.workloads.data import TokenPart, moved
 
 # Small batches in a long pass. ‖G‖² limits the estimate, and at equal samples, fewer and longer passes estimate ‖G‖²
 # better, but an interval needs several passes.
@@ -66,61 +68,70 @@ class GradientPasses:
         self.generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Samples of each of ``small_batches``; 0 if the training part has too few."""
-        size = small_batch_size(self._trainer.configuration, len(self._trainer.train), small_batches)
+        """Samples, or tokens with padding, of each of ``small_batches``; 0 if the training part has too few."""
+        train, configuration = self._trainer.train, self._trainer.configuration
+        if isinstance(train, TokenPart):
+            size = max(max(train.lengths), configuration.micro_batch_size // min(small_batches, SMALL_BATCHES))
+            return size if small_batches * size <= len(train) else 0
+        size = small_batch_size(configuration, len(train), small_batches)
         group = self._trainer.computation.settings.ghost_batch_size
         # Drop the samples that would form a ghost batch too small to normalise.
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
         """Make a pass; None for a non-finite gradient. Waits for the device."""
-        small_batch = self.small_batch(small_batches)
-        train = self._trainer.train
-        rows = self.generator.choice(len(train), small_batches * small_batch, replace=False)
+        batches = self._drawn(small_batches, self.generator)
         with _exact(self._trainer, seed=int(self.generator.integers(2**31))):
-            plain, adam = self._norms(torch.split(torch.from_numpy(rows).to(train.device), small_batch))
-        if not plain.are_finite or (adam is not None and not adam.are_finite):
-            return None
-        return Pass(small_batch=small_batch, small_batches=small_batches, samples=len(train), plain=plain, adam=adam)
+            return self._pass(batches)
 
     def load_kernels(self, small_batches: int) -> None:
         """Load a GPU's kernels."""
-        rows = torch.arange(self.small_batch(small_batches), device=self._trainer.train.device)
         with _exact(self._trainer, seed=0):
-            self._norms((rows,))
+            self._pass(self._drawn(small_batches, np.random.default_rng(0))[:1])
 
-    def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
+    def _drawn(self, small_batches: int, generator: np.random.Generator) -> Sequence[torch.Tensor]:
+        train, size = self._trainer.train, self.small_batch(small_batches)
+        if isinstance(train, TokenPart):
+            batches = TokenBatches(train.lengths, size, small_batches, int(generator.integers(2**31)))
+            return [torch.tensor(rows) for rows in next(batches.epoch())]
+        rows = generator.choice(len(train), small_batches * size, replace=False)
+        return torch.split(torch.from_numpy(rows).to(train.device), size)
+
+    def _pass(self, batches: Sequence[torch.Tensor]) -> Pass | None:
+        train, device = self._trainer.train, self._trainer.computation.device
         divisors = adam_divisors(self._trainer.optimizers)
-        kinds = [None] if divisors is None else [None, divisors]
-        small: list[list[torch.Tensor]] = [[] for _ in kinds]
+        small, weights = torch.zeros(2, dtype=torch.float64, device=device), []
         sums: dict[nn.Parameter, torch.Tensor] = {}
-        for batch in batches:
-            gradients = self._gradients(batch)
-            for squares, kind in zip(small, kinds, strict=True):
-                squares.append(_square(gradients, kind))
+        for rows in batches:
+            gradients, weight = self._gradients(rows)
+            small += sum_of_squares(gradients.items(), divisors, device)
+            weights.append(weight)
             for parameter, gradient in gradients.items():
                 sums[parameter] = sums[parameter] + gradient if parameter in sums else gradient
-        rows = [
-            torch.stack([torch.stack(squares).mean(), _square(sums, kind) / len(batches) ** 2])
-            for squares, kind in zip(small, kinds, strict=True)
-        ]
-        norms = [Norms(*row) for row in torch.stack(rows).tolist()]
-        return norms[0], norms[1] if len(norms) > 1 else None
+        weighed, big = torch.stack(weights), sum_of_squares(sums.items(), divisors, device)
+        norms = torch.stack([small, big, torch.stack([weighed.square().sum(), weighed.sum()])])
+        of_small, of_sum, (squared, weight) = norms.tolist()
+        batch = weight if isinstance(train, TokenPart) else sum(map(len, batches))
+        return pass_of(of_small, of_sum, (squared, weight), batch=batch, samples=len(train), divisors=divisors)
 
-    def _gradients(self, batch: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+    def _gradients(self, rows: torch.Tensor) -> tuple[dict[nn.Parameter, torch.Tensor], torch.Tensor]:
+        # gradient of the batch's summed loss, and the weight of the sum
         trainer, computation = self._trainer, self._trainer.computation
-        inputs, targets = moved(trainer.train.gather(batch), computation.device)
+        inputs, targets = moved(trainer.train.gather(rows), computation.device)
         loss = trainer.loss(trainer.model, computation.inputs(trainer.augment(inputs)), targets)
-        mean = loss.total / loss.weight if isinstance(loss, WeightedLoss) else loss
-        pairs = zip(self._parameters, torch.autograd.grad(mean, self._parameters, allow_unused=True), strict=True)
-        return {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+        if not isinstance(loss, WeightedLoss):
+            loss = WeightedLoss(loss * len(rows), len(rows))
+        found = torch.autograd.grad(loss.total, self._parameters, allow_unused=True)
+        pairs = zip(self._parameters, found, strict=True)
+        weight = torch.as_tensor(loss.weight, dtype=torch.float64, device=computation.device)
+        return {parameter: gradient for parameter, gradient in pairs if gradient is not None}, weight.detach()
 
 
 @dataclass(slots=True)
 class NoiseBudget:
     """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    ``pass_seconds``: of the last pass by (small batches, samples of each).
+    ``pass_seconds``: seconds of the last pass, by (small batches, samples of each).
     """
 
     train_seconds: float = 0.0
@@ -187,7 +198,7 @@ class NoiseMeter:
             "first_metric": self._approach.first,
             "ended": self._ended,
             "small_batches": self._small_batches,
-            "passes": [asdict(one) for one in self._passes],
+            "passes": list(map(asdict, self._passes)),
             "made": self._made,
             "spent": self._spent,
             "earned": self._earned,
@@ -198,9 +209,7 @@ class NoiseMeter:
         self._make.generator.bit_generator.state = state["generator"]
         self._approach.first = state["first_metric"]
         self._ended = state["ended"]
-        for one in state["passes"]:
-            adam = None if one["adam"] is None else Norms(**one["adam"])
-            self._passes.append(Pass(**{**one, "plain": Norms(**one["plain"]), "adam": adam}))
+        self._passes += map(_restored, state["passes"])
         self._made, self._spent = state["made"], state["spent"]
         self._small_batches, self._earned = state["small_batches"], state["earned"]
 
@@ -247,43 +256,76 @@ class NoiseMeter:
         return self._now()
 
 
+def _restored(saved: dict[str, Any]) -> Pass:
+    adam = None if saved["adam"] is None else Norms(**saved["adam"])
+    return Pass(**{**saved, "plain": Norms(**saved["plain"]), "adam": adam})
+
+
+# Of the train seconds, which include the ranks' norms: a measured step of 2 ranks took 1.3 to 1.8 times as long.
+RANK_NOISE_SHARE = 0.01
+
+FIRST_EVERY, LEAST_EVERY = 32, 8  # steps from one measured step to the next, before its cost is known, and least
+
+
+class RankNoise:
+    """Measures a trial's noise scale near the target in training steps: each rank's gradient is a small batch."""
+
+    def __init__(self, trainer: Trainer, target: Target) -> None:
+        self._trainer = trainer
+        self._approach = Approach(target)
+        self._passes: list[Pass] = []
+        self._spent = 0.0
+        self._every = 0
+
+    def after_evaluation(self, metric: float, train_seconds: float) -> None:
+        """Measure some of the next steps if the metric is near the target."""
+        self._take()
+        every = 0
+        if self._approach.is_near(metric) and not self._approach.target.is_met_by(metric):
+            every = FIRST_EVERY
+            if self._passes and train_seconds > 0:
+                steps = self._spent / len(self._passes) / (train_seconds / self._trainer.steps)
+                every = max(LEAST_EVERY, math.ceil(steps / RANK_NOISE_SHARE))
+        self._measure(every)
+
+    def state(self) -> dict[str, Any]:
+        """Passes to save."""
+        self._take()
+        return {
+            "first_metric": self._approach.first,
+            "every": self._every,
+            "spent": self._spent,
+            "passes": list(map(asdict, self._passes)),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore saved passes."""
+        self._approach.first, self._spent = state["first_metric"], state["spent"]
+        self._passes += map(_restored, state["passes"])
+        self._measure(state["every"])
+
+    def result(self) -> GradientNoise:
+        """The noise scale and its moments."""
+        self._take()
+        return gradient_noise(self._passes, self._spent if self._passes else None)
+
+    def _take(self) -> None:
+        self._passes += self._trainer.take_passes()
+        self._spent += self._trainer.noise_seconds
+        self._trainer.noise_seconds = 0.0
+
+    def _measure(self, every: int) -> None:
+        if every != self._every:
+            self._every = every
+            self._trainer.measure_noise(every)
+
+
 @contextmanager
 def _exact(trainer: Trainer, seed: int) -> Iterator[None]:
     computation = trainer.computation
     with buffers_kept(trainer.model), random_state_kept(computation.device), computation.exact():
         seed_everything(seed)
         yield
-
-
-Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
-
-
-def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Functions for Adam's √v̂ + ε by parameter; None unless all groups have betas and epsilon."""
-
-    def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
-        return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon
-
-    found = {
-        parameter: divisor(optimizer.state[parameter], group["betas"][1], group["eps"])
-        for optimizer in optimizers
-        if all({"betas", "eps"} <= group.keys() for group in optimizer.param_groups)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if {"exp_avg_sq", "step"} <= optimizer.state.get(parameter, {}).keys()
-    }
-    return found or None
-
-
-def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | None) -> torch.Tensor:
-    norms = [
-        torch.linalg.vector_norm(
-            gradient if divisors is None else gradient / divisors[parameter](), dtype=torch.float64
-        )
-        for parameter, gradient in gradients.items()
-        if divisors is None or parameter in divisors
-    ]
-    return torch.stack(norms).square().sum()
 
 
 PASSES = 2  # passes after each evaluation; a fixed number, so that a repeated request takes the same steps
@@ -335,15 +377,17 @@ class NoiseGrowth:
         self._moments = [(trace, square) for trace, square in state["moments"]]
 
 
-def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | None:
+def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | RankNoise | None:
     """A trial's noise meter, if wanted and possible."""
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
+    if trainer.computation.ranks is not None:
+        return RankNoise(trainer, request.target)
     return NoiseMeter(trainer, request.target, request.plan.seed, budget=budget)
 
 
 def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
-    """Growth by noise scale if scheduled; `WorkloadError` without a noise meter."""
+    """Growth by noise scale, if scheduled; `WorkloadError` if a pass is impossible."""
     if not trainer.growth.is_measured:
         return None
     reason = None if trainer.has_noise else "the workload gives no gradients of single samples"

@@ -37,7 +37,7 @@ from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
 from bssearch.training.course import Course, Ending, not_finite, paused, where
-from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMeter, noise_growth, noise_meter
+from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMeter, RankNoise, noise_growth, noise_meter
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
@@ -90,7 +90,7 @@ class Trial:
         clock.meter = self._device_meter = DeviceMeter(computation.device, others=others)
         self._reference = ReferenceKernel(computation.device, self._threads)
         self._trainer: Trainer | None = None
-        self._noise: NoiseMeter | None = None
+        self._noise: NoiseMeter | RankNoise | None = None
         self._noise_growth: NoiseGrowth | None = None
         self._noise_budget = noise_budget
         self._memory = peak_memory_meter(computation.device)

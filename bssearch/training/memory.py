@@ -19,7 +19,7 @@ MMAP_THRESHOLD_BYTES = 2**20
 
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
 
-STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CLEAR_REFS = Path("/proc/self/clear_refs")
 
 # Seconds between samples of the resident set if the kernel's mark cannot be reset; a sample takes about 20 µs (0.2%).
 SAMPLING_SECONDS = 0.01
@@ -64,13 +64,13 @@ def _is_device_full() -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the device's peak."""
+    """Reset a GPU's peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Peak bytes of tensors on a GPU."""
+    """Peak bytes of tensors on a GPU; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
@@ -105,7 +105,7 @@ class ResidentMemoryMeter:
         """Measure the peak from now on."""
         trim_heap()  # otherwise a trial would reuse freed memory unnoticed
         self.restart()
-        self._from = _resident_bytes("VmRSS")
+        self._from = _resident_bytes()
 
     def restart(self) -> None:
         """Reset the peak."""
@@ -113,50 +113,46 @@ class ResidentMemoryMeter:
 
     def peak_bytes(self) -> int | None:
         """Growth in bytes."""
-        peak = _resident_bytes("VmHWM")
+        peak = self._highest()
         return None if self._from is None or peak is None else max(0, peak - self._from)
 
     def close(self) -> None:
         """Do nothing."""
 
+    def _highest(self) -> int | None:
+        return peak_resident_bytes()
 
-class SampledMemoryMeter:
+
+class SampledMemoryMeter(ResidentMemoryMeter):
     """Growth of the resident set, sampled every `SAMPLING_SECONDS`."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._from: int | None = None
         self._peak = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
 
     def start(self) -> None:
         """Measure the peak from now on."""
-        trim_heap()
-        self._from = self._peak = self._resident()
+        super().start()
         if not self._thread.is_alive():
             self._thread.start()
 
     def restart(self) -> None:
         """Reset the peak."""
-        self._peak = self._resident()
-
-    def peak_bytes(self) -> int | None:
-        """Growth in bytes."""
-        return None if self._from is None else max(0, max(self._peak, self._resident()) - self._from)
+        self._peak = _resident_bytes()
 
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
 
+    def _highest(self) -> int:
+        return max(self._peak, _resident_bytes())
+
     def _sample(self) -> None:
         while not self._closed.wait(SAMPLING_SECONDS):
-            self._peak = max(self._peak, self._resident())
-
-    def _resident(self) -> int:
-        return int(self._process.memory_info().rss)
+            self._peak = self._highest()
 
 
 # Measures a trial's peak memory in bytes (see MemoryBasis). Call start before the model is built; restart resets the
@@ -218,11 +214,16 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
     return f"the allocator held {held:.3g} GiB of the device's {total / 2**30:.3g} GiB for {used:.3g} GiB of tensors"
 
 
-def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> int | None:
+def peak_process_memory_bytes(device: torch.device) -> int | None:
     """The process's peak bytes: tensors on a GPU, else resident."""
-    return peak_memory_bytes(device) if device.type == "cuda" else _resident_bytes("VmHWM", status)
+    return peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
 
 
-def _resident_bytes(field: str, status: Path = STATUS) -> int | None:
-    kib = found_in(status, rf"^{field}:\s*(\d+) kB$")
+def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
+    """The process's high-water mark, if the kernel keeps one."""
+    kib = found_in(status, r"^VmHWM:\s*(\d+) kB$")
     return None if kib is None else int(kib) * 1024
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)

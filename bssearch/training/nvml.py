@@ -58,7 +58,7 @@ def computing_processes(device: torch.device, since: float) -> list[tuple[int, s
 
 
 def listed_processes(device: torch.device) -> set[int] | None:
-    """Ids of computing processes, by NVML."""
+    """Ids of computing processes; None if unknown."""
     listed = _ask(device, lambda library, handle: library.nvmlDeviceGetComputeRunningProcesses(handle))
     return None if listed is None else {int(process.pid) for process in listed}
 
@@ -81,13 +81,13 @@ def throttle_reasons(device: torch.device) -> list[str] | None:
 
 
 def total_energy_joules(device: torch.device) -> float | None:
-    """Energy since the load of the driver."""
+    """Joules since the driver started; None if unknown."""
     millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))
     return millijoules / 1e3 if millijoules else None
 
 
 def clock_mhz(device: torch.device) -> float | None:
-    """Current clock of the streaming multiprocessors."""
+    """Current clock of the streaming multiprocessors; None if unknown."""
     megahertz = _ask(device, lambda library, handle: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM))
     return float(megahertz) if megahertz else None
 

@@ -159,7 +159,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         for name, default in OPTIMIZERS[configuration.optimizer].option_defaults().items()
     }
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
-    require(groups, "the model has no parameter to train")
+    require(groups, "the model has no parameter to train; build_model() must leave requires_grad on")
     one_kernel = True if fused else None
     if configuration.optimizer == "muon":
         return muon_with_adamw(model, configuration, options, one_kernel)
@@ -224,7 +224,7 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
             error=WorkloadError,
         )
         lacking = [index for index, group in enumerate(optimizer.param_groups) if "lr" not in group]
-        require(not lacking, f"{returned} without 'lr' in its parameter groups {lacking}", error=WorkloadError)
+        require(not lacking, f"{returned} without 'lr' in its parameter groups {lacking}; set lr", error=WorkloadError)
     return optimizers
 
 

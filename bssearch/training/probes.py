@@ -357,28 +357,25 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         "training samples",
         error=WorkloadError,
     )
-    require(
-        not computation.settings.counts_tokens,
-        "the gradient noise scale cannot be measured with training.batch_unit = tokens",
-        hint="set batch_unit: samples",
-        error=WorkloadError,
-    )
-    require(
-        len(data.train) >= PASS_BATCHES,
-        f"the training part has {len(data.train)} samples; give at least {PASS_BATCHES}",
-        error=WorkloadError,
-    )
     configuration = request.configuration
     try:
         warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
         with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
+            passes = GradientPasses(trainer, request.seed)
+            require(
+                passes.small_batch(PASS_BATCHES),
+                f"{len(data.train)} training samples or tokens are too few for {PASS_BATCHES} batches of a noise "
+                "measurement",
+                hint=f"give at least {PASS_BATCHES} samples, or {PASS_BATCHES} times the tokens of the longest sample",
+                error=WorkloadError,
+            )
             metric, reason = _train(request, trainer, data, computation)
             return NoiseMeasurement(
                 batch_size=configuration.batch_size,
                 micro_batch_size=configuration.micro_batch_size,
                 step=trainer.steps,
                 metric=metric,
-                noise=_measure_passes(GradientPasses(trainer, request.seed), request.noise_seconds_limit),
+                noise=_measure_passes(passes, request.noise_seconds_limit),
                 reason=reason,
             )
     except Exception as error:

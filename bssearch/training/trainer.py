@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,9 +22,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from bssearch.errors import BSSearchError, WorkloadError, require
 from bssearch.records import FIRST_LOSS, Configuration, parameters_of_group
 from bssearch.records.batch_schedule import constant_configurations
+from bssearch.records.noise_scale import Pass
 from bssearch.spec.space import OPTIONAL
 from bssearch.training.batches import Growth, micro_batches, placement_of, seed_of
 from bssearch.training.computation import Computation, autocast
+from bssearch.training.gradient_norms import Divisors, adam_divisors, pass_of, sum_of_squares
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import (
     Optimizers,
@@ -35,7 +38,7 @@ from bssearch.training.optimizers import (
 )
 from bssearch.training.schedule import schedule_for
 from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
-from bssearch.workloads.data import Batch, Data, Part, TokenPart
+from bssearch.workloads.data import Batch, BatchStream, Data, Part, TokenPart
 
 if TYPE_CHECKING:
     from bssearch.training.ranks import GradientSum, Ranks
@@ -60,7 +63,7 @@ class AveragedWeights:
 
     def restore(self, averages: list[torch.Tensor] | None) -> None:
         """Restore averages; without any, restart at the current weights."""
-        _copy(self._weights if averages is None else averages, self.averages)
+        torch._foreach_copy_(self.averages, self._weights if averages is None else averages)
 
     def averages_of(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Averages of some of the model's tensors."""
@@ -72,16 +75,11 @@ class AveragedWeights:
     def in_place(self) -> Iterator[None]:
         """Swap the averages into the model, at the same addresses."""
         kept = [tensor.clone() for tensor in self._weights]
-        _copy(self.averages, self._weights)
+        torch._foreach_copy_(self._weights, self.averages)
         try:
             yield
         finally:
-            _copy(kept, self._weights)
-
-
-def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)
+            torch._foreach_copy_(self._weights, kept)
 
 
 class Updates:
@@ -215,7 +213,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes batches or
-    the batch grows.
+    the batch grows. ``noise_seconds``: the host's seconds of `measure_noise`.
     """
 
     def __init__(
@@ -257,6 +255,9 @@ class Trainer(AbstractContextManager["Trainer"]):
             self._last_factor: float | None = None
             self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
             self._losses = LossSum(computation.device)
+            self._noise_every = 0
+            self.noise_seconds = 0.0
+            self._passes: list[Callable[[], Pass | None]] = []
 
     def _shared_model(self, ranks: Ranks, seed: int) -> GradientSum:
         ranks.copy_from_first([*self.model.parameters(), *self.model.buffers()])
@@ -281,6 +282,8 @@ class Trainer(AbstractContextManager["Trainer"]):
     def close(self) -> None:
         """End the loader processes; evaluations remain possible."""
         self._batches.close()
+        # from Python 3.12 on, a generator that is closed before its first batch keeps its loader
+        self._batches = (batch for batch in ())
 
     @property
     def is_over(self) -> bool:
@@ -298,13 +301,23 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def skipped_steps(self) -> int | None:
-        """Counted steps that loss scaling skipped; waits for the device."""
+        """Number of counted steps that loss scaling skipped, None without loss scaling; waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
     def has_noise(self) -> bool:
         """True if the workload gives gradients of arbitrary samples."""
-        return self._own_step is None and self.train.has_rows
+        return self._own_step is None and not isinstance(self.train, BatchStream)
+
+    def measure_noise(self, every: int) -> None:
+        """Measure the ranks' gradients in each ``every``-th step from now on, or in no step if 0."""
+        with self.together("measure_noise", every):
+            self._noise_every = every
+
+    def take_passes(self) -> list[Pass]:
+        """Measured passes since the last call; waits for the device."""
+        passes, self._passes = [one() for one in self._passes], []
+        return [one for one in passes if one is not None]
 
     def step(self) -> None:
         """Take an optimizer step."""
@@ -358,7 +371,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
-        """State to save, without random state; tensors not copied."""
+        """State to save, without random state and without copies of tensors."""
         model = self.model
         return {
             "steps": self.steps,
@@ -395,7 +408,8 @@ class Trainer(AbstractContextManager["Trainer"]):
     def restore_of_rank(self, state: dict[str, Any]) -> None:
         """Restore `state_of_rank`, after `restore`."""
         self._losses.restore(state["losses"])
-        _copy(state["statistics"], self._statistics)
+        if self._statistics:
+            torch._foreach_copy_(self._statistics, state["statistics"])
 
     def average_statistics(self) -> None:
         """Average the running statistics of batch normalisation over ranks."""
@@ -466,8 +480,11 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self._gradients.begin()
             self.updates.backward(share)
             self._losses.add(loss)
-        if self._gradients is not None:
-            self._gradients.end()
+        if self._gradients is not None and self._ranks is not None:
+            if self._noise_every and self.steps % self._noise_every == 0:
+                self._add_measured(self._gradients, self._ranks, weights)
+            else:
+                self._gradients.end()
         if weights and accumulates:
             require(
                 len(weights) == self.now.accumulation_steps,
@@ -480,6 +497,28 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self._ranks.add(whole)
             gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
             torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
+
+    def _add_measured(self, gradients: GradientSum, ranks: Ranks, weights: Sequence[torch.Tensor | float]) -> None:
+        # add the ranks' gradients, and keep a pass in which each rank's gradient is a small batch
+        started = time.perf_counter()
+        device, divisors = self.computation.device, adam_divisors(self.optimizers)
+        weight = sum(weights) / self.now.batch_size if weights else 1 / ranks.size
+        weighed = torch.as_tensor(weight, dtype=torch.float64, device=device).detach()
+        own = sum_of_squares(gradients_of(self.model), divisors, device)
+        sums = torch.stack([own, torch.stack([weighed.square(), weighed])])
+        self.noise_seconds -= time.perf_counter()
+        gradients.end()
+        self.noise_seconds += time.perf_counter()
+        ranks.add(sums)
+        norms = torch.stack([*sums, sum_of_squares(gradients_of(self.model), divisors, device)])
+        if ranks.rank == 0:
+            self._passes.append(partial(self._pass, norms, self.now.batch_size, divisors))
+        self.noise_seconds += time.perf_counter() - started
+
+    def _pass(self, norms: torch.Tensor, batch_size: int, divisors: Divisors | None) -> Pass | None:
+        small, (squared, weight), big = norms.tolist()
+        batch = weight * batch_size if isinstance(self.train, TokenPart) else batch_size
+        return pass_of(small, big, (squared, weight), batch=batch, samples=len(self.train), divisors=divisors)
 
     @property
     def _factor(self) -> float:
@@ -504,6 +543,11 @@ class Trainer(AbstractContextManager["Trainer"]):
             error=WorkloadError,
         )
         return loss
+
+
+def gradients_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor | None]]:
+    """A model's parameters and their gradients."""
+    return ((parameter, parameter.grad) for parameter in model.parameters())
 
 
 def seed_everything(seed: int) -> None:

@@ -313,7 +313,7 @@ class _InChunks:
 
 FORMAT_HINT = (
     'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "samples": samples}, '
-    "path) writes one"
+    "path) writes a checkpoint"
 )
 
 
@@ -399,7 +399,7 @@ def _of_trial(path: Path) -> SavedRun | None:
         with zipfile.ZipFile(path) as archive:
             if not {IDENTITY, TRAINING} <= set(archive.namelist()):
                 return None
-            configuration = json.loads(json.loads(_texts(archive)[0])["configuration"])
+            _check_archive(archive)
             with archive.open(TRAINING) as member:
                 _check_pickle(member)
                 training = torch.load(member, map_location="cpu", weights_only=True)
@@ -409,7 +409,7 @@ def _of_trial(path: Path) -> SavedRun | None:
             optimizer=trainer["optimizer"],
             average=trainer["average"],
             step=trainer["steps"],
-            samples=trainer["steps"] * configuration["batch_size"],
+            samples=trainer["growth"]["samples"],
         )
     except Exception as error:
         raise UsageError(f"checkpoint {path} of a trial cannot be read: {first_line(error)}") from error

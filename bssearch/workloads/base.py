@@ -190,6 +190,15 @@ def check_takes(workload: Workload, names: Iterable[str]) -> None:
         )
 
 
+def check_whole(workload: object, *names: str, low: int = 1, high: int | None = None) -> None:
+    """Raise `ValueError` unless the named settings are whole numbers within the bounds."""
+    for name in names:
+        value = getattr(workload, name)
+        if type(value) is not int or value < low or (high is not None and value > high):
+            bounds = f">= {low}" if high is None else f"from {low} to {high}"
+            raise ValueError(f"{name} = {value!r} must be a whole number {bounds}")
+
+
 METHODS = ("load", "build_model", "loss", "evaluate")
 
 
@@ -339,11 +348,14 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
     try:
         value = float(metrics[metric])
     except (TypeError, ValueError) as error:
-        raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}, which is not a number") from error
+        raise WorkloadError(
+            f"evaluate() returned {metrics[metric]!r} as {metric!r}; return a number for each metric"
+        ) from error
     info = workload.metrics.get(metric, MetricInfo())
     require(
         not (info.low is not None and value < info.low) and not (info.high is not None and value > info.high),
-        f"evaluate() returned {metric} = {value:g}, outside the declared range [{info.low}, {info.high}]",
+        f"evaluate() returned {metric} = {value:g}, outside the declared range [{info.low}, {info.high}]; "
+        "correct the metric or its MetricInfo",
         error=WorkloadError,
     )
     return value

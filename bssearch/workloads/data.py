@@ -1,4 +1,4 @@
-"""The forms of data that ``load`` may return: `Part`, `DatasetPart` and `BatchStream`."""
+"""The forms of data: `Part`, `DatasetPart`, `BatchStream` and `TokenPart`."""
 
 from __future__ import annotations
 
@@ -117,6 +117,10 @@ class HostPart(Part):
         """0, because the part stays on the host."""
         return 0
 
+    def to(self, device: torch.device) -> HostPart:
+        """Stay on the host."""
+        return self
+
 
 class DatasetPart(HostPart):
     """A part of samples, collated per batch; `chunks` moves batches to the device."""
@@ -172,13 +176,9 @@ class BatchStream(HostPart):
     def __len__(self) -> int:
         return self.samples
 
-    def to(self, device: torch.device) -> BatchStream:
-        """Stay on the host."""
-        return self
-
 
 class TokenPart(HostPart):
-    """Training samples whose number is their tokens; ``lengths`` are the tokens of each sample."""
+    """Training samples that count by their tokens; ``lengths``: tokens of each sample."""
 
     has_rows = False
 
@@ -189,9 +189,9 @@ class TokenPart(HostPart):
     def __len__(self) -> int:
         return sum(self.lengths)
 
-    def to(self, device: torch.device) -> TokenPart:
-        """Stay on the host."""
-        return self
+    def gather(self, rows: torch.Tensor) -> Batch:
+        """Collate rows (samples,) on the host."""
+        return self.samples.gather(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998
 
 import gzip
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,20 @@ import torch
 from torch import nn
 
 from bssearch.errors import WorkloadError, require
+from bssearch.workloads.base import check_whole
 from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
 
 
+@dataclass(eq=False)
 class Digits(TenClasses):
     """Classify the digits; by default 1,077 images train, 360 validate and 360 test, in a fixed stratified split."""
 
-    def __init__(self, validation_samples: int = 360, test_samples: int = 360) -> None:
-        if validation_samples < 1 or test_samples < 1:
-            raise ValueError(
-                f"validation_samples = {validation_samples} and test_samples = {test_samples} must be >= 1"
-            )
-        self.validation_samples = validation_samples
-        self.test_samples = test_samples
+    validation_samples: int = 360
+    test_samples: int = 360
+
+    def __post_init__(self) -> None:
+        check_whole(self, "validation_samples", "test_samples")
 
     def load(self, device: torch.device) -> Data:
         """Standardised images (samples, 1, 8, 8) and digits (samples,)."""

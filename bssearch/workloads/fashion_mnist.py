@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError, require
 from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
+from bssearch.workloads.base import check_whole
 from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
 
@@ -181,13 +182,12 @@ class FashionMnist(TenClasses):
             raise ValueError(f"norm = {norm!r} must be one of {', '.join(NORMS)}")
         if norm is not None and model == "mlp":
             raise ValueError(f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; omit norm")
-        if type(validation_samples) is not int or not 1 <= validation_samples <= HELD_OUT:
-            raise ValueError(f"validation_samples = {validation_samples!r} must be a whole number from 1 to {HELD_OUT}")
         if type(augment) is not bool:
             raise ValueError(f"augment = {augment!r} must be true or false")
         self.model = model
         self.norm = norm or "group"
         self.validation_samples = validation_samples
+        check_whole(self, "validation_samples", high=HELD_OUT)
         self._augments = augment
 
     def load(self, device: torch.device) -> Data:

@@ -22,6 +22,7 @@ from bssearch.files import naming, replacing
 from bssearch.records import MetricInfo
 from bssearch.settings import cache_folder
 from bssearch.workloads import fashion_mnist
+from bssearch.workloads.base import check_whole
 from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.fashion_mnist import HELD_OUT, FashionMnist
 from bssearch.workloads.ten_classes import CLASSES, EVALUATION_CHUNK
@@ -123,11 +124,8 @@ class FineTune:
 
     def __post_init__(self) -> None:
         self._weights: Weights | None = None
-        bounds = {"train_samples": (NEW_CLASSES, MOST_TRAINED), "validation_samples": (CLASSES, HELD_OUT)}
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise ValueError(f"{name} = {value!r} must be a whole number from {low} to {high}")
+        check_whole(self, "train_samples", low=NEW_CLASSES, high=MOST_TRAINED)
+        check_whole(self, "validation_samples", low=CLASSES, high=HELD_OUT)
 
     def load(self, device: torch.device) -> Data:
         """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.

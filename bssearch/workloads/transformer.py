@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bssearch.workloads.base import check_whole
+
 MLP_RATIO = 4  # hidden units per unit of width, as in GPT-2 and ViT
 
 
@@ -48,9 +50,6 @@ def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
 
 def check_sizes(workload: Any, names: Iterable[str]) -> None:
     """Raise `ValueError` unless the named settings are whole numbers >= 1 and ``heads`` divides ``width``."""
-    for name in names:
-        value = getattr(workload, name)
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} = {value!r} must be a whole number >= 1")
+    check_whole(workload, *names)
     if workload.width % workload.heads:
         raise ValueError(f"width = {workload.width} must be a multiple of heads = {workload.heads}")

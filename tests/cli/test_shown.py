@@ -44,6 +44,7 @@ from bssearch.files import Row, write_csv
 from bssearch.records import (
     Observation,
     Phase,
+    TrialObserved,
     TrialOutcome,
     TrialRecord,
     TrialRequest,
@@ -311,6 +312,20 @@ def test_without_a_terminal_progress_is_a_line_now_and_then_and_nothing_in_it_is
         "1 of 20 search trials · 0:00:10",
         "1 of 20 search trials · 0:00:20",
     ]
+
+
+def test_a_long_trial_shows_progress_with_its_evaluations() -> None:
+    observed = TrialObserved(1, make_curve((5.0, 0.5))[0])
+    text, seconds, shown = io.StringIO(), [0.0], list[object]()
+    console, running = Console(file=text, width=200), make_trial(1, state=TrialState.RUNNING)
+    for listener in (Lines(console, clock=lambda: seconds[0]), Display(console, shown.append, lambda: seconds[0])):
+        seconds[0] = 0.0
+        listener.observed(observed)
+        listener.started(running, history(running))
+        for seconds[0] in (1.0, BETWEEN_LINES, BETWEEN_LINES + 1.0, 2 * BETWEEN_LINES):
+            listener.observed(observed)
+    assert [line.split(" · ")[1] for line in text.getvalue().splitlines()] == ["0:00:10", "0:00:20"]
+    assert len(shown) == 3, "its start and two evaluations"
 
 
 # The answer -----------------------------------------------------------------------------------------------------------

@@ -164,6 +164,19 @@ def test_under_adam_the_noise_is_measured_as_its_update_sees_it() -> None:
     assert adam > 2 * plain, "the other coordinates are noise alone, and without the division too small to count"
 
 
+def test_sparse_adam_is_measured() -> None:
+    model = nn.Embedding(10, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    advisor = often(model, optimizer)
+    for _ in range(40):
+        rows = torch.randint(0, 10, (BATCH,))
+        torch.autograd.backward(((model(rows).sum(dim=1) - rows) ** 2).mean())
+        advisor.step()
+        optimizer.step()  # type: ignore[no-untyped-call]
+        optimizer.zero_grad()
+    assert advisor.noise.adam_low is not None
+
+
 @pytest.mark.parametrize(
     ("model", "size", "message"),
     [
@@ -241,6 +254,25 @@ def test_steps_with_another_number_of_backward_passes_are_not_measured() -> None
     model, ticks = at_zero(), itertools.count()
     advisor = bssearch.BatchAdvisor(model, BATCH, micro_batches=2, now=lambda: float(next(ticks)))
     assert "4 backward passes instead of 2" in str(followed(advisor, model, accumulated))
+
+
+def test_a_step_with_one_backward_pass_does_not_end_the_measurements_of_steps_with_more() -> None:
+    model = at_zero()
+
+    def one_then_four(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        # as with tokens as rows, the output of a micro-batch has as many rows as the batch has samples
+        for _ in range(1 if advisor.report().samples < 20 * BATCH else 4):
+            halved(advisor, model, x, y)
+
+    advisor = often(model)
+    followed(advisor, model, one_then_four, 60)
+    assert {one.small_batches for _, one in advisor._passes} == {2, 4}
+
+
+def test_a_gradient_that_is_not_finite_is_not_measured() -> None:
+    model = at_zero()
+    found = followed(often(model), model, lambda advisor, model, x, y: accumulated(advisor, model, x, y / 0))
+    assert found.measured_steps == 0 and found.reason == "a gradient was not finite"
 
 
 def test_a_parameter_may_be_frozen_while_the_advisor_follows() -> None:

@@ -247,7 +247,7 @@ def test_a_metric_that_is_not_finite_is_none(value: float) -> None:
     [
         ({"loss": 1.0}, "no metric 'accuracy'; it returned loss"),
         ({}, "no metric 'accuracy'; it returned nothing"),
-        ({"accuracy": 0.5, "loss": "low"}, "returned 'low' as 'loss', which is not a number"),
+        ({"accuracy": 0.5, "loss": "low"}, "returned 'low' as 'loss'; return a number"),
         ({"accuracy": 1.5, "loss": 1.0}, r"accuracy = 1.5, outside the declared range \[0.0, 1.0\]"),
         (0.5, "returned a float; return a mapping"),
     ],

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from bssearch.records import Configuration, GradientNoise, Target
-from bssearch.records.noise_scale import FEWEST_PASSES, gradient_noise, pooled
+from bssearch.records.noise_scale import FEWEST_PASSES, Pass, gradient_noise, pooled
 from bssearch.training.computation import Computation, GhostNorm, convert_batch_norms
 from bssearch.training.gradient_noise import (
     FEWEST_SMALL_BATCHES,
@@ -26,7 +26,7 @@ from bssearch.training.gradient_noise import (
 )
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss
-from bssearch.workloads.data import Part
+from bssearch.workloads.data import DatasetPart, Part, TokenPart
 from tests.factories import not_none
 from tests.training.test_trainer import trainer_of
 from tests.training.toys import FakeTime, Frozen, Toy, configuration, on_cpu, toy_data
@@ -183,6 +183,49 @@ def test_short_passes_over_a_quadratic_find_the_trace_and_the_square_that_its_sa
     assert found.trace == pytest.approx(trace, rel=0.1)
     assert found.square == pytest.approx(square, rel=0.1)
     assert found.low is not None and found.high is not None and found.low < trace / square < found.high
+
+
+class Sentences(Bowl):
+    """Samples of unequal numbers of words; the loss is `Bowl`'s of each word."""
+
+    def collate(self, samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return nn.utils.rnn.pad_sequence(samples, batch_first=True), torch.tensor([len(one) for one in samples])
+
+    def loss(  # type: ignore[override]
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> WeightedLoss:
+        assert isinstance(model, nn.Linear)
+        is_word = torch.arange(inputs.shape[1]) < targets[:, None]
+        losses = 0.5 * (model.weight - inputs).square().sum(dim=2)
+        return WeightedLoss((losses * is_word).sum(), is_word.sum())
+
+
+def test_passes_over_token_batches_find_the_trace_and_the_square_of_the_tokens() -> None:
+    lengths = [1 + 7 * number % 13 for number in range(580)]
+    words = 0.5 * toy_data(sum(lengths)).train.inputs
+    trace = words.double().var(dim=0).sum().item()
+    square = (0.5 - words.double().mean(dim=0)).square().sum().item()
+    part = TokenPart(DatasetPart(torch.split(words, lengths), Sentences().collate), lengths)
+    with Trainer(Sentences(), configuration(256), part, on_cpu(batch_unit="tokens", loader_workers=0), 0) as trainer:
+        assert trainer.has_noise
+        passes = GradientPasses(trainer, seed=1)
+        assert passes.small_batch(SMALL_BATCHES) == 32 and passes.small_batch(1000) == 0
+        found = gradient_noise([not_none(passes.measure()) for _ in range(300)])
+    assert found.trace == pytest.approx(trace, rel=0.1)
+    assert found.square == pytest.approx(square, rel=0.1)
+    assert not_none(found.low) < trace / square < not_none(found.high)
+
+
+def test_a_sparse_gradient_is_measured_as_a_dense_one() -> None:
+    def measured(sparse: bool) -> Pass:
+        words = Toy(
+            network=lambda _: nn.Sequential(nn.Embedding(5, 8, sparse=sparse), nn.Flatten(), nn.Linear(48, 2)),
+            augment=lambda inputs: inputs.long().clamp(0, 4),
+        )
+        return not_none(GradientPasses(trainer_of(configuration(20), words), seed=3).measure())
+
+    dense, sparse = measured(False), measured(True)
+    assert sparse.plain.small == pytest.approx(dense.plain.small) and sparse.plain.big == pytest.approx(dense.plain.big)
 
 
 def _second_moments(trainer: Trainer) -> list[torch.Tensor]:

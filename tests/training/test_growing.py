@@ -16,6 +16,7 @@ from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_sch
 from bssearch.records.scaling import LearningRateRule
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.training.trainer import Trainer, warm_up
+from bssearch.training.trial_checkpoint import read_checkpoint
 from bssearch.workloads.data import Part
 from tests.records.test_batch_schedule import milestones, schedules
 from tests.training.test_pausing import Parts, asked, check_goes_on
@@ -139,6 +140,12 @@ def test_a_resumed_trial_repeats_an_unpaused_trial(where: dict[str, int], data: 
     one = grows((0, 20), (60, 40, 20), (200, 80), dropout=0.3, warmup_epochs=1.0, optimizer="adamw")
     settings = {"data": data, "loader_workers": 0}
     check_goes_on(lambda: Parts(asked(one, tmp_path), settings), where)
+
+
+def test_a_checkpoint_has_the_samples_of_batches_that_grew(tmp_path: Path) -> None:
+    Parts(asked(grows((0, 20), (60, 40)), tmp_path)).run(stop_after=5)
+    saved = read_checkpoint(tmp_path / "trial")
+    assert (saved.step, saved.samples) == (5, 3 * 20 + 2 * 40)
 
 
 @pytest.mark.parametrize("stop_seen", [0, 10, 15])

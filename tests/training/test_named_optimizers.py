@@ -13,7 +13,7 @@ from torch import nn
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.spec.space import OPTIMIZERS
-from bssearch.training.gradient_noise import adam_divisors
+from bssearch.training.gradient_norms import adam_divisors
 from bssearch.training.optimizers import OF_TIMM, build_optimizer, check_libraries
 from tests.torchvision import import_timm
 from tests.training.test_trainer import weights_after

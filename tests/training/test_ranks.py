@@ -13,19 +13,20 @@ import torch
 from bssearch.errors import UsageError
 from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.rank_workers import RankProcesses
-from bssearch.records import Configuration, TrialState
+from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
 from bssearch.records.batch_schedule import with_batch_schedule
 from bssearch.spec.parts import TrainingSpec
+from bssearch.training import course, gradient_noise
 from bssearch.training.batches import micro_batches
 from bssearch.training.clock import Clock
 from bssearch.training.loop import Trial
 from bssearch.training.ranks import Ranks
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import resolve
+from bssearch.workloads.base import WeightedLoss, resolve
 from bssearch.workloads.data import BatchStream, DatasetPart, Part, TokenPart
 from tests.factories import changed
 from tests.records.test_batch_schedule import milestones
-from tests.training.toys import CPU, Toy, configuration, growth_after, on_cpu, request, run_trial, toy_data
+from tests.training.toys import CPU, Toy, batches_of, configuration, growth_after, on_cpu, request, run_trial, toy_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -201,6 +202,46 @@ def test_the_first_rank_draws_the_random_numbers_of_one_process_and_the_others_d
         assert len({tuple(state.tolist()) for state in (alone, *others)}) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_noise_scale_follows_from_the_gradients_of_the_ranks_before_their_sum(
+    together: Together, weighted: bool
+) -> None:
+    own = {"model.double": True, "loss.weighted": weighted}
+    split = replace(ADAMW, micro_batch_size=16, accumulation_steps=2, label_smoothing=0.0, parameters=own)
+    with together.trainer(split, 2) as trainer:
+        trainer.step()
+        trainer.measure_noise(2)
+        states = []
+        for _ in range(5):
+            states.append({name: one.detach().clone() for name, one in trainer.model.state_dict().items()})
+            trainer.step()
+        found = trainer.take_passes()
+        assert not trainer.take_passes()
+    assert len(found) == 2
+
+    # the last measured step is the fifth, whose weights are states[3]
+    whole = replace(split, micro_batch_size=8, accumulation_steps=4)
+    batches = list(islice(batches_of(together.data.train, whole, on_cpu(), 0), 20))[16:]
+    with together.trainer(whole) as alone:
+        alone.model.load_state_dict(states[3])
+        gradients, weights = [], []
+        for share in (batches[:2], batches[2:]):
+            losses = [alone.loss(alone.model, *one) for one in share]
+            parts = [one if isinstance(one, WeightedLoss) else WeightedLoss(one, 1.0) for one in losses]
+            weights.append(sum(float(one.weight) for one in parts))
+            summed = torch.stack([one.total for one in parts]).sum()
+            found_by_hand = torch.autograd.grad(summed, list(alone.model.parameters()), materialize_grads=True)
+            gradients.append(torch.cat([one.flatten() for one in found_by_hand]))
+    squared, weight = sum(one**2 for one in weights), sum(weights)
+    last = found[-1]
+    assert last.small_batches == pytest.approx(weight**2 / squared)
+    assert last.small_batch * last.small_batches == pytest.approx(32)
+    assert last.plain.small == pytest.approx(sum(float(one.square().sum()) for one in gradients) / squared)
+    assert last.plain.big == pytest.approx(float(torch.stack(gradients).sum(0).square().sum()) / weight**2)
+    assert last.adam is not None and last.adam.small > 10 * last.plain.small
+
+
 class Counting(Clock):
     """Counts steps."""
 
@@ -208,6 +249,20 @@ class Counting(Clock):
 
     def pace(self, micro_batches: int = 1) -> None:
         self.steps += 1
+
+
+def run_on_two(together: Together, asked: TrialRequest, stop_after: int) -> tuple[TrialOutcome, list[Observation]]:
+    """Run a trial on two ranks until it pauses after ``stop_after`` steps."""
+    clock, seen = Counting(), list[Observation]()
+
+    def stop() -> tuple[TrialState, str] | None:
+        return (TrialState.PAUSED, "later") if clock.steps >= stop_after else None
+
+    with together.processes.together(2):
+        trial = Trial(asked, together.workload, together.data, together.computation, clock=clock, stop=stop)
+        outcome = run_trial(trial, seen.append)
+    assert outcome.state is TrialState.PAUSED, outcome.reason
+    return outcome, seen
 
 
 @pytest.mark.slow
@@ -219,26 +274,32 @@ def test_a_paused_trial_resumes_with_the_random_numbers_and_statistics_of_each_r
     asked = changed(request(random, target=2.0, checkpoint=str(tmp_path / "trial")), eval_every_steps=5)
 
     def curve(stop_after: int, *, resumes: bool = False) -> list[tuple[int, float, float | None]]:
-        clock, seen = Counting(), []
-
-        def stop() -> tuple[TrialState, str] | None:
-            return (TrialState.PAUSED, "later") if clock.steps >= stop_after else None
-
-        with together.processes.together(2):
-            trial = Trial(
-                changed(asked, resumes=resumes),
-                together.workload,
-                together.data,
-                together.computation,
-                clock=clock,
-                stop=stop,
-            )
-            outcome = run_trial(trial, lambda one: seen.append((one.step, one.metric, one.loss)))
-        assert outcome.state is TrialState.PAUSED, outcome.reason
-        return seen
+        _, seen = run_on_two(together, changed(asked, resumes=resumes), stop_after)
+        return [(one.step, one.metric, one.loss) for one in seen]
 
     whole = curve(42)
     assert len(whole) == 9 and [*curve(13), *curve(10, resumes=True), *curve(19, resumes=True)] == whole
+
+
+@pytest.mark.slow
+def test_a_trial_on_ranks_measures_the_noise_scale_near_its_target_in_all_its_parts(
+    together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "WINDOW_SHARE", 0.05)
+    monkeypatch.setattr(gradient_noise, "RANK_NOISE_SHARE", 1e9)
+    for name in ("FIRST_EVERY", "LEAST_EVERY"):
+        monkeypatch.setattr(gradient_noise, name, 2)
+    split = replace(ADAMW, world_size=2, micro_batch_size=16)
+    asked = changed(request(split, checkpoint=str(tmp_path / "trial")), eval_every_steps=5)
+    asked = replace(asked, target=Target(metric="loss", value=0.0, goal=Goal.MINIMIZE))
+    whole, first, both = (
+        run_on_two(together, changed(asked, resumes=resumes), steps)[0].noise
+        for steps, resumes in ((40, False), (23, False), (17, True))
+    )
+    assert whole.passes is not None and first.passes is not None and whole.adam_low is not None
+    assert 0 < first.passes < whole.passes < 20
+    assert replace(both, seconds=None) == replace(whole, seconds=None)
+    assert 0 < (first.seconds or 0) < (both.seconds or 0)
 
 
 class Rank(Ranks):

@@ -1,7 +1,7 @@
 """Batches of tokens: loss and gradient equal those of one padded batch; mistakes are refused."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,23 @@ def test_an_own_loop_s_gradient_is_that_of_the_padded_batch(workload: CharLM, da
         shares.append([one.grad.clone() for one in model.parameters() if one.grad is not None])
     averaged = [torch.stack(each).mean(0) for each in zip(*shares, strict=True)]  # as DistributedDataParallel does
     assert_equal(averaged, padded(workload, model, data, flat(next(steps_of(data))))[1])
+
+
+class Resumed(Alone):
+    """A loop that resumes after two steps and a step that loss scaling skipped."""
+
+    def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
+        return 2, 3 * SIZE
+
+
+def test_a_loop_that_skipped_a_step_before_a_pause_divides_by_the_tokens_of_its_own_batch(data: Data) -> None:
+    trial = Trial(Resumed(TOKENS, SEED, {}, steps=9))
+    trial.state(model=nn.Linear(1, 1))
+    sampler = trial.token_batches(data.train.lengths)
+    rows = next(iter(trial.batches(DataLoader(range(400), batch_sampler=sampler, collate_fn=list))))  # type: ignore[arg-type]
+    fourth = next(itertools.islice(steps_of(data), 3, None))
+    assert rows == fourth[0]
+    assert trial.batch_tokens() == sum(data.train.lengths[row] for row in flat(fourth))
 
 
 def test_micro_batches_keep_the_budget_and_an_epoch_has_each_sample_once(data: Data) -> None:

@@ -315,7 +315,8 @@ def _apart(log: Log, column: Sequence[str]) -> list[Log]:
     if any("" in key or not _begins(rows, step) for key, rows in parts):
         return [log]
     told = [dict(zip((*keys, *rates), key, strict=False)) for key, _ in parts]
-    note = f"no column names the runs: {', '.join(max(told, key=len))} tell them apart"
+    longest = max(told, key=len)
+    note = f"no column names the runs: {', '.join(longest)} tell them apart"
     return [
         replace(
             log,

@@ -233,6 +233,7 @@ def _mlflow_run(folder: Path) -> Iterator[Log]:
         for line in read_text(file).splitlines() if file.is_file() else ():
             time, value, step = (*line.split(), "", "", "")[:3]
             rows.append({"step": step, CLOCK: number(time) / 1000, name: value})
+    rows.sort(key=itemgetter(CLOCK))
     yield Log(origin=str(folder), rows=rows, settings=settings)
 
 
@@ -378,6 +379,7 @@ def _library(module: str, place: Path | str) -> Any:
 
 
 _EVENTS = "events.out.tfevents.*"
+_PARTS_OF_RUN = ("train", "validation", "val", "eval")  # folders that Keras and others put beside each other
 
 
 def _tensorboard(folder: Path) -> Iterator[Log]:
@@ -392,9 +394,10 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
             if one.metadata.plugin_data.plugin_name == "scalars":
                 of_tensorflow.add(one.tag)
             is_tensor = one.tag in of_tensorflow and one.HasField("tensor")
-            if file.parent == folder and (is_tensor or one.HasField("simple_value")):
+            part = file.parent.name if file.parent != folder else ""
+            if part in ("", *_PARTS_OF_RUN) and (is_tensor or one.HasField("simple_value")):
                 value = array(one.tensor).item() if is_tensor else one.simple_value
-                rows.append({"step": at.step, CLOCK: at.wall_time, one.tag: value})
+                rows.append({"step": at.step, CLOCK: at.wall_time, f"{part}/{one.tag}" if part else one.tag: value})
     of_lightning = _yaml(folder / "hparams.yaml")
     settings |= of_lightning
     rows.sort(key=itemgetter(CLOCK))
@@ -436,7 +439,7 @@ TRAINER = LogKind(("trainer_state.json", "checkpoint-*/trainer_state.json"), _tr
 RAY = LogKind(("result.json",), _ray)
 MLFLOW_RUN = LogKind(("metrics/*",), _mlflow_run)
 MLFLOW = LogKind(("mlflow.db",), _mlflow_file, has_choices=True)
-TENSORBOARD = LogKind((_EVENTS,), _tensorboard)
+TENSORBOARD = LogKind((_EVENTS, *(f"{part}/{_EVENTS}" for part in _PARTS_OF_RUN[1:])), _tensorboard)
 WANDB = LogKind(("run-*.wandb", "*run-*/run-*.wandb"), _wandb)
 
 

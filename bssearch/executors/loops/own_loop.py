@@ -417,7 +417,7 @@ class Trial:
         self._stages.refuse("trial.token_batches()", "its batches have one size")
         batches = TokenBatches(lengths, self.micro_batch_size, micro_batches, self.seed)
         after_steps = self._samples_behind // self._now.batch_size
-        self._skipped_in_all = after_steps - self.steps
+        self._skipped_in_all = after_steps - self.steps  # before a pause, whose skipped steps count no step
         self._token_sampler = TokenSampler(batches, self.rank, self.world_size, after_steps)
         return self._token_sampler
 

@@ -378,6 +378,28 @@ def test_a_batch_size_that_grows_does_not_tell_runs_apart(tmp_path: Path) -> Non
         import_curves([table(tmp_path, text)], target=0.3)
 
 
+def test_an_unknown_default_did_not_miss_the_target(tmp_path: Path) -> None:
+    text = "run,step,val_acc,batch_size\na,10,0.1,8\na,20,0.2,8\nb,10,0.3,16\nb,20,0.6,16\n"
+    printed(tmp_path, "import", "curves", table(tmp_path, text), "--target", "0.4")
+    assert "default_missed" not in {one["code"] for one in read(tmp_path, "best", "log")["warnings"]}
+    known = ("--default-batch", "8", "--name", "known")
+    printed(tmp_path, "import", "curves", str(tmp_path / "log.csv"), "--target", "0.4", *known)
+    assert "default_missed" in {one["code"] for one in read(tmp_path, "best", "known")["warnings"]}
+
+
+@pytest.mark.slow
+def test_keras_s_folders_of_training_and_validation_are_one_run(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    for part, value in (("train", 1.0), ("validation", 0.1)):
+        with SummaryWriter(tmp_path / "logs" / "batch_64" / part) as writer:
+            for epoch in range(4):
+                writer.add_scalar("epoch_accuracy", value * (epoch + 1), epoch, walltime=1e9 + epoch)
+    trial = only_run(import_curves([str(tmp_path / "logs")], target=0.3, step="step", epoch_samples=6400))
+    assert [one.metric for one in trial.curve] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert (trial.configuration.batch_size, trial.outcome.first_hit_step) == (64, 300)
+
+
 def test_hints_use_the_log_s_own_names(tmp_path: Path) -> None:
     text = "step,val_acc,bs,num_gpus\n10,0.1,8,2\n20,0.5,8,2\n"
     with pytest.raises(UsageError) as raised:

@@ -11,7 +11,7 @@ from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import Configuration, GradientNoise, MemoryRequest, NoiseMeasurement, NoiseRequest, Target
 from bssearch.records.noise_scale import FEWEST_PASSES
 from bssearch.training import memory
-from bssearch.training.memory import limit_memory, peak_process_memory_bytes
+from bssearch.training.memory import limit_memory, peak_resident_bytes
 from bssearch.training.probes import (
     CPU_RESERVE_BYTES,
     PRECISION,
@@ -83,8 +83,8 @@ def test_a_reserve_is_kept_free_if_the_limit_of_the_memory_is_known(monkeypatch:
 def test_the_peak_of_a_process_is_its_high_water_mark(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmPeak:\t   99 kB\nVmHWM:\t     12 kB\nVmRSS:\t 7 kB\n")
-    assert peak_process_memory_bytes(CPU, status) == 12 * 1024
-    assert peak_process_memory_bytes(CPU, tmp_path / "absent") is None
+    assert peak_resident_bytes(status) == 12 * 1024
+    assert peak_resident_bytes(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize(("hard", "soft"), [(resource.RLIM_INFINITY, 5000), (4000, 4000)])
@@ -176,7 +176,12 @@ def test_the_measurement_ends_at_its_limit_however_wide_the_interval_is(monkeypa
     ("toy", "changes", "error", "said"),
     [
         (Toy(on_evaluate=metric_by_evaluation([0.5, math.nan])), {}, WorkloadError, "accuracy is not finite at step 5"),
-        (Toy(), {"samples": 31, "configuration": configuration(2)}, WorkloadError, "has 31 samples; give at least"),
+        (
+            Toy(),
+            {"samples": 31, "configuration": configuration(2)},
+            WorkloadError,
+            "31 training samples or tokens are too few for 32",
+        ),
         (
             Toy(on_loss=Mock(side_effect=torch.OutOfMemoryError("full"))),
             {},

@@ -1,0 +1,89 @@
+"""Squared norms of gradients, plain and as Adam's update sees them, from which the gradient noise scale follows."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from bssearch.records.noise_scale import Norms, Pass
+
+Divisors = Mapping[nn.Parameter, Callable[[], torch.Tensor]]
+
+
+def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
+    """Functions for Adam's √v̂ + ε by parameter; None unless all groups have betas and epsilon."""
+
+    def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
+        return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(epsilon)
+
+    found = {
+        parameter: divisor(optimizer.state[parameter], group["betas"][1], group["eps"])
+        for optimizer in optimizers
+        if all({"betas", "eps"} <= group.keys() for group in optimizer.param_groups)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if {"exp_avg_sq", "step"} <= optimizer.state.get(parameter, {}).keys()
+    }
+    return found or None
+
+
+def squares(parameter: nn.Parameter, gradient: torch.Tensor, divisors: Divisors | None) -> torch.Tensor:
+    """Squared norms of a gradient, (2,): plain, and divided as in Adam's update or 0."""
+    given = gradient.detach().coalesce() if gradient.is_sparse else gradient.detach()
+    values, place = (given.values(), tuple(given.indices())) if given.is_sparse else (given, ...)
+    divisor = (divisors or {}).get(parameter)
+    seen = [values, values.new_zeros(1) if divisor is None else values / divisor()[place]]
+    return torch.stack([_norm(torch.view_as_real(one) if one.is_complex() else one) for one in seen]).square()
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    # Norms of rows in the gradient's precision, then their norm in float64: takes a third of the time of float64 alone,
+    # and is more exact than one long sum.
+    rows = torch.linalg.vector_norm(values.flatten(1) if values.ndim > 1 else values, dim=-1)
+    norm: torch.Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
+    return norm
+
+
+def sum_of_squares(
+    gradients: Iterable[tuple[nn.Parameter, torch.Tensor | None]], divisors: Divisors | None, device: torch.device
+) -> torch.Tensor:
+    """`squares` of a whole gradient: (2,)."""
+    found = [squares(one, gradient, divisors).to(device) for one, gradient in gradients if gradient is not None]
+    return torch.stack(found).sum(dim=0) if found else torch.zeros(2, dtype=torch.float64, device=device)
+
+
+def pass_of(
+    small: Sequence[float],
+    big: Sequence[float],
+    weights: tuple[float, float],
+    *,
+    batch: float,
+    samples: int,
+    divisors: Divisors | None,
+) -> Pass | None:
+    """A pass over small batches of unequal weight; None unless two batches have finite gradients.
+
+    A small batch's gradient is its weight × the gradient of its mean loss. Both norms are plain and for Adam.
+
+    Args:
+        small: Sum of the small batches' squared norms.
+        big: Squared norm of the sum of their gradients.
+        weights: Sum of the squared weights, and sum of the weights.
+        batch: Samples of all small batches.
+    """
+    # E Σ‖wᵢgᵢ‖² = ‖G‖² Σwᵢ² + tr Σ W² / batch, because the batch with weight wᵢ has batch × wᵢ / W samples. Divided by
+    # Σwᵢ², this is the expectation of Norms.small for W² / Σwᵢ² equal batches.
+    squared, weight = weights
+    batches = weight**2 / squared if squared > 0 else 0.0
+    if batches <= 1:
+        return None
+    plain, adam = (Norms(one / squared, other / weight**2) for one, other in zip(small, big, strict=True))
+    if not plain.are_finite or not adam.are_finite:
+        return None
+    return Pass(
+        small_batch=batch / batches,
+        small_batches=batches,
+        samples=samples,
+        plain=plain,
+        adam=None if divisors is None else adam,
+    )
