@@ -97,10 +97,10 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
         return shared(batches)
     if isinstance(train, TokenPart):
         drawn = enumerate(_token_micro_batches(train, seed, growth.stage))
-        later = itertools.islice(drawn, growth.micro_batches, None)
-        return _streamed_from_host(
-            train.samples, shared((place, np.array(rows)) for place, rows in later), computation, seed
-        )
+        for _ in range(growth.micro_batches):  # now, so that the next step's time does not include the work
+            next(drawn)
+        places = shared((place, np.array(rows)) for place, rows in drawn)
+        return _streamed_from_host(train.samples, places, computation, seed)
     epochs = _epochs(len(train), seed, growth.epoch)
     if placement_of(train, computation) == "device":
         return _gathered(train, shared(rows_of_steps(_ready(epochs, computation), growth)))

@@ -99,13 +99,16 @@ class ResidentMemoryMeter:
     """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5))."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
-    _from: int | None = None
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._from: int | None = None
 
     def start(self) -> None:
         """Measure the peak from now on."""
         trim_heap()  # otherwise a trial would reuse freed memory unnoticed
         self.restart()
-        self._from = _resident_bytes()
+        self._from = self._resident()
 
     def restart(self) -> None:
         """Reset the peak."""
@@ -122,6 +125,9 @@ class ResidentMemoryMeter:
     def _highest(self) -> int | None:
         return peak_resident_bytes()
 
+    def _resident(self) -> int:
+        return int(self._process.memory_info().rss)
+
 
 class SampledMemoryMeter(ResidentMemoryMeter):
     """Growth of the resident set, sampled every `SAMPLING_SECONDS`."""
@@ -129,6 +135,7 @@ class SampledMemoryMeter(ResidentMemoryMeter):
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
 
     def __init__(self) -> None:
+        super().__init__()
         self._peak = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
@@ -141,14 +148,14 @@ class SampledMemoryMeter(ResidentMemoryMeter):
 
     def restart(self) -> None:
         """Reset the peak."""
-        self._peak = _resident_bytes()
+        self._peak = self._resident()
 
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
 
     def _highest(self) -> int:
-        return max(self._peak, _resident_bytes())
+        return max(self._peak, self._resident())
 
     def _sample(self) -> None:
         while not self._closed.wait(SAMPLING_SECONDS):
@@ -223,7 +230,3 @@ def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
     """The process's high-water mark, if the kernel keeps one."""
     kib = found_in(status, r"^VmHWM:\s*(\d+) kB$")
     return None if kib is None else int(kib) * 1024
-
-
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)

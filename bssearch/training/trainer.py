@@ -283,7 +283,8 @@ class Trainer(AbstractContextManager["Trainer"]):
         """End the loader processes; evaluations remain possible."""
         self._batches.close()
         # from Python 3.12 on, a generator that is closed before its first batch keeps its loader
-        self._batches = (batch for batch in ())
+        none: tuple[Batch, ...] = ()
+        self._batches = (batch for batch in none)
 
     @property
     def is_over(self) -> bool:
