@@ -34,6 +34,8 @@ CONFIRMATION_RUNS = 34  # runs until a study settles: about the median of tests/
 
 LONGER = 4  # a study that has not settled by then needs about a quarter more runs
 
+TUNED = 0.5  # wall seconds of a search trial / those of the default, the first trial, in five studies
+
 BETWEEN_TRIALS = 10.0  # seconds from a trial to the next; a longer time is a break of the study
 
 BAR = 20  # characters
@@ -46,11 +48,14 @@ def seconds_left(history: History) -> float | None:
         for one in history.all_trials
         if one.phase is Phase.SEARCH and not one.state.is_missing and one.outcome and one.ended_at
     )
-    walls = [wall for _, wall, _ in ended]
-    reached = [wall for _, wall, state in ended if state is TrialState.REACHED]
-    if not reached or len(ended) < 2:  # the default alone, the first trial, is several times too slow
+    if len(ended) < 2:
         return None
-    at_once = max(1.0, math.fsum(walls) / max(history.busy_seconds, 1e-9))
+    measured = [wall for _, wall, _ in ended]
+    walls = [TUNED * measured[0], *measured[1:]]
+    reached = [wall for wall, (*_, state) in zip(walls, ended, strict=True) if state is TrialState.REACHED]
+    if not reached:
+        return None
+    at_once = max(1.0, math.fsum(measured) / max(history.busy_seconds, 1e-9))
     # Seconds from end to end: decisions and the starts of processes count, breaks of the study hardly.
     turns = [min(end - before, wall + BETWEEN_TRIALS) for (before, *_), (end, wall, _) in pairwise(ended)]
     turn = statistics.mean([walls[0], *turns])

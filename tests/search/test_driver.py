@@ -411,11 +411,11 @@ PROBES = {size: make_probe(size) for size in SIZES}
 
 
 def searched(count: int, seconds: float = 3.0) -> list[TrialRecord]:
-    """Sequential search trials of ``seconds`` wall seconds each."""
+    """Sequential search trials of ``seconds`` wall seconds each; the first takes twice as long."""
     return [
         replace(
-            make_trial(n, batch_size=SIZES[n % 5], learning_rate=0.01 * n, seconds=seconds),
-            created_at=EPOCH + timedelta(seconds=seconds * n),
+            make_trial(n, batch_size=SIZES[n % 5], learning_rate=0.01 * n, seconds=seconds * (2 if n == 1 else 1)),
+            created_at=EPOCH + timedelta(seconds=seconds * (0 if n == 1 else n)),
             ended_at=EPOCH + timedelta(seconds=seconds * (n + 1)),
         )
         for n in range(1, count + 1)
@@ -444,15 +444,14 @@ def test_a_study_takes_the_rest_of_its_trials_at_their_pace_and_the_usual_confir
 
 
 def test_two_trials_at_once_take_half_the_time_and_a_lost_trial_is_no_progress() -> None:
-    beside = [replace(one, created_at=two.created_at, ended_at=two.ended_at) for one, two in
-              zip(searched(4), [*searched(2), *searched(2)], strict=True)]  # fmt: skip
+    beside = [*searched(2), *(replace(one, number=one.number + 2) for one in searched(2))]
     assert seconds_left(history(beside)) == pytest.approx((16 * 3.0 + FRESH) / 2)
     lost = replace(make_trial(9, state=TrialState.LOST), ended_at=EPOCH)
     assert seconds_left(history([*searched(5), lost])) == pytest.approx(15 * 3.0 + FRESH)
 
 
 def test_a_budget_of_wall_seconds_ends_the_search_sooner() -> None:
-    spec = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0, "wall_seconds": 20.0})
+    spec = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0, "wall_seconds": 23.0})
     assert seconds_left(history(searched(5), spec)) == pytest.approx(5.0 + FRESH)
     assert seconds_left(history(searched(10), spec)) == pytest.approx(FRESH)
 
