@@ -275,7 +275,6 @@ class RankNoise:
         self._approach = Approach(target)
         self._passes: list[Pass] = []
         self._spent = 0.0
-        self._every = 0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
         """Measure some of the next steps if the metric is near the target."""
@@ -286,14 +285,15 @@ class RankNoise:
             if self._passes and train_seconds > 0:
                 steps = self._spent / len(self._passes) / (train_seconds / self._trainer.steps)
                 every = max(LEAST_EVERY, math.ceil(steps / RANK_NOISE_SHARE))
-        self._measure(every)
+        if every != self._trainer.noise_every:
+            self._trainer.measure_noise(every)
 
     def state(self) -> dict[str, Any]:
         """Passes to save."""
         self._take()
         return {
             "first_metric": self._approach.first,
-            "every": self._every,
+            "every": self._trainer.noise_every,
             "spent": self._spent,
             "passes": list(map(asdict, self._passes)),
         }
@@ -302,7 +302,7 @@ class RankNoise:
         """Restore saved passes."""
         self._approach.first, self._spent = state["first_metric"], state["spent"]
         self._passes += map(_restored, state["passes"])
-        self._measure(state["every"])
+        self._trainer.measure_noise(state["every"])
 
     def result(self) -> GradientNoise:
         """The noise scale and its moments."""
@@ -313,11 +313,6 @@ class RankNoise:
         self._passes += self._trainer.take_passes()
         self._spent += self._trainer.noise_seconds
         self._trainer.noise_seconds = 0.0
-
-    def _measure(self, every: int) -> None:
-        if every != self._every:
-            self._every = every
-            self._trainer.measure_noise(every)
 
 
 @contextmanager

@@ -213,7 +213,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes batches or
-    the batch grows. ``noise_seconds``: the host's seconds of `measure_noise`.
+    the batch grows. ``noise_every`` and ``noise_seconds`` (of the host): see `measure_noise`.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             self._last_factor: float | None = None
             self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
             self._losses = LossSum(computation.device)
-            self._noise_every = 0
+            self.noise_every = 0
             self.noise_seconds = 0.0
             self._passes: list[Callable[[], Pass | None]] = []
 
@@ -313,7 +313,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def measure_noise(self, every: int) -> None:
         """Measure the ranks' gradients in each ``every``-th step from now on, or in no step if 0."""
         with self.together("measure_noise", every):
-            self._noise_every = every
+            self.noise_every = every
 
     def take_passes(self) -> list[Pass]:
         """Measured passes since the last call; waits for the device."""
@@ -482,7 +482,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             self.updates.backward(share)
             self._losses.add(loss)
         if self._gradients is not None and self._ranks is not None:
-            if self._noise_every and self.steps % self._noise_every == 0:
+            if self.noise_every and self.steps % self.noise_every == 0:
                 self._add_measured(self._gradients, self._ranks, weights)
             else:
                 self._gradients.end()
@@ -505,13 +505,14 @@ class Trainer(AbstractContextManager["Trainer"]):
         device, divisors = self.computation.device, adam_divisors(self.optimizers)
         weight = sum(weights) / self.now.batch_size if weights else 1 / ranks.size
         weighed = torch.as_tensor(weight, dtype=torch.float64, device=device).detach()
-        own = sum_of_squares(gradients_of(self.model), divisors, device)
+        trained = list(itertools.chain.from_iterable(map(trained_by, self.optimizers)))
+        own = sum_of_squares(((one, one.grad) for one in trained), divisors, device)
         sums = torch.stack([own, torch.stack([weighed.square(), weighed])])
         self.noise_seconds -= time.perf_counter()
         gradients.end()
         self.noise_seconds += time.perf_counter()
         ranks.add(sums)
-        norms = torch.stack([*sums, sum_of_squares(gradients_of(self.model), divisors, device)])
+        norms = torch.stack([*sums, sum_of_squares(((one, one.grad) for one in trained), divisors, device)])
         if ranks.rank == 0:
             self._passes.append(partial(self._pass, norms, self.now.batch_size, divisors))
         self.noise_seconds += time.perf_counter() - started
@@ -544,11 +545,6 @@ class Trainer(AbstractContextManager["Trainer"]):
             error=WorkloadError,
         )
         return loss
-
-
-def gradients_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor | None]]:
-    """A model's parameters and their gradients."""
-    return ((parameter, parameter.grad) for parameter in model.parameters())
 
 
 def seed_everything(seed: int) -> None:
