@@ -13,14 +13,18 @@ from __future__ import annotations
 import json
 import math
 import re
+import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -93,7 +97,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
     except RuntimeError as error:
         raise SchemaError(
             f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
-            hint="upgrade them with: optuna storage upgrade --storage URL",
+            hint="upgrade Optuna, or the tables: optuna storage upgrade --storage URL",
         ) from None
     try:
         yield storage
@@ -153,8 +157,26 @@ def _reading(url: URL) -> Iterator[RDBStorage]:
             f"{shown(url)} is {'a bssearch database' if own else 'not an Optuna database'}",
             hint="open this database with --db" if own else None,
         )
-    with optuna_storage(url, address=address) as storage:
+    with ExitStack() as stack:
+        try:
+            storage = stack.enter_context(optuna_storage(url, address=address))
+        except SchemaError as error:
+            if path is None:
+                raise
+            copy = Path(stack.enter_context(TemporaryDirectory())) / "upgraded.db"
+            if not _is_upgraded(path, copy):
+                raise error from None
+            storage = stack.enter_context(optuna_storage(url, address=URL.create("sqlite", database=str(copy))))
         yield storage
+
+
+def _is_upgraded(path: Path, copy: Path) -> bool:
+    # Copy an older Optuna's file and upgrade the copy, in a process because alembic changes all loggers
+    theirs = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
+    with closing(theirs), closing(sqlite3.connect(copy)) as ours:
+        theirs.backup(ours)
+    code = "import sys, optuna; optuna.storages.RDBStorage(sys.argv[1], skip_compatibility_check=True).upgrade()"
+    return subprocess.run([sys.executable, "-c", code, f"sqlite:///{copy}"], capture_output=True).returncode == 0
 
 
 def table_names(url: URL) -> set[str]:

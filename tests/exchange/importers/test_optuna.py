@@ -1,6 +1,8 @@
 """Optuna studies become studies as far as they say what they measured; nothing is written to their database."""
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -600,9 +602,21 @@ def test_a_server_is_read_and_its_password_is_never_shown(write: Write, postgres
         assert "hunter2" not in refuse(kind, wrong, said="")
 
 
-def test_tables_of_another_version_of_optuna_are_named(write: Write, tmp_path: Path) -> None:
+def test_a_file_of_optuna_2_is_read_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "old.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript((Path(__file__).parents[2] / "data" / "optuna-2.10.1.sql").read_text())
+    before = file.read_bytes()
+    made = import_optuna(str(file), metric="acc", target=0.5, param=["lr=learning_rate"], steps="step")
+    (study,) = made.studies
+    assert [one.configuration.batch_size for one in study.trials] == [16, 16, 16, 32, 32, 32, 64, 64, 64]
+    assert [one.outcome.steps_to_target for one in study.trials if one.configuration.batch_size == 64] == [None, 75, 38]
+    assert file.read_bytes() == before
+
+
+def test_tables_of_a_later_version_of_optuna_are_named(write: Write, tmp_path: Path) -> None:
     file = write(trial(0.95, to_target_s=1.0))
-    execute(file, "UPDATE alembic_version SET version_num = 'v2.6.0.a'")
+    execute(file, "UPDATE alembic_version SET version_num = 'v9.0.0.a'")
     refuse(SchemaError, file, said="optuna storage upgrade", target=0.9)
 
 
