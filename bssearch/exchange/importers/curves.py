@@ -303,7 +303,9 @@ def _apart(log: Log, column: Sequence[str]) -> list[Log]:
     rates = [name for name, one in ours.items() if one == "learning_rate"]
     keys = [name for name, one in ours.items() if _is_known(one) and name not in rates]
     step = first_name(first, STEPS)
-    if step is None or not any(is_about_batch(ours[one]) for one in keys) or RUN_NAMES & {*map(str.lower, first)}:
+    is_told = any(is_about_batch(_ours(name)) for name in (*log.settings, *log.mentioned))
+    sizes = [name for name in keys if is_about_batch(ours[name]) and name.lower() != "batch"]  # that may be a counter
+    if step is None or is_told or not sizes or RUN_NAMES & {*map(str.lower, first)}:
         return [log]
     parts: list[tuple[tuple[str, ...], list[Row]]] = []
     for key, rows in grouped((_cells(row, keys), row) for row in log.rows).items():

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -368,6 +369,14 @@ def test_a_table_without_names_of_runs_is_told_apart_by_its_settings(tmp_path: P
     ).studies
     found = {(one.configuration.batch_size, one.configuration.learning_rate): len(one.curve) for one in study.trials}
     assert found == dict.fromkeys(runs, 3)
+
+
+@pytest.mark.parametrize("size", ["", ",batch_size"])
+def test_a_counter_of_batches_does_not_tell_runs_apart(size: str, tmp_path: Path) -> None:
+    rows = [(100 * epoch + batch, batch, epoch / 10) for epoch in range(5) for batch in (20, 40)]
+    text = f"step,batch,val_acc{size}\n" + "".join(f"{a},{b},{c}{',8' if size else ''}\n" for a, b, c in rows)
+    with pytest.raises(UsageError) if not size else nullcontext():
+        assert len(only_run(import_curves([table(tmp_path, text)], target=0.3)).curve) == 10
 
 
 def test_a_batch_size_that_grows_does_not_tell_runs_apart(tmp_path: Path) -> None:
