@@ -46,7 +46,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """A median over seeds; the 95 % interval is null below three runs or if a run missed the target."""
+    """A median over seeds; the 95 % interval is null below three runs, and below six if a run missed the target."""
 
     median: float
     low: float | None

@@ -1,7 +1,5 @@
 """The answer's rows, one per batch size."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Build the answer from a study's records, also for another target or device."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import shlex
@@ -58,6 +56,7 @@ from bssearch.analysis.optimum import (
     ratio_interval,
     repeats,
     runs_to_settle,
+    without_early_ends,
 )
 from bssearch.analysis.shape import (
     Beyond,
@@ -664,6 +663,7 @@ def predict_for_device(
 
     Notices name the trials left out: no step time, another model than the default's, or a growing batch.
     """
+    trials = without_early_ends(trials, objective_of(spec))
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)
     trials = [one for one in constant if is_timed(spec, one.configuration)]

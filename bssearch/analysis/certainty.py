@@ -65,7 +65,7 @@ def heights(
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
     counted = [one for one in trials if one.phase is Phase.SEARCH and one.configuration.optimizer == optimizer]
-    reached = [(one, log) for one in counted if (log := _log_figure(objective, objective.figure(one))) is not None]
+    reached = [(one, log) for one in counted if (log := objective.log_figure(one)) is not None]
     sizes = sorted({one.configuration.batch_size for one, _ in reached})
     rates = {one.configuration.learning_rate for one, _ in reached}
     if len(reached) < len(sizes) + FEWEST_MORE or len(rates) < FEWEST_MORE:
@@ -73,7 +73,8 @@ def heights(
     missed = [
         (one, log)
         for one in counted
-        if one.configuration.batch_size in sizes and (log := _log_figure(objective, objective.bound(one))) is not None
+        if one.configuration.batch_size in sizes and objective.figure(one) is None
+        if (log := objective.log_bound(one)) is not None
     ]
     middle = (math.log2(sizes[0]) + math.log2(sizes[-1])) / 2
     tried = [_rate(one) for one, _ in reached]
@@ -126,10 +127,6 @@ def _height(valleys: Numbers, rate: float, octave: float) -> Numbers:
 
 def _rate(trial: TrialRecord) -> float:
     return math.log2(trial.configuration.learning_rate)
-
-
-def _log_figure(objective: Objective, figure: float | None) -> float | None:
-    return None if figure is None else objective.log(figure)
 
 
 ENOUGH = 0.9
@@ -391,10 +388,10 @@ def beliefs(
     show (`heights`), and hidden gains (`HIDDEN`).
     """
     # a batch size has no bound if all runs diverged or ran out of memory
-    known = {size: one for size, one in verdict.by_batch.items() if _tells(one)}
+    known = {size: one for size, one in verdict.by_batch.items() if one.log_bounds}
     ran = {size: one for size, one in known.items() if not _is_far(one, verdict.least)}
     noise = _runs(ran.values()).deviation
-    others = [one for one in verdict.others if one.configuration.batch_size in ran and _tells(one)]
+    others = [one for one in verdict.others if one.configuration.batch_size in ran and one.log_bounds]
     candidates = [*ran.values(), *(one for one in others if _is_near(one, ran[one.configuration.batch_size], noise))]
     runs = _runs(candidates)
     took_no_time = any(one.objective.figure(run) == 0 for one in verdict.by_batch.values() for run in one.runs)
@@ -495,10 +492,6 @@ def carries(candidate: Candidate) -> bool:
     return candidate.runs[0].sampled is not None and candidate.objective.stops_at_target
 
 
-def _tells(candidate: Candidate) -> bool:
-    return any(_log(candidate, run) is not None for run in candidate.runs)
-
-
 def _values(candidate: Candidate) -> str:
     # The key of the sampled values, equal at all batch sizes with the same values
     if (sampled := candidate.runs[0].sampled) is None:
@@ -527,8 +520,7 @@ def _were_alone(runs: Sequence[TrialRecord]) -> bool:
 
 def _is_far(one: Candidate, least: Candidate) -> bool:
     # True for a search trial so slow that no tuning makes the batch size a rival. The law ignores such trials, too.
-    logs = [log for run in one.runs if (log := _log(one, run)) is not None]
-    return not one.is_confirmed and min(logs) > least.estimate.log_mean + FAR
+    return not one.is_confirmed and min(one.log_bounds) > least.estimate.log_mean + FAR
 
 
 def _is_near(one: Candidate, best: Candidate, noise: float) -> bool:
@@ -542,19 +534,12 @@ def _runs(candidates: Collection[Candidate]) -> Runs:
     most = max(FEWEST_COUNTED, MOST_COUNTED // max(1, len(candidates)))
     for place, one in enumerate(candidates):
         for run in one.runs[:most]:
-            if (log := _log(one, run)) is not None:
+            if (log := one.objective.log_bound(run)) is not None:
                 # only confirmation runs share seeds
                 seed = run.seed if one.is_confirmed else -1 - place
                 gap = log_gap(run) if one.objective.stops_at_target else 0.0
                 rows.append((place, seed, log, gap, one.objective.figure(run) is None))
     return Runs.of_rows(rows)
-
-
-def _log(candidate: Candidate, run: TrialRecord) -> float | None:
-    # The log figure of a run, or the log bound of a miss
-    figure = candidate.objective.figure(run)
-    value = candidate.objective.bound(run) if figure is None else figure
-    return None if value is None else candidate.objective.log(value)
 
 
 def _base(objective: Objective, steps: StepFigures, sizes: Sequence[int]) -> tuple[Numbers, Numbers] | None:

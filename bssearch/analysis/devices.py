@@ -4,8 +4,6 @@ The steps to the target S(B) do not depend on the number of devices W. The secon
 from W devices.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -141,7 +139,7 @@ def _speedup(cell: Cell, base: Cell) -> tuple[float, float | None]:
     if cell is base:
         return 1.0, 0.0
     if cell.measured is not None and base.measured is not None and cell.measured.median and base.measured.median:
-        sides = [one for one in (base.measured, cell.measured) if one.runs > 1]
+        sides = [one for one in (base.measured, cell.measured) if one.has_only_hits and one.runs > 1]
         parts = [part for one in sides for part in of_runs(one.log_deviation, one.unresolved, one.runs)]
         return base.measured.median / cell.measured.median, half_width(parts) if len(sides) == 2 else None
     # errors of the steps cancel at equal batch sizes

@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Literal
 
 from bssearch.analysis.objectives import ran_to_its_end
-from bssearch.analysis.optimum import Verdict, half_width, of_runs
+from bssearch.analysis.optimum import Verdict, first_runs, half_width, of_runs, says_something
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
-from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState, grouped
+from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, grouped
 from bssearch.records.intervals import FEWEST_RUNS, median_known
 from bssearch.records.text import NOTHING, ends
 
@@ -189,11 +189,8 @@ class _Repeats:
 
 
 def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
-    groups: dict[str, dict[int, TrialRecord]] = {}
-    for trial in trials:
-        if trial.state.has_result and trial.state is not TrialState.OOM:
-            groups.setdefault(trial.configuration.in_micro_batches(1).key, {}).setdefault(trial.seed, trial)
-    return [_Repeats(next(iter(runs.values())).configuration, tuple(runs.values()), target) for runs in groups.values()]
+    alike = first_runs(filter(says_something, trials), lambda one: one.in_micro_batches(1).key)
+    return [_Repeats(runs[0].configuration, runs, target) for runs in alike]
 
 
 def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]:

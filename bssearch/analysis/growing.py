@@ -1,7 +1,5 @@
 """Growing batches against the best constant batch size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

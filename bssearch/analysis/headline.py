@@ -1,7 +1,5 @@
 """An answer in sentences, and the trade-offs between batch sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Measured step time, memory and gradient noise."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median

@@ -244,6 +244,17 @@ class Objective(ABC):
         """The figure on a scale with equal seed-to-seed spread; None for zero."""
         return math.log(figure) if figure > 0 else None
 
+    def log_figure(self, trial: TrialRecord) -> float | None:
+        """The trial's figure by `log`; None if missed, not measured or zero."""
+        figure = self.figure(trial)
+        return None if figure is None else self.log(figure)
+
+    def log_bound(self, trial: TrialRecord) -> float | None:
+        """`log_figure` of a hit, or `bound` by `log` of a miss."""
+        figure = self.figure(trial)
+        known = self.bound(trial) if figure is None else figure
+        return None if known is None else self.log(known)
+
     def from_log(self, value: float) -> float:
         """Invert `log`."""
         return math.exp(min(value, 2 * LARGEST_LOG_RATIO))

@@ -6,9 +6,10 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal
 
@@ -25,7 +26,7 @@ from bssearch.analysis.objectives import (
     seconds_to_target,
 )
 from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState, grouped
-from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, at_most, student_t
+from bssearch.records.intervals import CONFIDENCE, FEWEST_RUNS, FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import PooledStepTime, StepSeconds
 
 FEWEST_ALIKE = 3  # this many equal runs show that the training ignores seeds
@@ -61,52 +62,60 @@ class PlainMiss:
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[PlainMiss]:
     """Configurations that plainly miss the target, ordered by first run, with one run per seed."""
     found = []
-    for runs in _runs_by_configuration(trials).values():
-        counted = _first_by_seed(runs)
-        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in counted)
-        if counted and at_most(reached, len(counted)) < HALF:
-            found.append(PlainMiss(runs[0].configuration, reached, len(counted)))
+    for one in _confirmed(trials, objective):
+        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in one.runs)
+        if at_most(reached, len(one.runs)) < HALF:
+            found.append(PlainMiss(one.configuration, reached, len(one.runs)))
     return found
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
     """Keys of configurations that are shown to be slower than the best by `BEATEN_MARGIN`.
 
-    One run may suffice, because all repeats share a noise. A missed run counts with its last miss.
+    One run may suffice, because all repeats share a noise. A missed run counts with its last miss, but shows no noise.
+    Runs beside other work on the device do not count, unless the figure is steps × step time.
     """
-    by_key = _runs_by_configuration(trials)
-    groups = _logs_by_key(by_key, objective)
-    means = {key: statistics.fmean(logs) for key, logs in groups.items()}
-    freedom = sum(len(logs) - 1 for logs in groups.values())
-    missed = {key for key in groups if any(run.state.is_censored for run in by_key[key])}
-    complete = [key for key, logs in groups.items() if len(logs) >= FEWEST_RUNS and key not in missed]
-    if freedom < BEATEN_FREEDOM or not complete:
+    known = _on_a_quiet_device(trials, objective)
+    complete = [one for one in known if one.estimate.has_only_hits and len(one.runs) >= FEWEST_RUNS]
+    noise = _pooled_noise(one.estimate for one in known)
+    if noise is None or noise[1] < BEATEN_FREEDOM or not complete:
         return set()
-    least = min(complete, key=means.__getitem__)
-    squares = math.fsum((log - means[key]) ** 2 for key, logs in groups.items() for log in logs)
-    noise = student_t(freedom, BEATEN_CONFIDENCE) * math.sqrt(squares / freedom)
-    error = {key: noise * math.sqrt(1 / len(logs) + 1 / len(groups[least])) for key, logs in groups.items()}
-    return {key for key, mean in means.items() if mean - means[least] > BEATEN_MARGIN + error[key]}
+    least = min(complete, key=lambda one: one.mean)
+    error = noise[0] * student_t(noise[1], BEATEN_CONFIDENCE)
+    return {
+        one.configuration.key
+        for one in known
+        if statistics.fmean(one.log_bounds) - least.mean
+        > BEATEN_MARGIN + error * math.sqrt(1 / len(one.log_bounds) + 1 / len(least.runs))
+    }
 
 
 def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Keys of configurations whose mean is slower than the best mean by `FAR_BEHIND`."""
-    groups = _logs_by_key(_runs_by_configuration(trials), objective)
-    means = {key: statistics.fmean(logs) for key, logs in groups.items()}
-    return {key for key, mean in means.items() if mean > min(means.values()) + FAR_BEHIND}
+    """Keys of configurations whose mean is slower by `FAR_BEHIND` than the best mean without a miss."""
+    known = _on_a_quiet_device(trials, objective)
+    least = min((one.mean for one in known if one.estimate.has_only_hits), default=math.inf)
+    return {one.configuration.key for one in known if statistics.fmean(one.log_bounds) > least + FAR_BEHIND}
 
 
-def _logs_by_key(by_key: Mapping[str, Sequence[TrialRecord]], objective: Objective) -> dict[str, list[float]]:
-    return {key: logs for key, runs in by_key.items() if (logs := _logs(runs, objective))}
+def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
+    """Trials without the few runs of `beaten` configurations, which may be the best for another target or device."""
+    runs = _runs_by_configuration(trials)
+    few = {key for key in beaten(trials, objective) if len(_had(runs[key])) < FEWEST_RUNS}
+    return [one for one in trials if one.phase is not Phase.CONFIRM or one.configuration.key not in few]
 
 
-def _logs(runs: Sequence[TrialRecord], objective: Objective) -> list[float]:
-    figures = [objective.bound(run) if (one := objective.figure(run)) is None else one for run in _first_by_seed(runs)]
-    return [log for one in figures if one is not None and (log := objective.log(one)) is not None]
+def _on_a_quiet_device(trials: Iterable[TrialRecord], objective: Objective) -> list[Candidate]:
+    quiet = (one for one in trials if not _is_disturbed(one, objective))
+    return [one for one in _confirmed(quiet, objective) if one.log_bounds]
 
 
-def _first_by_seed(runs: Sequence[TrialRecord]) -> list[TrialRecord]:
-    return list({run.seed: run for run in reversed(runs) if says_something(run)}.values())
+def _is_disturbed(run: TrialRecord, objective: Objective) -> bool:
+    return run.outcome is not None and run.outcome.contended and objective.basis(run) != "steps_x_step_time"
+
+
+def _confirmed(trials: Iterable[TrialRecord], objective: Objective) -> list[Candidate]:
+    confirming = (one for one in trials if one.phase is Phase.CONFIRM and says_something(one))
+    return repeats(sorted(confirming, key=lambda one: one.number), objective)
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
@@ -193,8 +202,8 @@ KNOWN = 1e9  # degrees of freedom of an error of known size
 class Estimate:
     """A figure over seeds: the median, the 95 % interval, and the number of runs that reached the target.
 
-    The median is None if at least half of the runs missed the target. The interval is None below three runs or with a
-    miss. More runs do not reduce ``unresolved`` and the error of ``step_time``.
+    The median is None if at least half of the runs missed the target. The interval is None below three runs, and with a
+    miss below six. More runs do not reduce ``unresolved`` and the error of ``step_time``.
     """
 
     median: float | None
@@ -219,6 +228,11 @@ class Estimate:
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
+    def has_only_hits(self) -> bool:
+        """True if all runs reached the target."""
+        return self.reached == self.runs > 0
+
+    @property
     def variation(self) -> float | None:
         """The log-normal coefficient of variation over seeds; None below two hits."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
@@ -227,37 +241,36 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Estimate a configuration's figure from repeats.
 
-    The interval is Student's t on logarithms, because seed noise is multiplicative. The interval includes the errors of
-    the shared step time and of the median. The lower end includes `PooledStepTime.excess` and, for imported runs, the
-    gap to the last miss.
+    The interval is Student's t on logarithms, because seed noise is multiplicative. With missed runs, the interval is
+    between order statistics. The interval includes the errors of the shared step time. The lower end includes
+    `PooledStepTime.excess` and, for imported runs, the gap to the last miss.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
-    known = [value for run in runs if (value := objective.figure(run)) is not None]
-    logs = [log for value in known if (log := objective.log(value)) is not None]
-    values = [value for value in known if objective.log(value) is not None]
+    values = [one for run in runs if (one := objective.figure(run)) is not None and objective.log(one) is not None]
+    logs = [log for run in runs if (log := objective.log_figure(run)) is not None]
     mean = statistics.fmean(logs) if logs else math.nan
     deviation, unresolved = _deviation_of(logs, runs, is_crossing=objective.stops_at_target)
     earlier = _gaps(runs)[1] if len(logs) > 1 and objective.stops_at_target else 0.0
-    ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
-    median = statistics.median(ordered) if ordered else math.inf
-    low = high = None
-    excess = 0.0 if step_time is None else step_time.excess
+    missed = [math.inf] * (len(runs) - len(logs))
+    median = statistics.median([*values, *missed]) if runs else math.inf
+    of_steps = [] if step_time is None else [*_of_step_time(step_time), (step_time.common**2, step_time.freedom)]
     is_spread = deviation > 0 or step_time is not None or not objective.stops_at_target
-    if len(values) == len(runs) >= 3 and is_spread:
-        parts = [*of_runs(deviation, unresolved, len(runs)), *_of_step_time(step_time)]
-        if step_time is not None and step_time.common:
-            parts.append((step_time.common**2, step_time.freedom))
-        half = half_width(parts)
-        low, high = (
-            min(median * math.exp(-earlier), objective.from_log(mean - half - excess)),
-            max(median, objective.from_log(mean + half)),
-        )
+    ends = low = high = None
+    if missed:
+        ends = _ends_of_median([*sorted(logs), *missed], half_width(of_steps))
+    elif len(logs) >= FEWEST_RUNS and is_spread:
+        half = half_width([*of_runs(deviation, unresolved, len(runs)), *of_steps])
+        ends = mean - half, mean + half
+    if ends is not None:
+        excess = 0.0 if step_time is None else step_time.excess
+        low = min(median * math.exp(-earlier), objective.from_log(ends[0] - excess))
+        high = max(median, objective.from_log(ends[1]))
     return Estimate(
         median=median if math.isfinite(median) else None,
         low=low,
         high=high,
         runs=len(runs),
-        reached=len(values),
+        reached=len(logs),
         basis=basis,
         log_mean=mean,
         log_deviation=deviation,
@@ -266,11 +279,24 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     )
 
 
-def _pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
-    # The pooled standard deviation of log figures over seeds; None without repeats
+def _ends_of_median(ordered: Sequence[float], half: float) -> tuple[float, float] | None:
+    # The 95 % interval of the median by order statistics, wider by `half`; None if missed runs (inf) leave the interval
+    # open. Below six values, the whole range covers less than 95 %.
+    from scipy.special import bdtr
+
+    count = len(ordered)
+    outside = int((bdtr(np.arange(count), count, 0.5) <= (1 - CONFIDENCE) / 2).sum())
+    if not outside or not math.isfinite(ordered[-outside]):
+        return None
+    return ordered[outside - 1] - half, ordered[-outside] + half
+
+
+def _pooled_noise(estimates: Iterable[Estimate]) -> tuple[float, float] | None:
+    # The pooled standard deviation of log figures over seeds, and the degrees of freedom; None without repeats
     known = [one for one in estimates if one.reached > 1]
     freedom = sum(one.reached - 1 for one in known)
-    return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom) if freedom else None
+    squares = math.fsum((one.reached - 1) * one.log_deviation**2 for one in known)
+    return (math.sqrt(squares / freedom), float(freedom)) if freedom else None
 
 
 def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
@@ -302,16 +328,16 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
 def ratio_interval(
     slower: Estimate, faster: Estimate, pooled: tuple[float, float] | None = None
 ) -> tuple[float, float] | None:
-    """The 95 % interval of slower / faster by Welch's t on logarithms; None if either interval is unknown.
+    """The 95 % interval of slower / faster by Welch's t on logarithms; None with a miss or without an interval.
 
     The interval includes step-time errors and the difference of `PooledStepTime.excess`. An estimate with too few runs
     takes ``pooled``, a deviation and its degrees of freedom.
     """
     parts = list[tuple[float, float]]()
     for one in (slower, faster):
-        if one.low is not None:
+        if one.low is not None and one.has_only_hits:
             parts += of_runs(one.log_deviation, one.unresolved, one.runs)
-        elif pooled is not None and one.runs == one.reached:
+        elif pooled is not None and pooled[0] > 0 and one.has_only_hits:
             parts.append((pooled[0] ** 2 / one.runs, pooled[1]))
         else:
             return None
@@ -338,7 +364,7 @@ def of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float,
 
 
 def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float]]:
-    return [] if known is None or known.error == 0 else [(known.error**2, known.freedom)]
+    return [] if known is None else [(known.error**2, known.freedom)]
 
 
 def coefficient_of_variation(log_deviation: float) -> float:
@@ -378,6 +404,12 @@ class Candidate:
     def hits(self) -> list[TrialOutcome]:
         """Outcomes of the runs that reached the target."""
         return [one for one in self.outcomes if one.state is TrialState.REACHED]
+
+    @property
+    def log_bounds(self) -> list[float]:
+        """The known `Objective.log_bound` of the runs."""
+        known = (self.objective.log_bound(run) for run in self.runs)
+        return [log for log in known if log is not None]
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -471,15 +503,14 @@ class Verdict:
         return [size for size, ratio in found.items() if ratio is not None and ratio[0] > FLAT_RATIO]
 
     @cached_property
-    def seed_deviation(self) -> float | None:
-        """The pooled seed-to-seed standard deviation of the log figure."""
-        return _pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
-
-    @cached_property
     def pooled_noise(self) -> tuple[float, float] | None:
-        """`seed_deviation` and its degrees of freedom, if known."""
-        freedom = sum(max(0, one.estimate.reached - 1) for one in self.by_batch.values() if one.is_confirmed)
-        return (self.seed_deviation, float(freedom)) if self.seed_deviation else None
+        """The pooled seed-to-seed standard deviation of the log figure, and the degrees of freedom, if known."""
+        return _pooled_noise(one.estimate for one in self.by_batch.values() if one.is_confirmed)
+
+    @property
+    def seed_deviation(self) -> float | None:
+        """The deviation of `pooled_noise`."""
+        return None if self.pooled_noise is None else self.pooled_noise[0]
 
     @cached_property
     def ignores_seeds(self) -> bool:
@@ -524,14 +555,17 @@ def _is_shown_flat(one: Candidate, least: Candidate) -> bool:
     return interval is not None and interval[1] <= FLAT_RATIO
 
 
-def repeats(trials: Sequence[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
+def repeats(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
     """One candidate per configuration, with one run per seed."""
-    groups: dict[str, dict[int, TrialRecord]] = {}
-    for trial in trials:
-        groups.setdefault(trial.configuration.key, {}).setdefault(trial.seed, trial)
-    return [
-        Candidate(next(iter(runs.values())).configuration, tuple(runs.values()), objective) for runs in groups.values()
-    ]
+    return [Candidate(runs[0].configuration, runs, objective) for runs in first_runs(trials)]
+
+
+def first_runs(
+    trials: Iterable[TrialRecord], key: Callable[[Configuration], str] = attrgetter("key")
+) -> list[tuple[TrialRecord, ...]]:
+    """The runs of each configuration, with the first run of each seed; equal ``key``, equal configuration."""
+    by_seed = grouped(((key(one.configuration), one.seed), one) for one in trials)
+    return list(map(tuple, grouped((name, runs[0]) for (name, _), runs in by_seed.items()).values()))
 
 
 def decide(
@@ -614,12 +648,12 @@ def _before_the_neighbours(
 
 def _selection_bias(candidates: Sequence[Candidate]) -> float:
     known = [one.estimate for one in candidates]
-    deviation = _pooled_deviation(known)
-    if len(known) < 2 or deviation is None:
+    noise = _pooled_noise(known)
+    if len(known) < 2 or noise is None:
         return 0.0
     means = np.array([one.log_mean for one in known])
     errors = np.array(
-        [math.hypot(deviation / math.sqrt(one.reached), one.unresolved, one.step_time_error) for one in known]
+        [math.hypot(noise[0] / math.sqrt(one.reached), one.unresolved, one.step_time_error) for one in known]
     )
     draws = means + errors * np.random.default_rng(0).standard_normal((BOOTSTRAPS, len(means)))
     chosen = draws.argmin(axis=1)

@@ -9,8 +9,6 @@ t with a scale that may grow with the batch size. Configurations share the effec
 paired. A grid integrates over the hyperparameters; given these, all else is Gaussian.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

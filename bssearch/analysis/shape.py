@@ -1,7 +1,5 @@
 """Models for parts of an answer."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -20,7 +20,7 @@ from bssearch.analysis.build_answer import (
 from bssearch.analysis.law.quick import Promise, QuickAnswer
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives import objective_of
-from bssearch.analysis.optimum import CountedSeconds
+from bssearch.analysis.optimum import CountedSeconds, without_early_ends
 from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, require
 from bssearch.records import TrialRecord, TrialState
@@ -32,7 +32,7 @@ from bssearch.spec.reader import spec_of
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.storage.repository import Store
 
-ANSWERS = 28  # version of stored answers; increase this number if the same trials give another answer
+ANSWERS = 29  # version of stored answers; increase this number if the same trials give another answer
 
 
 MOVED = 0.01
@@ -172,6 +172,7 @@ def compute_answer(
         f"{study.target.metric} {target:g} is unknown",
         hint="import the runs again with this target, if their table has the steps and seconds to the target",
     )
+    trials = without_early_ends(trials, objective_of(spec))
     other = other_target(study.target, target, may_be_harder=spec.is_imported)
     timed = step_seconds_of(probes.values(), spec.timed_model)
     step_seconds = History(spec, (), probes).step_seconds

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
+from scipy.stats import binom
 
 from bssearch.analysis.batches import survival
 from bssearch.analysis.law.batch_model import fit_step_time, throughput_knee
@@ -12,10 +13,12 @@ from bssearch.analysis.optimum import (
     beaten,
     decide,
     estimate,
+    far_behind,
     fewest_runs,
     ignore_their_seeds,
     ratio_interval,
     runs_to_settle,
+    without_early_ends,
 )
 from bssearch.records import Phase, StepTime, TrialRecord, TrialState
 from bssearch.records.intervals import student_t
@@ -94,16 +97,75 @@ def test_three_runs_of_each_decide_though_more_were_asked_for() -> None:
     )
 
 
+CLOSE = {32: [0.9, 1.0, 1.1], 64: [1.0, 1.1, 1.2]}
+
+
 def test_a_beaten_configuration_needs_one_run() -> None:
-    close = {32: [0.9, 1.0, 1.1], 64: [1.0, 1.1, 1.2]}
-    trials = confirmed({**close, 128: [9.0]})
+    trials = confirmed({**CLOSE, 128: [9.0]})
     [one] = {trial.configuration.key for trial in trials if trial.configuration.batch_size == 128}
     assert beaten(trials) == {one}
     assert fewest_runs(trials, 3) == 3
     assert not_none(decide(trials, 3)).by_batch[128].value == 9.0
     noisy = {32: [0.3, 1.0, 3.0], 64: [0.4, 1.1, 3.0]}
-    for undecided in (confirmed({**close, 128: [1.3]}), confirmed({**noisy, 128: [9.0]}), confirmed({128: [9.0]})):
+    for undecided in (confirmed({**CLOSE, 128: [1.3]}), confirmed({**noisy, 128: [9.0]}), confirmed({128: [9.0]})):
         assert beaten(undecided) == set()
+
+
+def test_misses_show_no_noise_and_a_configuration_with_a_miss_is_not_the_best() -> None:
+    missed = [with_state(one, TrialState.EXHAUSTED, 30.0) for one in confirmed({256: [1.0, 1.0, 1.0]})]
+    assert beaten([*confirmed({32: CLOSE[32], 128: [9.0]}), *missed]) == set(), "two degrees of freedom are too few"
+    diverged = [replace(one, state=TrialState.DIVERGED) for one in confirmed({16: [0.1] * 7})[3:]]
+    fast = [*confirmed({16: [0.1, 0.11, 0.12]}), *diverged]
+    assert beaten([*fast, *confirmed(CLOSE)]) == set()
+    assert beaten([*confirmed({16: [0.1, 0.11, 0.12]}), *confirmed(CLOSE)])
+
+
+def test_a_run_beside_other_work_does_not_end_a_confirmation() -> None:
+    [single] = confirmed({128: [9.0]})
+    shared = with_outcome(single, contended=True, undelayed_train_seconds=1.0)
+    assert beaten([*confirmed(CLOSE), shared]) == far_behind([*confirmed(CLOSE), shared]) == set()
+    by_product = replace(with_outcome(single, contended=True), steps_x_step_time_s=9.0)
+    assert beaten([*confirmed(CLOSE), by_product]) == {single.configuration.key}
+
+
+def test_no_configuration_is_far_behind_the_last_miss_of_another() -> None:
+    [early] = [with_state(one, TrialState.EXHAUSTED, 0.1) for one in confirmed({16: [1.0]})]
+    assert far_behind([early, *confirmed(CLOSE)]) == set()
+    slow = confirmed({128: [2.5]})
+    assert far_behind([early, *confirmed(CLOSE), *slow]) == {slow[0].configuration.key}
+
+
+def with_state(trial: TrialRecord, state: TrialState, missed_at: float) -> TrialRecord:
+    ended = with_outcome(trial, state=state, time_to_target_s=None, steps_to_target=None, last_miss_seconds=missed_at)
+    return replace(ended, state=state)
+
+
+def test_few_runs_of_a_beaten_configuration_do_not_count_for_another_target() -> None:
+    kept, single, several = confirmed(CLOSE), confirmed({128: [9.0]}), confirmed({256: [9.0, 9.1, 9.2]})
+    searched = make_trial(1, batch_size=128)
+    assert without_early_ends([*kept, *single, *several, searched], TIME) == [*kept, *several, searched]
+
+
+@pytest.mark.parametrize(
+    ("reached", "missed", "ends"),
+    [
+        (20, 2, (6, 17)),  # 1-based; binom.cdf(5, 22, 0.5) = 0.0085, binom.cdf(6, 22, 0.5) = 0.026
+        (16, 6, None),  # the 17th is a miss
+        (5, 1, None),
+        (8, 1, (2, 8)),
+    ],
+)
+def test_with_missed_runs_the_interval_of_the_median_is_between_order_statistics(
+    reached: int, missed: int, ends: tuple[int, int] | None
+) -> None:
+    times = runs([float(n) for n in range(1, reached + 1)], [30.0] * missed)
+    found = estimate(times)
+    assert (found.low, found.high) == (pytest.approx(ends) if ends else (None, None))
+    other = estimate(confirmed({32: [1.0, 1.1, 1.2]}))
+    assert ratio_interval(found, other) is None, "a miss has no logarithm"
+    if ends is not None:
+        beyond = [2 * binom.cdf(one, reached + missed, 0.5) for one in (ends[0] - 1, ends[0])]
+        assert beyond[0] <= 0.05 < beyond[1]
 
 
 def test_a_single_run_has_the_pooled_noise_in_a_ratio() -> None:

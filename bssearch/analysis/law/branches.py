@@ -4,8 +4,6 @@ Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint
 bound comes from the spread of branches at B with other data orders.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -6,8 +6,6 @@ of B_crit are from a grid. Draws of departures, given B_crit, have the probabili
 weight.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -302,8 +302,7 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
 
 def _log_figures(candidate: Candidate) -> dict[int, float]:
     objective = candidate.objective
-    known = {run.seed: figure for run in candidate.runs if (figure := objective.figure(run)) is not None}
-    return {seed: log for seed, figure in known.items() if (log := objective.log(figure)) is not None}
+    return {run.seed: log for run in candidate.runs if (log := objective.log_figure(run)) is not None}
 
 
 def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
