@@ -94,7 +94,10 @@ def page_style() -> str:
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """The environment of the page's templates, then of ``more``, which escapes values and rejects undefined values."""
+    """The environment of the page's templates, then of ``more``, which escapes values and rejects undefined values.
+
+    Filters: ``chart | svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small chart.
+    """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("bssearch.figures", "."), *more]),
         autoescape=True,

@@ -12,7 +12,18 @@ import pytest
 from bssearch.analysis.answer import Answer, Ratio
 from bssearch.errors import UsageError
 from bssearch.figures.plots import objective_picture
-from bssearch.figures.svg import Axis, Chart, Point, Series, Shape, sequence_colour, stylesheet, svg, width_of
+from bssearch.figures.svg import (
+    Axis,
+    Chart,
+    Point,
+    ReferenceLine,
+    Series,
+    Shape,
+    sequence_colour,
+    stylesheet,
+    svg,
+    width_of,
+)
 from bssearch.records.text import number
 from tests.factories import not_none
 from tests.figures.charts import points, shipped
@@ -145,6 +156,17 @@ def test_the_text_of_a_point_avoids_every_symbol_or_is_left_out() -> None:
     assert set(placed) == {"left", "under"}
     assert float(placed["left"]["y"]) < (top + bottom) / 2 - 3, "above both"
     assert float(placed["under"]["y"]) < bottom - 0.2 * (bottom - top) - 7, "above the star around it"
+
+
+def test_the_text_of_an_upright_line_meets_no_symbol_while_there_is_room() -> None:
+    heights = [9.9, 9.4, 8.9, 8.4, 7.9, 7.4, 6.9]
+    chart = points(*(Point(5.0, one) for one in heights), symbol="diamond")
+    line = ReferenceLine(at=9.5, name="largest tried: 512, 2.44× the optimum", is_upright=True)
+    element = drawn(replace(chart, rules=[line]))["narrow"]
+    _, top, _, bottom = frame(element)
+    [text] = [one for one in element.iter("text") if one.text == line.name]
+    lowest = bottom - 0.69 * (bottom - top) + 1.3 * 5
+    assert float(text.attrib["y"]) - 0.95 * 12 >= lowest
 
 
 def test_a_long_text_is_cut_to_the_chart() -> None:

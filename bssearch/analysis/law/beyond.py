@@ -8,8 +8,6 @@ At each level of the metric, with w the mean over batch sizes of log samples (Mc
 
 # u is free at each level. The departure is a Gaussian process in w, because late runs are late at the next level, too.
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +29,8 @@ LEAST_STEPS = 10  # levels start after this many steps of the largest batch size
 
 FARTHEST = 4.0  # multiple of the measured samples; `tests/benchmarks/beyond.py` tests no larger multiple
 
-# Prior of p: B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
+# The prior of p is N(1.1, 0.25²). On recorded tables, B_crit ∝ E_min^0.5 … 0.9 and w grows 0.65 times as fast as log
+# E_min, so p is 0.5 / 0.65 = 0.77 to 0.9 / 0.65 = 1.38, in the middle 1.1.
 GROWTH, GROWTH_DEVIATION = 1.1, 0.25
 GROWTHS = np.linspace(-1.0, 3.0, 81)
 DRIFT = 0.2  # standard deviation of p's change beyond the levels
