@@ -341,7 +341,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
             f"no trial of study {study.name!r} has a result: {ended}",
             hint=NAN_DATA
             if are_nan_at_any_rate(trials)
-            else f"`bssearch trial show {study.name} {trials[-1].number}` shows why a trial ended",
+            else f"`bssearch trial show {shlex.quote(study.name)} {trials[-1].number}` shows why a trial ended",
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(
@@ -738,7 +738,7 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
     require(
         reached,
         f"no trial of study {study.name!r}{of_model} has a known number of steps to the target",
-        hint=f"`bssearch trial list {study.name}` shows how the trials ended",
+        hint=f"`bssearch trial list {shlex.quote(study.name)}` shows how the trials ended",
         error=TargetNotReachedError,
     )
     if reached.isdisjoint(timed):

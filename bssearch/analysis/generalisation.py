@@ -72,11 +72,12 @@ POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metri
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Each batch size's final metric at the newest full limit; None without a completed run.
+    """Each batch size's final metric at the full limit of the newest completed run; None without such a run.
 
     Each batch size has the verdict's configuration, else the best configuration.
     """
-    newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
+    whole = [trial for trial in trials if is_to_budget(trial) and ran_to_its_end(trial)]
+    newest = max(whole, key=lambda one: one.number, default=None)
     if newest is None:
         return None
     limit = newest.train_seconds_limit

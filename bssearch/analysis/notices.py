@@ -223,7 +223,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
-    known, hits = optimal.outcomes, optimal.hits
+    known, hits, name = optimal.outcomes, optimal.hits, shlex.quote(spec.name)
     dropped = max((one.dropped_samples_per_epoch or 0 for one in known), default=0)
     skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
@@ -270,7 +270,11 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             f"mean samples per step are below the batch size: {', '.join(smaller)}; use drop_last=True and batch sizes "
             "below the number of training samples",
         ),
-        ("failed_trials", failed, f"{failed} trials failed; `bssearch trial list {spec.name}` shows the reasons"),
+        (
+            "failed_trials",
+            failed,
+            f"{failed} trials failed; `bssearch trial list {name}` shows the reasons",
+        ),
         (
             "default_outside_space",
             not spec.is_imported
@@ -286,7 +290,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             and best >= 2 * spec.default.batch_size
             and not any(trial.phase is Phase.TO_BUDGET for trial in trials),
             f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; `bssearch study confirm "
-            f"{shlex.quote(spec.name)} --to-budget` compares {spec.target.metric} after equal train seconds",
+            f"{name} --to-budget` compares {spec.target.metric} after equal train seconds",
         ),
     ]
 

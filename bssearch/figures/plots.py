@@ -404,13 +404,12 @@ ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
 def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
     """The trial to draw per batch size, the fastest or else the nearest to the target."""
     chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
-    sign = 1 if answer.target.goal == "maximize" else -1
     nearest: dict[int, tuple[float, int]] = {}
     for trial in trials:
         size = trial.configuration.batch_size
         metric = None if trial.configuration.grows or trial.outcome is None else trial.outcome.best_metric
         if size not in chosen and metric is not None:
-            nearest[size] = max(nearest.get(size, (-math.inf, 0)), (sign * metric, trial.number))
+            nearest[size] = max(nearest.get(size, (-math.inf, 0)), (answer.target.gain(metric), trial.number))
     return dict(sorted({**{size: one for size, (_, one) in nearest.items()}, **chosen}.items()))
 
 

@@ -55,6 +55,13 @@ def test_without_runs_to_the_full_limit_there_is_nothing_to_say() -> None:
         assert found(runs) is None
 
 
+def test_while_a_run_to_another_limit_has_no_end_the_earlier_limit_counts() -> None:
+    running = replace(to_budget(at(16), 0.95, start=300)[0], state=TrialState.RUNNING, outcome=None)
+    longer = replace(running, train_seconds_limit=2 * LIMIT)
+    answer = not_none(found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.95, start=200), [longer]))
+    assert (answer.train_seconds, len(answer.batches)) == (LIMIT, 2)
+
+
 def test_that_something_else_used_the_device_is_said() -> None:
     answer = not_none(
         found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.95, 0.95, 0.95, contended=True, start=200))

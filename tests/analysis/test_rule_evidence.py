@@ -238,7 +238,7 @@ def test_a_gap_of_exactly_two_points_is_neither_more_nor_less(low: float, high: 
 
 
 def test_an_imported_study_is_told_no_command() -> None:
-    assert "probe noise" in command(SPEC, "probe noise")
+    assert command(SPEC, "probe noise") == " (bssearch probe noise toy)"
     assert command(make_spec(space=SPACE, default=DEFAULT, workload=IMPORTED), "probe noise") == ""
 
 

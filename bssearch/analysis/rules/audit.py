@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -54,9 +55,9 @@ COSTS = (1.5, 2.0)  # the rule's ratios of step times with and without accumulat
 SMALLER = (10.0, 20.0)  # the rule's ratios of the batch size from scratch to the batch size for fine-tuning
 
 
-def command(spec: StudySpec, words: str) -> str:
-    """A `bssearch study` command in brackets; empty for imported studies."""
-    return "" if spec.is_imported else f" (bssearch study {words})"
+def command(spec: StudySpec, verb: str, options: str = "") -> str:
+    """A `bssearch` command on the study in brackets; empty for imported studies."""
+    return "" if spec.is_imported else f" (bssearch {verb} {shlex.quote(spec.name)}{options})"
 
 
 def about_memory(
@@ -165,7 +166,7 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
         known = "fewer than two batch sizes trained to the same full limit"
         cost = 2 * FEWEST_RUNS * spec.budget.trial_train_seconds
         known += f", which takes at least {cost:.3g} train seconds"
-        return _not_run(Rule.GENERALISATION, None, known + command(spec, f"confirm {spec.name} --to-budget"))
+        return _not_run(Rule.GENERALISATION, None, known + command(spec, "study confirm", " --to-budget"))
     largest, points = found.batches[-1], found.notable_gap
     numbers = tuple(largest.trial_numbers)
     if largest.batch_size == found.best_batch_size:
@@ -205,7 +206,7 @@ def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleF
         reason = f"samples to the target of batch {larger} / samples of batch {size}"
         found.append(_finding(Rule.EPOCHS, larger, Judgement(_within(ratio, EPOCHS), reason, ratio), numbers))
     known = f"the study has no confirmed batch sizes a factor {LARGER} apart"
-    return found or [_not_run(Rule.EPOCHS, None, known + command(spec, f"confirm {spec.name}"))]
+    return found or [_not_run(Rule.EPOCHS, None, known + command(spec, "study confirm"))]
 
 
 def _within(ratio: Regret, claimed: tuple[float, float]) -> Finding:
@@ -227,9 +228,9 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
             (one for one in here if one.micro_batch_size < size), key=lambda one: one.micro_batch_size, default=None
         )
         if whole is not None and split is not None:
-            found.append(_cost(whole, split, command(spec, f"audit {spec.name}")))
+            found.append(_cost(whole, split, command(spec, "study audit")))
     known = "no batch size has step times both with and without micro-batches"
-    return found or [_not_run(Rule.ACCUMULATION, None, known + command(spec, f"audit {spec.name}"))]
+    return found or [_not_run(Rule.ACCUMULATION, None, known + command(spec, "study audit"))]
 
 
 def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
@@ -560,7 +561,7 @@ def _case(
     if tuned is None:
         return Case(rule, batch_size, reason="no trial of this batch size has a result")
     if not tuned.is_confirmed:
-        return Case(rule, batch_size, reason=f"confirmation is incomplete{command(spec, f'confirm {spec.name}')}")
+        return Case(rule, batch_size, reason=f"confirmation is incomplete{command(spec, 'study confirm')}")
     if not math.isfinite(tuned.value):
         reached = f"{tuned.estimate.reached} of {tuned.estimate.runs}"
         return Case(rule, batch_size, reason=f"only {reached} runs of the tuned configuration reached the target")
@@ -702,7 +703,7 @@ def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
         return "imported studies cannot run trials"
     if spent_budget is not None:
         return f"the budget of {spent_budget:g} train seconds is spent; raise --train-seconds"
-    return f"`bssearch study audit {spec.name}` runs the rule"
+    return f"`bssearch study audit {shlex.quote(spec.name)}` runs the rule"
 
 
 def _finding(
