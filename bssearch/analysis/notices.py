@@ -179,8 +179,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"batch {best} has the least expected time, by all runs and the law; batch {least}, with the least median, "
-            "is not shown to be better",
+            f"batch {best} is the best by all runs and the law; batch {least}, with the least median, is not shown to "
+            "be better",
         ),
         (
             "smallest_within_5_percent",
@@ -428,7 +428,7 @@ def _host_caveats(
         yield "In a new study, set training: {compile: reduce-overhead} to run the model as CUDA graphs"
 
 
-NO_LINE = "if not host-bound, a larger batch is no slower"
+NO_LINE = "steps that are not host-bound take no longer with a larger batch"
 
 
 def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:

@@ -521,8 +521,9 @@ class Verdict:
         """The verdict with a confirmed ``batch_size`` as the recommendation, the smallest as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
-        is_least = batch_size == self.least.configuration.batch_size
-        rule: Rule = "least" if is_least else "smallest_shown_within_5_percent" if batch_size < best else "law"
+        least = self.least.configuration.batch_size
+        rule: Rule = "smallest_shown_within_5_percent" if batch_size < best == least else "law"
+        rule = "least" if batch_size == least else rule
         return replace(self, optimal=self.by_batch[batch_size], rule=rule)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:

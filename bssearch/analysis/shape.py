@@ -68,7 +68,8 @@ BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 class Predicted(Model):
     """The optimum among runnable sizes, by the law's steps × step time.
 
-    Over all laws in the 95 % confidence region: ``interval`` has the optima, ``surely_flat`` the sizes within 5 %.
+    With a probability of 95 % by draws of the law and step times: ``interval`` contains the optimum, and each size of
+    ``surely_flat`` is within 5 %.
     """
 
     batch_size: int

@@ -549,9 +549,8 @@ def _promised_and_found(answer: Answer) -> Section | None:
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"Before the search, the quick answer promised {number(promise.gain)}× over the default. The promised 90 "
-        "% "
-        f"interval {held} the optimum.",
+        text=f"Before the search, the quick answer promised {number(promise.gain)}× over the default. The promised "
+        f"90 % interval {held} the optimum.",
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],
             [

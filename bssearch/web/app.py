@@ -168,7 +168,7 @@ class Guard:
                 "Start the server with --allow-host NAME",
             )
         if scope["method"] not in {"GET", "HEAD"}:
-            return self._refuse(405, f"{scope['method']} does not work, because pages are read-only", "")
+            return self._refuse(405, f"{scope['method']} does not work, because pages are read-only", "Use GET")
         if (size := len(scope["query_string"])) > MOST_QUERY_BYTES:
             return self._refuse(414, f"A query of {size} bytes is longer than {MOST_QUERY_BYTES}", "Shorten the query")
         return None if access.token is None else self._with_token(scope, headers)
@@ -366,7 +366,7 @@ class Connection(H11Protocol):
     _deadline: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the first request's deadline; close the oldest of too many strangers."""
+        """Start the first request's deadline; close the oldest of too many connections without an admitted request."""
         super().connection_made(transport)
         self.opened_at = self.loop.time()
         strangers = [one for one in self.connections if isinstance(one, Connection) and one._is_stranger]
@@ -498,4 +498,6 @@ def _not_ours(error: OSError, host: str, port: int) -> UsageError:
                 f"--host {host} is not an address of this machine", hint="use 0.0.0.0 for all addresses of this machine"
             )
         case _:
-            return UsageError(f"listening on --host {host} --port {port} failed: {error.strerror}")
+            return UsageError(
+                f"listening on --host {host} --port {port} failed: {error.strerror}", hint="try another host or port"
+            )

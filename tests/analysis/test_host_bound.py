@@ -106,7 +106,7 @@ def test_without_a_law_or_a_rising_line_it_says_that_it_cannot_tell() -> None:
     falling = {1024: 0.09, 2048: 0.08, 4096: 0.07}
     probes = [replace(one, step_seconds=falling.get(one.batch_size, one.step_seconds)) for one in map(probe, SIZES)]
     assert fit_step_time(device_bound(probes), 2) is None
-    assert "a larger batch is no slower" in said(answer(probes))
+    assert "take no longer with a larger batch" in said(answer(probes))
 
 
 def test_an_optimum_that_the_device_bounds_is_not_warned_of_nor_one_of_which_nothing_is_known() -> None:

@@ -59,7 +59,8 @@ def test_what_may_be_within_5_percent_is_not_shown_to_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recommended", "best", "rule"), [(64, 64, "least"), (32, 64, "smallest_shown_within_5_percent"), (16, 16, "law")]
+    ("recommended", "best", "rule"),
+    [(64, 64, "least"), (32, 64, "smallest_shown_within_5_percent"), (16, 16, "law"), (16, 32, "law")],
 )
 def test_another_batch_size_is_recommended_with_its_reason(recommended: int, best: int, rule: str) -> None:
     found = verdict({16: [1.0, 1.5, 2.0], 32: [0.9, 1.2, 1.6], 64: [0.8, 1.1, 1.6]}).recommending(recommended, best)

@@ -371,9 +371,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     """Fit the law by maximum likelihood; None if fewer than two batch sizes reached the target.
 
     Log samples are normal about the law, and missed runs are right-censored. With three tuned batch sizes, the fit
-    leaves out untuned sizes. B_crit has the interval of the profile likelihood: deviance within Student's t² variances
-    of the least. The variance is about the law (N − 2 degrees of freedom), or of the lack of fit (K − 2) if the F-test
-    rejects the law.
+    leaves out untuned sizes. From three sizes on, B_crit has the interval of the posterior (`infer`).
     """
     run = _that_ran(points)
     if sum(bool(point.samples) for point in run) < 2:

@@ -58,9 +58,14 @@ class Rule(StrEnum):
     FINE_TUNING = "fine-tuning takes a batch 10 to 20× smaller"
 
 
-def _unknown(base: Configuration, tuned: Configuration, name: str) -> str | None:
-    both = (parameters_of(base)[name], parameters_of(tuned)[name])
-    return f"{name.replace('_', ' ')} of the runs is unknown" if None in both else None
+def _unknown(base: Configuration, tuned: Configuration, *names: str) -> str | None:
+    known = parameters_of(base), parameters_of(tuned)
+    missing = next((name for name in names if any(one[name] is None for one in known)), None)
+    return None if missing is None else f"{missing.replace('_', ' ')} of the runs is unknown"
+
+
+def _unused(base: Configuration, name: str) -> str | None:
+    return None if getattr(base, name) else f"the default has no {name.replace('_', ' ')}"
 
 
 def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
@@ -94,34 +99,28 @@ def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) ->
 
 def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
     """λ0·√κ (folklore)."""
-    if reason := _unknown(base, tuned, "weight_decay") or _other_optimizer(base, tuned):
+    reason = _unknown(base, tuned, "weight_decay") or _other_optimizer(base, tuned) or _unused(base, "weight_decay")
+    if reason:
         return reason
-    if base.weight_decay == 0:
-        return "the default has no weight decay"
     return replace(tuned, weight_decay=sqrt_weight_decay(base.weight_decay, tuned.batch_size / base.batch_size))
 
 
 def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
     """λ0·κ·η0/η for equal averaging times of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)."""
-    for name in ("learning_rate", "weight_decay", "optimizer"):
-        if reason := _unknown(base, tuned, name):
-            return reason
-    if {base.optimizer, tuned.optimizer} != {"adamw"}:
-        return (
-            _other_optimizer(base, tuned) or f"the rule is about AdamW, but the optimum trains with {tuned.optimizer}"
-        )
-    if base.weight_decay == 0:
-        return "the default has no weight decay"
+    if reason := _unknown(base, tuned, "learning_rate", "weight_decay", "optimizer") or _other_optimizer(base, tuned):
+        return reason
+    if tuned.optimizer != "adamw":
+        return f"the rule is about AdamW, but the optimum trains with {tuned.optimizer}"
+    if reason := _unused(base, "weight_decay"):
+        return reason
     ratio, rate_ratio = tuned.batch_size / base.batch_size, base.learning_rate / tuned.learning_rate
     return replace(tuned, weight_decay=timescale_weight_decay(base.weight_decay, ratio, rate_ratio))
 
 
 def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
     """p0·√κ (folklore)."""
-    if reason := _unknown(base, tuned, "dropout"):
+    if reason := _unknown(base, tuned, "dropout") or _unused(base, "dropout"):
         return reason
-    if base.dropout == 0:
-        return "the default has no dropout"
     return replace(tuned, dropout=sqrt_dropout(base.dropout, tuned.batch_size, base.batch_size))
 
 

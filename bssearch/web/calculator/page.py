@@ -556,9 +556,8 @@ NEVER_TAKEN = frozenset({"model", "model_settings", "table", "rule", "study", "s
 MEMORY = ResultSection(
     name="memory",
     title="Memory",
-    text="The predicted memory of a training step on each device, and the micro-batches that fit. The largest size "
-    "that "
-    "fits may not be the best. “bssearch probe memory” measures the memory.",
+    text="The predicted memory of a training step on each device, and the micro-batches that fit. The largest size may "
+    "not be the best. “bssearch probe memory” measures the memory.",
 )
 SPLIT = ResultSection(
     name="accumulation",
