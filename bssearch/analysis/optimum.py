@@ -203,7 +203,7 @@ class Estimate:
     """A figure over seeds: the median, the 95 % interval, and the number of runs that reached the target.
 
     The median is None if at least half of the runs missed the target. The interval is None below three runs, and with a
-    miss below six. More runs do not reduce ``unresolved`` and the error of ``step_time``.
+    miss below six runs or without an upper end. More runs do not reduce ``unresolved`` and the error of ``step_time``.
     """
 
     median: float | None
