@@ -220,7 +220,6 @@ POLYGONS: dict[str, Corners] = {
         for corner, radius in enumerate((1.3, 0.55) * 5)
     ],
 }
-LARGEST_CORNER = 1.3
 STROKES: dict[str, Sequence[Corners]] = {
     "x": [[(-1, -1), (1, 1)], [(-1, 1), (1, -1)]],
     "arrow": [[(-0.6, 0), (0.6, 0)], [(0, 0), (0, -2)], [(-0.6, -1.3), (0, -2), (0.6, -1.3)]],
@@ -614,7 +613,7 @@ def _texts(
 
 def _obstacles(series: Series, placed: Placed, frame: Frame) -> Iterator[Box]:
     point, x, y = placed
-    half = LARGEST_CORNER * series.size / 2 if series.symbol else 0
+    half = series.size / 2 if series.symbol else 0
     yield Box(x - half, y - half * (2 if series.symbol == "arrow" else 1), x + half, y + half)
     if (ends := _ends(point, frame)) is not None:
         yield Box(x - CAP, ends[1], x + CAP, ends[0])

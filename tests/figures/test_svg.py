@@ -160,12 +160,12 @@ def test_the_text_of_a_point_avoids_every_symbol_or_is_left_out() -> None:
 
 def test_the_text_of_an_upright_line_meets_no_symbol_while_there_is_room() -> None:
     heights = [9.9, 9.4, 8.9, 8.4, 7.9, 7.4, 6.9]
-    chart = points(*(Point(5.0, one) for one in heights), symbol="diamond")
+    chart = points(*(Point(5.0, one) for one in heights), symbol="circle")
     line = ReferenceLine(at=9.5, name="largest tried: 512, 2.44× the optimum", is_upright=True)
     element = drawn(replace(chart, rules=[line]))["narrow"]
     _, top, _, bottom = frame(element)
     [text] = [one for one in element.iter("text") if one.text == line.name]
-    lowest = bottom - 0.69 * (bottom - top) + 1.3 * 5
+    lowest = bottom - 0.69 * (bottom - top) + 5
     assert float(text.attrib["y"]) - 0.95 * 12 >= lowest
 
 
