@@ -422,7 +422,7 @@ class _StepNorms:
         self._halves.close()
 
     def take(self, batch_size: int, samples: int) -> Pass | str:
-        """The step's pass, or the reason of its absence."""
+        """The step's pass, or the reason why the step was not measured."""
         self.close()
         ranks = ranks_together()
         small = self._total(self._small)

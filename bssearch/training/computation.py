@@ -123,7 +123,7 @@ class Computation:
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
     def inputs(self, inputs: Any) -> Any:
-        """Inputs in the model's memory format."""
+        """Inputs, with images in the channels-last format if the settings say so."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:

@@ -81,7 +81,7 @@ def throttle_reasons(device: torch.device) -> list[str] | None:
 
 
 def total_energy_joules(device: torch.device) -> float | None:
-    """Joules since the driver started; None if unknown."""
+    """Joules since the driver was loaded; None if unknown."""
     millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))
     return millijoules / 1e3 if millijoules else None
 

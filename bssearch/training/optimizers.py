@@ -151,7 +151,7 @@ KEYWORDS = {
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
     """Build the optimizer of a model's trainable parameters, at the peak learning rate.
 
-    ``fused`` requests one kernel if the optimizer has one on every device.
+    ``fused`` requests a single kernel of the optimizers that have a fused version for every device.
     """
     given = configuration.parameters
     options: dict[str, Any] = {

@@ -167,7 +167,7 @@ def _group(rank: int, size: int, device: torch.device, path: Path, timeout: time
 class GradientSum:
     """Adds gradients during the last micro-batch's backward pass.
 
-    If no rank used a parameter, its gradient stays None.
+    A parameter that no rank used keeps the gradient None.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:

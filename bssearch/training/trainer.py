@@ -62,7 +62,7 @@ class AveragedWeights:
         self._average(self.averages, self._weights, None)
 
     def restore(self, averages: list[torch.Tensor] | None) -> None:
-        """Restore averages; without any, restart at the current weights."""
+        """Restore averages, or restart at the current weights if None."""
         torch._foreach_copy_(self.averages, self._weights if averages is None else averages)
 
     def averages_of(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -302,7 +302,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def skipped_steps(self) -> int | None:
-        """Number of counted steps that loss scaling skipped, None without loss scaling; waits for the device."""
+        """Counted steps that loss scaling skipped; None if the loss is not scaled. Waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
@@ -592,7 +592,7 @@ def check_ranks(configuration: Configuration, workload: Workload, computation: C
 
 
 def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
-    raise WorkloadError("the workload has its own training_step() and no loss()")
+    raise WorkloadError("the workload has its own training_step() and no loss(); write a loss()")
 
 
 class LossSum:

@@ -79,7 +79,7 @@ MAIN = "__main__"  # module of code that no other process can load: a notebook o
 class WeightedLoss:
     """A training loss over samples of unequal weight, such as sequences of different lengths.
 
-    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` its number of tokens or other weight. A
+    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` the batch's tokens or another weight. A
     batch's loss is the sum of totals over the sum of weights. Zero weight gives NaN, which ends the trial.
 
     Example: ``bssearch.WeightedLoss(total=losses.sum(), weight=mask.sum())``
@@ -115,7 +115,7 @@ class Workload(Protocol):
       log. bssearch then measures no gradient noise scale.
     * ``tokens_per_sample: int``: tokens that a training sample predicts.
     * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
-      then returns a `WeightedLoss`, so that a batch's loss is divided by all its tokens.
+      then returns a `WeightedLoss`, which divides a batch's summed losses by the batch's tokens.
     * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
       global generators, which the trial seeds, for all samples at once on the inputs' device. Parameters under
       ``space.augmentation`` are keywords.

@@ -69,7 +69,7 @@ class CharLM:
         require(
             held_out > self.context,
             f"the text has {len(text)} characters (max_characters = {self.max_characters}); one validation window "
-            f"needs {_HELD_OUT_SHARE} × (context + 1) = {_HELD_OUT_SHARE * (self.context + 1)}",
+            f"needs {_HELD_OUT_SHARE} × (context + 1) = {_HELD_OUT_SHARE * (self.context + 1)}; give a longer text",
             error=WorkloadError,
         )
         # A worker's stderr is the log of the worker's slot.
@@ -191,7 +191,7 @@ def _files(text: str | None) -> list[Path]:
         missing = f"this Python lacks the standard library's sources in {library}; name another text"
         found = list(Path(library).glob("*.py"))
     else:
-        missing = f"text = {text!r}: no such file in {Path.cwd()}"
+        missing = f"text = {text!r}: no such file in {Path.cwd()}; name a file, a folder or a glob"
         if Path(text).is_dir():
             found = [path for path in Path(text).iterdir() if not path.name.startswith(".")]
         else:

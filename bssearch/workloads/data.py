@@ -245,7 +245,7 @@ TRIED_SAMPLES = 8  # number of samples in a test of collate()
 
 
 def check_data(data: object, workload: object = None, *, counts_tokens: bool = False) -> Data:
-    """The data as three parts; train is a `BatchStream` with ``train_batches``, a `TokenPart` if it counts tokens."""
+    """The data as three parts; train is a `BatchStream` with ``train_batches``, a `TokenPart` if ``counts_tokens``."""
     train, *others = (_part(data, name, workload) for name in ("train", "validation", "test"))
     return Data(_token_part(train, workload) if counts_tokens else train, *others)
 
@@ -263,7 +263,7 @@ def _token_part(train: Part, workload: object) -> TokenPart:
     found = [int(one) for one in cast(Iterable[Any], lengths)] or [0]
     require(
         len(found) == len(cast(DatasetPart, train).samples) and min(found) >= 1,
-        f"sample_tokens has {len(found)} numbers, the least {min(found)}; it must have {len(train)}, all >= 1",
+        f"sample_tokens has {len(found)} numbers, the least {min(found)}; give {len(train)} numbers >= 1",
         error=WorkloadError,
     )
     return TokenPart(cast(DatasetPart, train), found)
