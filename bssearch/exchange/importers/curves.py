@@ -185,12 +185,12 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
     if changing:
         raise UsageError(
             f"{changing[0]} changes or is missing in {log.origin}",
-            hint="--run NAME names a column that tells runs apart",
+            hint="--run NAME names the column of runs",
         )
     raise UsageError(
         f"the batch size of {log.origin} is unknown: its settings are {listed(list(settings))}",
-        hint=f"--column NAME={BATCH} takes a setting as the batch size; --run NAME tells the runs of a table apart; "
-        f"--with {BATCH}=N or per_device_train_batch_size=N gives the size of all runs",
+        hint=f"--column NAME={BATCH} takes a setting as the batch size; --run NAME names the column of runs; "
+        f"--with {BATCH}=N or per_device_train_batch_size=N is for all runs",
     )
 
 
@@ -211,7 +211,7 @@ FEW_RUNS = 3
 
 
 def sources(settings: Settings) -> str:
-    """The log's own names of batch and known hyperparameters."""
+    """Our names of batch and hyperparameters, with the log's names if they differ."""
     shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
@@ -296,7 +296,7 @@ def import_curves(
 
 
 def _apart(log: Log, column: Sequence[str]) -> list[Log]:
-    """Runs of a table that names no run, told apart by their settings; the table as it is if these do not tell."""
+    """Runs of a table without a column of runs, split by their settings if these tell runs apart."""
     first = log.rows[0] if log.rows else {}
     renamed = {theirs: ours for theirs, _, ours in (one.rpartition("=") for one in column)}
     ours = {name: renamed.get(name, _ours(name)) for name in first if name not in log.settings}
@@ -318,7 +318,7 @@ def _apart(log: Log, column: Sequence[str]) -> list[Log]:
         return [log]
     told = [dict(zip((*keys, *rates), key, strict=False)) for key, _ in parts]
     longest = max(told, key=len)
-    note = f"no column names the runs: {', '.join(longest)} tell them apart"
+    note = f"runs of a table without a column of runs: split by {', '.join(longest)}"
     return [
         replace(
             log,
@@ -385,8 +385,8 @@ def _runs(
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
         (without, f"were skipped, because they have no {names.metric}"),
-        (resumed, "go back to an earlier step: taken as resumed"),
-        (repeated, "have several metrics at a step: the last one counts"),
+        (resumed, "go back to an earlier step and count as resumed"),
+        (repeated, "have several metrics at a step; the last metric counts"),
         (untimed if len(untimed) < len(runs) else [], "have no seconds"),
     ):
         if found:

@@ -54,7 +54,7 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
         notes.append(
             f"final_metric and reached disagree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
             f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} ({first.origin}); "
-            "is it the right goal?"
+            "check --goal"
         )
     return target, notes
 
@@ -105,7 +105,7 @@ def make_studies(
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
     """Studies to store, names of the stored ones that they replace, and notes.
 
-    An import of more runs replaces the imported study of its name. The runs that it has keep their numbers.
+    An import of more runs replaces the imported study of its name. Stored runs keep their numbers.
     """
     wanted, replaced, notes = [], [], []
     for study in studies:

@@ -81,10 +81,13 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Names in the logs of an import, and those of one log.
+    """Names of the values in all logs of an import, then those of one log (`of_log`).
 
-    ``step`` counts epochs if ``epoch_samples`` is given; it is "" if each log tells. ``clock`` serves without
-    ``seconds``. ``evaluations`` name seconds of evaluations that these include; without a name, ``step_seconds`` serve.
+    Attributes:
+        step: "" until `of_log`, unless the user names it. It counts epochs if ``epoch_samples`` is given.
+        clock: used if ``seconds`` is None.
+        evaluations: names of seconds of evaluations, which ``seconds`` or ``clock`` include.
+        step_seconds: step time, used instead of ``seconds`` that include evaluations of unknown length.
     """
 
     metric: str
@@ -100,7 +103,7 @@ class Names:
     def of(
         cls, logs: Sequence[Log], metric: str | None, step: str | None, seconds: str | None, epoch_samples: int | None
     ) -> Names:
-        """Names given, and the metric if it is not; raise `UsageError` for names that no log has."""
+        """Check the given names and find the metric; raise `UsageError` if no log has a name."""
         there = list(dict.fromkeys(name for log in logs for row in log.rows for name in row))
         place = logs[0].origin
         if any(map(_CHART.fullmatch, there)):
@@ -117,7 +120,7 @@ class Names:
         return cls(metric=found, step=step or "", seconds=seconds, epoch_samples=epoch_samples)
 
     def of_log(self, log: Log) -> Names:
-        """Names in one log; raise `UsageError` without steps."""
+        """Names in one log; raise `UsageError` if the log has no steps."""
         first = {name: value for row in reversed(log.rows) for name, value in row.items() if value not in (None, "")}
         there = dict.fromkeys(name for name, value in first.items() if not math.isnan(number_in(value)))
         usual_steps = (EPOCH,) if self.epoch_samples else STEPS
@@ -161,7 +164,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """The log's name of the first wanted one that it has, also within a table or with a unit; None if it has none."""
+    """The log's own name of the first ``wanted`` name that it has; a prefix or a unit in its name is ignored."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
@@ -254,7 +257,7 @@ def _metric(there: Sequence[str], place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Evaluations in order; whether the run diverged; how often its steps went back, and were repeated."""
+    """Evaluations in order, whether the run diverged, and how often it resumed or repeated a step."""
 
     observations: tuple[Observation, ...]
     has_diverged: bool
@@ -263,7 +266,7 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on."""
+    """Learning curve of a log; from the step of a resume on, later evaluations replace the earlier ones."""
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False
@@ -284,9 +287,9 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
         if is_resumed and step <= first:
             what = "are all" if step == first == found[-1].step else f"go back from {found[-1].step} to"
             raise UsageError(
-                f"the steps of {names.step!r} {what} {step}: they begin anew ({log.origin})",
-                hint="--run NAME names a column that tells runs apart; so does --column NAME=learning_rate in a table "
-                "with batch sizes; --step NAME names another column of steps",
+                f"the steps of {names.step!r} {what} {step}, as if a run restarts ({log.origin})",
+                hint="--run NAME names the column of runs, --step NAME another column of steps; if only the learning "
+                "rate tells runs apart, --column NAME=learning_rate names its column",
             )
         resumes += is_resumed
         if is_resumed:

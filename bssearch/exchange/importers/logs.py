@@ -36,7 +36,7 @@ MOST_LOGS = 10_000  # runs of one import
 LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
 
 SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too short after a resume)"
-"""Seconds of a Trainer's training, which its log tells as a whole and of the last launch alone."""
+"""Seconds of a Trainer's steps; its log has only the total of the last launch."""
 
 CLOCK = "_timestamp"
 """Seconds since 1970, as Weights & Biases calls them; other tools' clocks get this name."""

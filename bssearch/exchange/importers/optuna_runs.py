@@ -169,10 +169,10 @@ OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "
 def import_optuna(
     file: Annotated[str, Option("Database URL or path of a SQLite file.", metavar="FILE|URL")],
     study: Annotated[
-        str | None, Option("Name of the Optuna study.", metavar="STUDY", shown_default="the only one there is")
+        str | None, Option("Name of the Optuna study.", metavar="STUDY", shown_default="the only study")
     ] = None,
     *,
-    name: Annotated[str | None, Option("Name of the study.", shown_default="that of the Optuna study")] = None,
+    name: Annotated[str | None, Option("Name of the study.", shown_default="the Optuna study's")] = None,
     metric: Annotated[
         str | None, Option("Metric that reports and values measure.", shown_default="the study's metric name")
     ] = None,
@@ -190,7 +190,7 @@ def import_optuna(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, Option("Batch size of trials without one.", min=1, shown_default="unknown: they are left out")
+        int | None, Option("Batch size of trials without one.", min=1, shown_default="none: they are left out")
     ] = None,
     seconds: Annotated[
         str | None,
@@ -248,8 +248,8 @@ def import_optuna(
         reader, steps, samples_per_epoch = replace(reader, steps=EPOCH, reports=ReportSteps()), EPOCH, 1
     require(
         steps != EPOCH or samples_per_epoch is not None,
-        f"--steps {EPOCH}: how many samples an epoch has is not known",
-        hint="--samples-per-epoch N says it",
+        f"--steps {EPOCH}: the samples of an epoch are unknown",
+        hint="add --samples-per-epoch N",
     )
     reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at, batch_size=batch_size)
     runs, notes = reader.runs(found.trials)
@@ -504,7 +504,7 @@ class _Reader:
             )
         at_once = most_at_once(ended) if self.seconds == DURATION or self._seconds_name else 1
         if at_once > 1:
-            yield f"up to {at_once} trials ran at once; if they shared a device, seconds hold waits for each other"
+            yield f"up to {at_once} trials ran at once; if they shared a device, seconds include waits for each other"
         if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
                 f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "

@@ -58,7 +58,7 @@ def import_rcp(
 ) -> Studies:
     """Make a study from MLPerf's reference convergence points.
 
-    They are the samples that runs of each batch size took to the target.
+    Each point holds the samples to the target at one batch size.
     """
     from bssearch.exchange.importers.imported_studies import (
         make_studies,  # SQLAlchemy, which `import --help` does without

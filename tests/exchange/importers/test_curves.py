@@ -294,7 +294,7 @@ def test_after_a_resume_the_later_evaluations_count_and_lost_work_does_not(
     text = f"step,{name},val_acc,batch_size,lr\n"
     text += "".join(f"{a},{b},{c},8,0.1\n" for a, b, c in zip(steps, [*before, *after], accuracies, strict=True))
     made = import_curves([table(tmp_path, text)], target=0.4)
-    assert any("taken as resumed" in one for one in made.notes)
+    assert any("count as resumed" in one for one in made.notes)
     trial = only_run(made)
     assert [one.step for one in trial.curve] == [10, 20, 30, 40]
     assert [one.train_seconds for one in trial.curve] == pytest.approx([1, 2, 3, 4])
@@ -522,8 +522,8 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
         ("step,val_acc,batch_size\n1,O.9,8\n", {}, "val_acc = 'O.9' must be a number"),
         ("step,elapsed,val_acc,batch_size\n1,5,0.3,8\n2,soon,0.5,8\n", {}, "elapsed = 'soon' must be a number"),
         ("step,val_acc,val_acc,batch_size\n1,0.5,0.6,8\n", {}, "'val_acc' is there twice"),
-        ("step,val_acc,seed,batch_size\n1,0.3,0,8\n2,0.5,0,8\n1,0.2,1,8\n2,0.3,1,8\n", {}, "begin anew"),
-        ("step,val_acc,batch_size\n0,0.3,8\n0,0.5,8\n", {}, "they begin anew"),
+        ("step,val_acc,seed,batch_size\n1,0.3,0,8\n2,0.5,0,8\n1,0.2,1,8\n2,0.3,1,8\n", {}, "as if a run restarts"),
+        ("step,val_acc,batch_size\n0,0.3,8\n0,0.5,8\n", {}, "as if a run restarts"),
         ("step,val_acc,batch_size\n1,0.3,8\n2,0.5,16\n", {}, "batch_size changes or is missing"),
         ("step,val_acc,batch_size\n1,0.5,8\n", {"given": ["gradient_acumulation_steps=4"]}, "unknown setting"),
         ("Step,bs16 - val_acc,bs16 - val_acc__MIN\n1,0.5,0.5\n", {}, "is a W&B chart"),

@@ -541,7 +541,7 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
         ({"target": 0.9, "seconds": "minutes"}, "--seconds = 'minutes' must be duration, step_ms, value or user_attr:"),
         ({"target": 0.9, "seconds": "user_attr:"}, "--seconds = 'user_attr:'"),
         ({"target": 0.9, "steps": "epochs"}, "--steps = 'epochs' must be step, samples, epoch or user_attr:NAME"),
-        ({"target": 0.9, "steps": "epoch"}, "--samples-per-epoch N says it"),
+        ({"target": 0.9, "steps": "epoch"}, "add --samples-per-epoch N"),
         ({"target": 0.9, "steps": "epoch", "samples_per_epoch": 9, "seconds": "step_ms"}, "cannot be combined"),
         ({"target": 0.9, "steps": "step", "samples_per_epoch": 9}, "--samples-per-epoch = 9 needs --steps epoch"),
         ({"target": 0.9, "steps": "step", "seconds": "step_ms"}, "cannot be combined"),

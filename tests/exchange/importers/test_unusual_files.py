@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "another minus": ("a.csv", lines(lambda s: f"{s},−{s / 100},8"), "must be a number"),
     "a column for each run": ("a.csv", lines(lambda s: f"{s},0.1,0.2", "step,a/val_acc,b/val_acc"), "ambiguous"),
     "Latin-1": ("a.csv", "step,val_acc,batch_size,note\n10,.4,8,é\n".encode("latin-1"), "a.csv:2 is not UTF-8"),
-    "backwards": ("a.csv", "\n".join([HEADER, *map(accuracies, reversed(STEPS))]), "begin anew"),
+    "backwards": ("a.csv", "\n".join([HEADER, *map(accuracies, reversed(STEPS))]), "as if a run restarts"),
     "no gzip": ("a.csv.gz", lines(accuracies), "cannot be read"),
     "tokens": ("a.jsonl", objects(lambda s: {"tokens": s, "val_acc": s / 100, "bs": 8}), "no optimizer steps"),
 }
