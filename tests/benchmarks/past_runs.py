@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -315,6 +316,10 @@ SOURCES: dict[str, tuple[Source, list[str]]] = {
 }
 
 
+LIBRARIES = {"trainer": "transformers"}
+BY_HAND = ("slurm", "zeus")
+
+
 def wrong_of(name: str, runs: list[Made], trials: Sequence[TrialRecord]) -> list[str]:
     """Return the runs that were read wrongly."""
     found = {(one.configuration.batch_size, one.configuration.learning_rate): one.outcome for one in trials}
@@ -355,7 +360,9 @@ def try_source(name: str, folder: Path) -> bool:
     if ended.returncode == 0:
         with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
             wrong = wrong_of(name, runs, store.trials.of(name))
-    print(f"{name:<12} {len(runs)} runs {seconds:6.1f} s  {len(wrong)} wrong", *wrong[:3], sep="\n    ", flush=True)
+    made_by = LIBRARIES.get(name, name)
+    library = f"{made_by} {version(made_by)}" if name not in BY_HAND else "by hand"
+    print(f"{name:<12} {library:<20} {len(runs)} runs {seconds:6.1f} s  {len(wrong)} wrong", *wrong[:3], sep="\n    ")
     print(*(f"    {line}" for line in ended.stderr.splitlines()), sep="\n")
     return not wrong and seconds <= LONGEST_S and len(runs) == len(SIZES) * len(RATES)
 

@@ -34,6 +34,7 @@ from bssearch.exchange.importers.imported_run import (
 )
 from bssearch.exchange.importers.logged import (
     CLOCKS,
+    DIGITS,
     EPOCH,
     LATE,
     MOST_NAMED,
@@ -149,7 +150,7 @@ def _highest_rate(log: Log) -> Setting | None:
     for name in filter(_RATE.search, names):
         rates = [one for row in log.rows if (one := number_in(row.get(name))) > 0 and math.isfinite(one)]
         if rates:
-            return Setting(f"the highest {name}", max(rates))
+            return Setting(f"the highest {name}", float(f"{max(rates):.{DIGITS}g}"))
     return None
 
 

@@ -63,7 +63,7 @@ OF_LIGHTNING = "trainer/global_step"  # Lightning's number of the step, from 0
 
 NOT_A_NUMBER = frozenset({"nan", "+nan", "-nan", "none", "null", "n/a", "na", "true", "false"})
 
-DIGITS = 7  # of a metric; loggers keep it in single precision, which makes 0.9 0.89999998
+DIGITS = 7  # of logged values; loggers keep it in single precision, which makes 0.9 0.89999998
 
 MOST_NAMED = 12  # names in a message
 
