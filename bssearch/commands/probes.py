@@ -408,20 +408,20 @@ def noise(
         found = probe_noise(study, seconds)
     row = {"study": spec.name, **asdict(found)}
     row |= {f"noise_{name}": value for name, value in row.pop("noise").items()}
-    return ProbeReport(document=row, rows=[row], sentences=list(noise_sentences(found, spec.target.metric)))
+    return ProbeReport(document=row, rows=[row], sentences=list(noise_sentences(found, spec)))
 
 
-def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
+def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
     """Yield the noise scale and the place of its measurement."""
-    noise = found.noise
+    noise, unit = found.noise, "tokens" if spec.training.counts_tokens else "samples"
     if noise.low is None:
         yield f"The measurement could not separate the gradient from its noise in {noise.passes or 'the'} passes."
     else:
         scale = noise_scale(noise.scale, noise.low, noise.high)
-        yield f"Gradient noise scale: {scale} samples ({noise.passes} passes)"
+        yield f"Gradient noise scale: {scale} {unit} ({noise.passes} passes)"
     if noise.adam_low is not None:
-        yield f"for Adam: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} samples"
-    yield f"at batch {found.batch_size}, step {found.step}, with {metric} {found.metric:.4g}"
+        yield f"for Adam: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} {unit}"
+    yield f"at batch {found.batch_size}, step {found.step}, with {spec.target.metric} {found.metric:.4g}"
     if found.reason is not None:
         yield f"note: this step is far from the target ({found.reason})"
 

@@ -15,6 +15,7 @@ from bssearch.commands.probes import (
     SECONDS_LIMIT,
     MemoryProbe,
     next_size,
+    noise_sentences,
     probe_memory,
     probe_noise,
     probe_step_times,
@@ -23,9 +24,11 @@ from bssearch.commands.probes import (
 from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,
+    GradientNoise,
     Lease,
     MemoryRequest,
     MemoryUse,
+    NoiseMeasurement,
     StepTimeError,
     TrialOutcome,
     TrialRecord,
@@ -311,6 +314,14 @@ def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: St
     assert store.probes.noise(SPEC.name) == [found]
     again = probe_noise(open_study(store, ProbedExecutor()))
     assert store.probes.noise(SPEC.name) == [again], "it takes the place of the first"
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_the_noise_scale_has_the_unit_of_the_batch_size(unit: str) -> None:
+    noise = GradientNoise(scale=40.0, low=30.0, high=50.0, passes=9)
+    found = NoiseMeasurement(batch_size=8, micro_batch_size=8, step=3, metric=0.5, noise=noise, reason=None)
+    said = next(noise_sentences(found, make_spec(training={"batch_unit": unit})))
+    assert said.endswith(f"{unit} (9 passes)")
 
 
 def test_a_step_time_that_is_stored_is_not_measured_again(store: Store) -> None:
