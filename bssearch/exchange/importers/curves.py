@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +49,7 @@ from bssearch.exchange.importers.logged import (
     listed,
 )
 from bssearch.exchange.importers.logs import RUN_NAMES, Log, Row, logs_in, number_in
-from bssearch.exchange.importers.runs import LARGEST_SEED, RunsObjective, check_scale
+from bssearch.exchange.importers.runs import LARGEST_SEED, check_scale
 from bssearch.records import (
     Configuration,
     Goal,
@@ -217,6 +218,14 @@ def sources(settings: Settings) -> str:
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
 
+class LogsObjective(StrEnum):
+    """Objectives that logs can answer."""
+
+    TIME_TO_TARGET = "time_to_target"
+    SAMPLES_TO_TARGET = "samples_to_target"
+    ENERGY_TO_TARGET = "energy_to_target"
+
+
 def import_curves(
     file: Annotated[
         list[str],
@@ -257,8 +266,8 @@ def import_curves(
         int | None, Option("Samples of an epoch, if the logs count epochs instead of steps.", min=1)
     ] = None,
     objective: Annotated[
-        RunsObjective, Option("Cost minimized by the best batch size.")
-    ] = RunsObjective.TIME_TO_TARGET,
+        LogsObjective, Option("Cost minimized by the best batch size.")
+    ] = LogsObjective.TIME_TO_TARGET,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     dry_run: Annotated[bool, Option("Print what the logs say without storing it.", flag="--dry-run")] = False,
 ) -> Studies:

@@ -6,6 +6,7 @@ import codecs
 import csv
 import gzip
 import io
+import json
 import math
 import re
 import zlib
@@ -49,6 +50,18 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line} is not {encoding} text: byte 0x{data[error.start]:02x}") from None
+
+
+def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any:
+    """Parse JSON that begins at a line of a file; raise `UsageError` with the line of an error."""
+    try:
+        return json.loads(text, **options)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{origin}:{line + error.lineno - 1} is not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise UsageError(f"{origin} is not valid JSON: its lists or objects are nested too deeply") from None
+    except ValueError as error:  # an integer with too many digits
+        raise UsageError(f"{origin} is not valid JSON: {error}") from None
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:

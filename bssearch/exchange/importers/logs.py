@@ -26,7 +26,7 @@ import yaml
 from bssearch import registry
 from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.exchange.importers.columns import fraction, seconds
-from bssearch.exchange.importers.imported_run import MOST_BYTES, csv_rows, number, read_text
+from bssearch.exchange.importers.imported_run import MOST_BYTES, csv_rows, number, parsed_json, read_text
 from bssearch.exchange.trial_rows import flat_row
 from bssearch.records import grouped
 from bssearch.spec.reader import TAGS, Loader
@@ -542,7 +542,7 @@ _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+")
 def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
     rows: list[tuple[int, Any]]
     if text.lstrip()[:1] == "[":
-        found = _parsed(text, origin)
+        found = parsed_json(text, origin)
         rows = list(enumerate(found if isinstance(found, list) else [], 1))
     elif (whole := _whole_object(text)) is not None:
         rows = list(enumerate(_rows_of(whole), 1))
@@ -550,7 +550,7 @@ def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
         lines = [(line, one) for line, one in enumerate(text.splitlines(), 1) if one.strip()]
         if len(lines) > 1 and text[-1:] != "\n" and lines[-1][1].strip()[-1] != "}":
             lines.pop()  # a killed run wrote a part
-        rows = [(line, _parsed(one, f"{origin}:{line}")) for line, one in lines]
+        rows = [(line, parsed_json(one, origin, line=line)) for line, one in lines]
     for line, row in rows:
         if not isinstance(row, dict):
             raise UsageError(f"{origin}:{line} must be a JSON object, the values logged at one step")
@@ -585,14 +585,7 @@ def _rows_of(whole: Mapping[str, Any]) -> list[Any]:
 
 
 def _json(file: Path) -> Any:
-    return _parsed(read_text(file), str(file))
-
-
-def _parsed(text: str, origin: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{origin} is not JSON: {error}") from None
+    return parsed_json(read_text(file), str(file))
 
 
 class _PlainLoader(Loader):

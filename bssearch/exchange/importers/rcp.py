@@ -21,6 +21,7 @@ from bssearch.exchange.importers.imported_run import (
     integer,
     make_configuration,
     parameter_value,
+    parsed_json,
     read_text,
 )
 from bssearch.records import Configuration, ParameterValue, Target
@@ -190,12 +191,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
             raise UsageError(f"{path} has {max(names, key=names.count)!r} twice")
         return dict(pairs)
 
-    try:
-        data = json.loads(text, object_pairs_hook=distinct)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid JSON: {error}") from None
+    data = parsed_json(text, str(path), object_pairs_hook=distinct)
     if not isinstance(data, dict) or not all(isinstance(fields, dict) for fields in data.values()):
         raise UsageError(
             f"{path} has no reference convergence points",

@@ -213,7 +213,6 @@ class RunsObjective(StrEnum):
 
     TIME_TO_TARGET = "time_to_target"
     SAMPLES_TO_TARGET = "samples_to_target"
-    ENERGY_TO_TARGET = "energy_to_target"
 
 
 def import_runs(

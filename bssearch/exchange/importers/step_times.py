@@ -1,6 +1,5 @@
 """Step times by batch size from CSV or the probe's JSON."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from reprlib import Repr
 from typing import Any
 
 from bssearch.errors import UsageError, require
-from bssearch.exchange.importers.imported_run import LARGEST, csv_rows, number as as_number, read_text
+from bssearch.exchange.importers.imported_run import LARGEST, csv_rows, number as as_number, parsed_json, read_text
 from bssearch.records import ProbeRecord
 
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
@@ -58,12 +57,9 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        document = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= LONGEST_INTEGER else digits)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
-    except RecursionError:
-        raise UsageError(f"{path} cannot be read as JSON: its lists or objects are nested too deeply") from None
+    document = parsed_json(
+        text, str(path), parse_int=lambda digits: int(digits) if len(digits) <= LONGEST_INTEGER else digits
+    )
     rows = document.get("probes") if isinstance(document, dict) else document
     if not isinstance(rows, list):
         raise UsageError(
