@@ -188,7 +188,7 @@ def _training_logs(name: str, rng: random.Random, folder: Path) -> None:
         change_database(rng, file, whole)
     else:
         unpacked = gzip.decompress(whole) if file.suffix == ".gz" else whole
-        if name in LIBRARY_LOGS:
+        if name in LIBRARY_LOGS or file.suffix == ".bin":
             damaged = mutated(rng, unpacked.decode("latin-1")).encode("latin-1", "replace")
         else:
             damaged = in_bytes(rng, mutated(rng, unpacked.decode("utf-16" if name == "semicolons" else "utf-8")))

@@ -195,8 +195,8 @@ def _pickled(file: Path) -> dict[str, Any]:
                     for code, argument, _ in pickletools.genops(opened.read(MOST_BYTES))
                     if code.name not in _NO_VALUE
                 ]
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
-        return {}  # of another version
+    except Exception:  # a damaged archive or pickle raises any exception
+        return {}
     pairs = itertools.pairwise(codes)
     return {key: value for key, value in pairs if key in _ARGUMENTS and isinstance(value, int | float)}
 

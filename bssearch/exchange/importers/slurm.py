@@ -93,8 +93,8 @@ def pairs(text: str) -> Iterator[tuple[str, str]]:
         is_plain = re.fullmatch(r"[-+.\deE]+", value) is not None
         if counter in COUNTERS:
             name, value = counter, value.replace(",", "")
-        elif one["of"] is not None and is_plain and int(one["of"]):
-            value = str(float(value) / int(one["of"]))
+        elif is_plain and (whole := float(one["of"] or 0)):
+            value = str(float(value) / whole)
         elif unit and unit != "%" and is_plain:
             value = str(float(value) * scale(unit))
         else:

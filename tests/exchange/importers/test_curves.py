@@ -5,12 +5,14 @@ import gzip
 import json
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -73,6 +75,8 @@ def trainer(folder: Path) -> Path:
         history.append({"step": one.steps, "train_runtime": whole})
         state = {"global_step": one.steps, "train_batch_size": one.batch_size // 4, "log_history": history}
         (place / "trainer_state.json").write_text(json.dumps(state))
+        with zipfile.ZipFile(place / "training_args.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps({"learning_rate": one.rate, "seed": 0}))
     return folder / "runs"
 
 
@@ -407,6 +411,19 @@ def test_keras_s_folders_of_training_and_validation_are_one_run(tmp_path: Path) 
     trial = only_run(import_curves([str(tmp_path / "logs")], target=0.3, step="step", epoch_samples=6400))
     assert [one.metric for one in trial.curve] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert (trial.configuration.batch_size, trial.outcome.first_hit_step) == (64, 300)
+
+
+def test_damaged_arguments_of_a_trainer_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text(
+        json.dumps({"train_batch_size": 8, "log_history": [{"step": 5, "eval_acc": 0.1}, {"step": 9, "eval_acc": 0.5}]})
+    )
+    file = tmp_path / "training_args.bin"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"learning_rate": 0.1, "x": list(range(500))}))
+    whole = file.read_bytes()
+    assert only_run(import_curves([str(tmp_path)], target=0.4)).configuration.learning_rate == 0.1
+    file.write_bytes(whole[:60] + b"\xff" * 40 + whole[100:])
+    assert "learning_rate" in only_run(import_curves([str(tmp_path)], target=0.4)).configuration.parameters
 
 
 def test_hints_use_the_log_s_own_names(tmp_path: Path) -> None:
@@ -785,6 +802,7 @@ def test_zeus_s_train_trace_alone_counts_steps(tmp_path: Path) -> None:
         ("Test set: Average loss: 0.05, Accuracy: 9/10 (90%)", {"Average_loss": "0.05", "Accuracy": "0.9"}),
         ("Epoch 2 Train: acc 0.9 Val: acc 0.8, best val acc 0.85", {"Train_acc": "0.9", "Val_acc": "0.8"}),
         ("iter 5: train loss 2.0, val loss 2.1.", {"iter": "5", "train_loss": "2.0", "val_loss": "2.1"}),
+        pytest.param(f"step 1 acc 5/{'9' * 5000}", {"step": "1", "acc": "0.0"}, id="5,000 digits"),
         ("Epoch: [0][ 10/50]\tTime 0.5 ( 0.6)\tAcc@1 70.10", {"epoch": "0", "Time": "0.5", "Acc@1": "70.10"}),
     ],
 )
