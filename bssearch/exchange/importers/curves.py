@@ -392,6 +392,11 @@ def _runs(
     if not runs:
         raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
+    if "learning_rate" not in varied:
+        notes.append(
+            "no run has a learning rate, so the answer cannot name untuned batch sizes: --column NAME=learning_rate "
+            "takes a setting as the rate"
+        )
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
         (without, f"were skipped, because they have no {names.metric}"),

@@ -433,6 +433,7 @@ def test_hints_use_the_log_s_own_names(tmp_path: Path) -> None:
     assert "--column bs=micro_batch_size" in (raised.value.hint or "")
     made = import_curves([table(tmp_path, text)], target=0.3, column=["bs=micro_batch_size"])
     assert any("--with accumulation_steps=N" in one for one in made.notes)
+    assert any("--column NAME=learning_rate" in one for one in made.notes)
 
 
 def test_what_a_run_logs_once_is_no_setting(tmp_path: Path) -> None:
