@@ -353,7 +353,7 @@ def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str
     if copies := [line for line, texts in found if first[tuple(texts)] != line]:
         yield (
             f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
-            "runs of their own; remove them if they are the same runs"
+            "runs of their own; remove the copies if they are no runs"
         )
 
 
@@ -438,7 +438,7 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
         )
     require(
         not target.is_above_one(high),
-        f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})",
+        f"{target.metric} is {low:g} to {high:g}, not fractions of 1 ({source})",
         hint=NO_SHARES,
     )
 
@@ -563,5 +563,5 @@ def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], li
     ]
     words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])
     return found, [
-        f"assumed steps between evaluations, by batch size: {words}; a column last_miss_step or eval_every_steps tells"
+        f"assumed steps between evaluations, by batch size: {words}; a column last_miss_step or eval_every_steps replaces this"
     ]

@@ -45,7 +45,7 @@ def _read(folder: Path, choice: str) -> Iterator[Log]:
 def _rows(file: Path, names: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     found = list(table_rows(file))
     missing = [name for name in names if found and name not in found[0][1]]
-    require(not missing, f"{file}:1 has no column {', '.join(missing)}, as Zeus's trace does")
+    require(not missing, f"{file}:1 lacks the columns {', '.join(missing)} of Zeus's traces")
     return [(line, {name: str(row.get(name, "")) for name in names}) for line, row in found]
 
 
