@@ -563,5 +563,6 @@ def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], li
     ]
     words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])
     return found, [
-        f"assumed steps between evaluations, by batch size: {words}; a column last_miss_step or eval_every_steps replaces this"
+        f"assumed steps between evaluations, by batch size: {words}; a column last_miss_step or eval_every_steps "
+        "replaces the assumption"
     ]
