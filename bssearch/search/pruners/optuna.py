@@ -83,16 +83,18 @@ class OptunaPruner(Cap):
 class Median(OptunaPruner):
     """Optuna's `MedianPruner`, after five trials and a tenth of the limit."""
 
-    pruner = partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10)
+    pruner = staticmethod(partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10))
 
 
 class Asha(OptunaPruner):
     """Optuna's successive halving, with a first rung at 1/27 of the limit."""
 
-    pruner = partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=FIRST, reduction_factor=FACTOR)
+    pruner = staticmethod(partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=FIRST, reduction_factor=FACTOR))
 
 
 class Hyperband(OptunaPruner):
     """Optuna's Hyperband, with a first rung at 1/27 of the limit."""
 
-    pruner = partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)
+    pruner = staticmethod(
+        partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)
+    )

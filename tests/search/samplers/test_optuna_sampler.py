@@ -1,3 +1,4 @@
+import inspect
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -394,8 +395,8 @@ def test_a_parameter_of_the_default_that_the_objective_does_not_suggest_is_named
 
 
 def test_the_example_of_its_docstring_runs() -> None:
-    text = TimeToTargetSampler.__doc__ or ""
-    example = text[text.index("        import math") : text.index("    Optuna's pruners")]
+    text = inspect.getdoc(TimeToTargetSampler) or ""
+    example = text[text.index("    import math") : text.index("Optuna's pruners")]
     found: dict[str, Any] = {}
     exec(textwrap.dedent(example), found)
     assert found["study"].best_params["batch_size"] == 128
