@@ -138,7 +138,7 @@ def confirm(
     launch: Launch,
     runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs per finalist, at least the stored number; 3 with --to-budget."),
+        typer.Option(min=1, help="Runs of every finalist, at least the stored number; 3 with --to-budget."),
     ] = None,
     max_runs: Annotated[
         int | None,
@@ -167,7 +167,8 @@ def confirm(
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
     with watched(launch) as shown:
-        answer = confirm_study(spec, shown, to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None)
+        to_budget_runs = (runs or TO_BUDGET_RUNS) if to_budget else None
+        answer = confirm_study(spec, shown, spares=runs is None, to_budget_runs=to_budget_runs)
     print_found(answer, form, db=launch.db)
 
 

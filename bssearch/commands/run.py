@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from pydantic import ValidationError
 
@@ -132,7 +132,7 @@ def add_devices(study: OpenStudy) -> None:
         rows = answer(study.store, study.spec.name).by_devices
         if rows == before:  # no run was missing
             break
-        study.driver().run_planned(after_search.next_run_on_devices(rows), Phase.DEVICES)
+        study.driver().run_planned(partial(after_search.next_run_on_devices, rows=rows), Phase.DEVICES)
         before = rows
 
 
@@ -174,11 +174,13 @@ def with_confirmation(
     return spec.model_copy(update={"confirm": settings})
 
 
-def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
+def confirm_study(
+    spec: GivenSpec, launch: Launch = HERE, *, spares: bool = True, to_budget_runs: int | None = None
+) -> Answer:
     """Make missing confirmation runs and return the answer.
 
-    ``to_budget_runs``: runs of each finalist that train to the full limit instead. Raises the errors of
-    `run_study`.
+    ``spares``: False to repeat even finalists that are clearly slower or mostly miss the target. ``to_budget_runs``:
+    runs of each finalist that train to the full limit instead. Raises the errors of `run_study`.
 
     Example: ``answer = bssearch.confirm_study("study.yaml", to_budget_runs=3)``
     """
@@ -186,7 +188,7 @@ def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int
     with opened(spec, launch, keeps_name=True, reports=True) as study:
         driver = study.driver()
         if to_budget_runs is None:
-            driver.run_planned(confirm.next_run, Phase.CONFIRM)
+            driver.run_planned(partial(confirm.next_run, spares=spares), Phase.CONFIRM)
             if (ending := confirm.ending(study.history())) is not None:
                 study.listener.note(ending)
         else:
@@ -195,7 +197,7 @@ def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int
                 f"batch {', '.join(map(str, sizes))}: {to_budget_runs} runs each, up to "
                 f"{spec.budget.trial_train_seconds:g} train seconds"
             )
-            driver.run_planned(after_search.next_run(to_budget_runs), Phase.TO_BUDGET)
+            driver.run_planned(partial(after_search.next_run, runs=to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
 
 
@@ -327,7 +329,7 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
 
     Repeats failed, lost and cancelled runs, and runs that missed a limit since raised.
     """
-    made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
+    made = CompletedRuns(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
         if case.configuration is None or case.tuned is None or case.is_tuned or case.batch_size not in history.feasible:
             continue

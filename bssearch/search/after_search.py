@@ -4,8 +4,9 @@ Optuna's TPE proposes a schedule's start, end, timing and initial learning rate.
 size gives the other parameters.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal, cast
@@ -235,7 +236,7 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """The next schedule trial, enqueued trials first; None without budget, new schedules or a tuned constant batch."""
+    """The next schedule trial, enqueued trials first; None if no budget, new schedule or tuned batch is left."""
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
         configuration = _in_known_micro_batches(history, queued.configuration)
@@ -252,7 +253,7 @@ def next_trial(history: History) -> TrialPlan | None:
 
 def next_repeat(history: History) -> TrialPlan | None:
     """The next repeat of the best schedules, with a confirmation seed."""
-    made = CompletedRuns.of(history, [one for one in history.of_phase(Phase.AUDIT) if one.configuration.grows])
+    made = CompletedRuns(history, [one for one in history.of_phase(Phase.AUDIT) if one.configuration.grows])
     return next(interleaved(history, made, _best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
@@ -312,15 +313,11 @@ def _plan(
     )
 
 
-def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
-    """A function that plans the next of ``runs`` full-length runs per finalist, with confirmation seeds."""
-
-    def plan(history: History) -> TrialPlan | None:
-        limit = history.spec.budget.trial_train_seconds
-        made = CompletedRuns.of(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
-        return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
-
-    return plan
+def next_run(history: History, runs: int) -> TrialPlan | None:
+    """The next of ``runs`` full-length runs per finalist, with confirmation seeds; None if no run remains."""
+    limit = history.spec.budget.trial_train_seconds
+    made = CompletedRuns(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
+    return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
 
 
 def finalists(history: History) -> list[Configuration]:
@@ -355,23 +352,15 @@ def _within(domain: Domain, value: float) -> float:
     return float(min(choices, default=min(max(value, low), high)))
 
 
-def next_run_on_devices(rows: Sequence[OnDevices]) -> Callable[[History], TrialPlan | None]:
-    """A function that plans the next of ``confirm.runs`` runs for each number of devices on the front."""
-
-    def plan(history: History) -> TrialPlan | None:
-        made = CompletedRuns.of(history, history.of_phase(Phase.DEVICES), as_run=lambda one: one)
-        return next(_missing_on_devices(history, made, _on_front(history, rows)), None)
-
-    return plan
-
-
-def _missing_on_devices(history: History, made: CompletedRuns, chosen: Sequence[Configuration]) -> Iterator[TrialPlan]:
+def next_run_on_devices(history: History, rows: Sequence[OnDevices]) -> TrialPlan | None:
+    """The next of ``confirm.runs`` runs for each number of devices on the front; None if no run remains."""
+    made = CompletedRuns(history, history.of_phase(Phase.DEVICES), as_run=lambda one: one)
     # each number of devices has fresh seeds, because the runs also refine the steps to the target
-    for index in range(history.spec.confirm.runs):
-        for one in chosen:
-            seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + one.world_size)
-            if made.is_missing(one, seed):
-                yield repeat(history, one, seed, Phase.DEVICES, retry_of=made.retried(one, seed))
+    for index, one in itertools.product(range(history.spec.confirm.runs), _on_front(history, rows)):
+        seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + one.world_size)
+        if made.is_missing(one, seed):
+            return repeat(history, one, seed, Phase.DEVICES, retry_of=made.retried(one, seed))
+    return None
 
 
 def _on_front(history: History, rows: Sequence[OnDevices]) -> list[Configuration]:

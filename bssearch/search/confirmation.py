@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
 from bssearch.analysis.optimum import (
@@ -26,8 +24,7 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import is_alike
 
-CONFIGURATIONS_PER_BATCH = 2
-"""Each batch size confirms two configurations, because a single configuration may be lucky."""
+CONFIGURATIONS_PER_BATCH = 2  # a single configuration may be lucky
 
 FAILURES_ALLOWED = 1  # a run repeats after this many failures
 
@@ -117,55 +114,56 @@ def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -
     return history.spec.space.decode(batch_size, best.sampled)
 
 
-def next_run(history: History) -> TrialPlan | None:
-    """The next confirmation run; None if no run remains."""
-    return next(iter(remaining(history, history.of_phase(Phase.CONFIRM))), None)
+def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
+    """The first of the `remaining` confirmation runs; None if no run remains."""
+    return next(iter(remaining(history, history.of_phase(Phase.CONFIRM), spares=spares)), None)
 
 
-def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
+def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool = True) -> list[TrialPlan]:
     """Missing runs, seed by seed over all finalists in random order.
 
-    Each configuration with runs stays a finalist, except the `beaten` and a `PlainMiss`. Lost and cancelled runs
-    repeat; failed runs repeat once. After out of memory, all runs of the batch size repeat in smaller micro-batches.
+    Each configuration with runs stays a finalist. If ``spares``, the `beaten` and each `PlainMiss` get no more runs.
+    Lost and cancelled runs repeat; failed runs repeat once. After out of memory, all runs of the batch size repeat in
+    smaller micro-batches.
     """
-    made = CompletedRuns.of(history, trials)
-    if first := _planned(history, trials, made, _chosen(history, trials, made)):
+    made, done = CompletedRuns(history, trials), in_force(history, trials)
+    refused, missed = _refused(history, trials), _missed(history, trials)
+    left = refused | missed | beaten(done, history.objective) if spares else refused
+
+    def planned(chosen: Iterable[Configuration]) -> list[TrialPlan]:
+        return _planned(history, done, made, [one for one in chosen if one.key not in left])
+
+    if first := planned(({one.key: one for one in finalists(history)} | made.begun).values()):
         return first
     verdict = verdict_of(history, trials)
     if verdict is None or not verdict.confirmed:
         return []
-    return _planned(history, trials, made, _beside(history, trials, verdict)) or _further(
-        history, trials, made, verdict
-    )
+    near = planned(_beside(history, trials, verdict))
+    return near or _further(history, trials, made, verdict, barred=refused | missed)
 
 
 def _planned(
-    history: History, trials: Sequence[TrialRecord], made: CompletedRuns, chosen: Sequence[Configuration]
+    history: History, done: Sequence[TrialRecord], made: CompletedRuns, chosen: Sequence[Configuration]
 ) -> list[TrialPlan]:
-    # Slow configurations get further seeds last, unless they are `beaten`.
-    done, runs = in_force(history, trials), history.spec.confirm.runs
-    left, slow = beaten(done, history.objective), far_behind(done, history.objective)
+    # Slow configurations get further seeds last, when no other run can show that they are `beaten`.
+    runs, slow = history.spec.confirm.runs, far_behind(done, history.objective)
     first = list(interleaved(history, made, chosen, min(1, runs)))
-    first += interleaved(history, made, [one for one in chosen if one.key not in slow | left], runs)
-    if first or any(not one.state.is_finished for one in done):
+    first += interleaved(history, made, [one for one in chosen if one.key not in slow], runs)
+    if first or any(not one.state.is_finished and one.configuration.key not in slow for one in done):
         return list({(one.configuration.key, one.seed): one for one in first}.values())
-    return list(interleaved(history, made, [one for one in chosen if one.key not in left], runs))
+    return list(interleaved(history, made, chosen, runs))
 
 
-def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
-    barred = _barred(history, trials)
-    begun = {one.key: one for one in finalists(history)} | made.begun
-    return [one for key, one in begun.items() if key not in barred]
-
-
-def _barred(history: History, trials: Sequence[TrialRecord]) -> set[str]:
-    # plain misses and refused configurations get no more runs
-    missed = {one.configuration.key for one in _missed_plainly(history, trials)}
+def _refused(history: History, trials: Sequence[TrialRecord]) -> set[str]:
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
-    return missed | {one.key for one in refused if problem_with(history.spec, one) is not None}
+    return {one.key for one in refused if problem_with(history.spec, one) is not None}
 
 
-def _missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
+def _missed(history: History, trials: Sequence[TrialRecord]) -> set[str]:
+    return {one.configuration.key for one in _plain_misses(history, trials)}
+
+
+def _plain_misses(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
     return plain_misses(in_force(history, trials), history.objective)
 
 
@@ -174,8 +172,8 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
-    now = _missed_plainly(history, runs)
-    before = _missed_plainly(history, [one for one in runs if one.number != trial.number])
+    now = _plain_misses(history, runs)
+    before = _missed(history, [one for one in runs if one.number != trial.number])
     return f"{plainly_missed(now[0])}; no more confirmation runs" if now and not before else None
 
 
@@ -211,7 +209,7 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 
 
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
-    """The verdict over search and confirmation; None without a hit."""
+    """The verdict over search and confirmation; None if no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
     timed = step_seconds_of(history.probes.values(), history.spec.timed_model)
     return decide(counted, history.spec.confirm.runs, history.objective, timed)
@@ -220,7 +218,7 @@ def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | Non
 def in_vain(history: History) -> str | None:
     """A message if every confirmed configuration plainly misses the target, else None."""
     trials = history.of_phase(Phase.CONFIRM)
-    missed = {one.configuration.key for one in _missed_plainly(history, trials)}
+    missed = _missed(history, trials)
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
         return None
     target = history.spec.record_target
@@ -231,7 +229,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """A message that the recommendation is settled or not; None without a verdict."""
+    """A message that the recommendation is final or not; None if no trial reached the target."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)
@@ -242,14 +240,14 @@ def ending(history: History) -> str | None:
     sure = f"within 5 % of the best with a probability of {math.floor(100 * known.share)} %"
     if is_settled(history, trials, known) or (known.are_sure and not known.contenders()):
         count = sum(trial.state.has_result for trial in in_force(history, trials))
-        return f"settled after {count} confirmation runs: batch {known.recommended} is {sure}"
-    text = f"not settled after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
+        return f"final after {count} confirmation runs: batch {known.recommended} is {sure}"
+    text = f"not final after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
     rivals = ", ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
     return f"{text}; batch {rivals} may be better" if rivals else text
 
 
 def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
-    """True if the answer is sure now and was sure before the last run.
+    """True if the answer is final: sure now, and sure before the last run.
 
     A single check is not enough, because with a check after each run, any answer seems sure at some time.
     """
@@ -266,7 +264,9 @@ def _beliefs(history: History, trials: Sequence[TrialRecord], verdict: Verdict) 
     return beliefs(verdict, steps, [*history.trials, *trials], history.feasible)
 
 
-def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:
+def _further(
+    history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict, *, barred: set[str]
+) -> list[TrialPlan]:
     limit = history.spec.confirm.max_runs
     known = None if limit is None or _is_spent(history, trials) else _beliefs(history, trials, verdict)
     if limit is None or known is None:
@@ -276,7 +276,6 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     if is_enough if known.are_sure else not known.runs_help:
         return []  # a running trial's result may change this decision
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
-    barred = _barred(history, trials)
     for size in sorted(known.contenders(), key=lambda one: running[one]):
         configuration = _following(history, made, verdict, size)
         if configuration.key in barred:
@@ -313,27 +312,22 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs)
     return f"confirm.max_runs = {confirm.max_runs} per batch size"
 
 
-@dataclass(frozen=True, slots=True)
 class CompletedRuns:
-    """Completed runs by configuration and seed; ``begun`` has the configurations with runs."""
+    """Completed runs at timed batch sizes, by configuration and seed; ``begun`` has the configurations with runs."""
 
-    begun: dict[str, Configuration] = field(default_factory=dict)
-    _done: Counter[tuple[str, int]] = field(default_factory=Counter)
-    _in_vain: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         history: History,
         trials: Sequence[TrialRecord],
         as_run: Callable[[Configuration], Configuration] | None = None,
-    ) -> Self:
-        """Count the trials at timed batch sizes; ``as_run`` is the history's by default."""
-        made = cls()
+    ) -> None:
+        """``as_run``: gives a configuration its current micro-batches and devices; by default the history's."""
+        self.begun: dict[str, Configuration] = {}
+        self._done: Counter[tuple[str, int]] = Counter()
+        self._in_vain: dict[tuple[str, int], int] = {}
         for trial in trials:
             if trial.configuration.batch_size in history.probes:
-                made._add(trial, (as_run or history.as_run)(trial.configuration))
-        return made
+                self._add(trial, (as_run or history.as_run)(trial.configuration))
 
     def is_missing(self, configuration: Configuration, seed: int) -> bool:
         """True if a run is missing or must repeat."""

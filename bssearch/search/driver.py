@@ -143,7 +143,7 @@ class Shift:
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds since the driver has only waited for other drivers."""
+        """Seconds for which the driver has only waited for other drivers; 0 while the driver works."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock() - since
 
@@ -223,7 +223,7 @@ FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 tria
 
 
 class Recorder:
-    """Buffers and writes observations, outcomes and answers of the driver ``owner``; skips trials without a lease."""
+    """Buffers and writes observations, outcomes and answers of the driver ``owner``; skips trials with a lost lease."""
 
     def __init__(self, store: Store, study: str, owner: str) -> None:
         self._store, self._study, self._owner = store, study, owner
@@ -242,11 +242,12 @@ class Recorder:
         self._unwritten, self._flushed = [], time.monotonic()
         return refused
 
-    def _flush_if_due(self) -> frozenset[int]:
+    def flush_if_due(self) -> frozenset[int]:
+        """Call `flush`, but at most once in `FLUSH_SECONDS`."""
         return self.flush() if time.monotonic() - self._flushed > FLUSH_SECONDS else frozenset()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store an outcome and return the stored trial; without a lease, the trial stays unchanged."""
+        """Store an outcome and return the stored trial; if the lease is lost, the trial stays unchanged."""
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
@@ -280,8 +281,8 @@ class Recorder:
         )
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
-    def _keep_finding(self, trials: int) -> None:
-        # Store the current answer, unless a driver recently stored an answer; `trials` is the study's count
+    def keep_finding(self, trials: int) -> None:
+        """Store the current answer, unless a driver recently stored an answer; ``trials`` is the study's count."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -330,9 +331,8 @@ class Driver:
         self._is_stopping = False
         self._is_contended = False  # True locks the study before each decision
         self._noted: set[str] = set()
-        # Trials use the database's clock. A reset may move this clock, so the driver adds monotonic seconds to the
-        # first
-        # reading.
+        # Trials use the database's clock. A reset may move this clock, so the driver reads the clock once and adds
+        # monotonic seconds.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked, self._next_look = -math.inf, time.monotonic()
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.patience.is_waiting)
@@ -552,7 +552,7 @@ class Driver:
                     outcome = self.engine.as_stored(number, self._checkpoints.stored(number, outcome))
                     self._end(replace(event, outcome=outcome))
                     self._next_look = time.monotonic()
-        self._drop(self._recorder._flush_if_due())
+        self._drop(self._recorder.flush_if_due())
 
     def _drop(self, numbers: Iterable[int]) -> None:
         # Stop trials with a lost lease, and discard the results
@@ -603,7 +603,7 @@ class Driver:
             self.listener.note(f"another driver took over trial {trial.number}; discarded the results of this driver")
             return
         self._find_saved()
-        self._recorder._keep_finding(self.engine.history.length)
+        self._recorder.keep_finding(self.engine.history.length)
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:

@@ -35,17 +35,14 @@ from bssearch.search.samplers import allocation
 from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice, make_sampler
 from bssearch.spec import StudySpec
 
-LATE = (
-    0.5  # if no trial has reached the target by this share of the budget, paused trials resume before new trials start
-)
+# If no trial has reached the target by this share of the budget, paused trials resume before new trials start.
+LATE = 0.5
 
 # Trials of a contending batch size, with and without a hit
 RETUNED = 3
 RETUNED_IN_VAIN = 5
 
-ENDED_BEFORE = (
-    2  # ended trials before little improvement ends the search, if no trial stores an expectation (older versions)
-)
+ENDED_BEFORE = 2  # ended trials before little improvement ends the search, if no ended trial has an expectation
 
 
 class Planner:
@@ -111,7 +108,7 @@ class Planner:
     def _retuned(self) -> Choice | None:
         history = self._history
         for size in self._sampler.contenders(history):
-            if history.count_at(size) < (RETUNED_IN_VAIN if history.best_at(size) is None else RETUNED):
+            if len(history.at(size)) < (RETUNED_IN_VAIN if history.best_at(size) is None else RETUNED):
                 return self._sampler.choose(history, batch_size=size)
         return None
 
@@ -130,8 +127,7 @@ class Planner:
         if self._history.time_share >= 1:
             return (
                 f"search trials of all drivers spent budget.wall_seconds = {budget.wall_seconds:g}; raise the budget "
-                "to "
-                "continue"
+                "to continue"
             )
         return f"the budget of {budget.trials} trials is spent" if self._history.spent >= budget.trials else None
 
@@ -171,7 +167,7 @@ class Planner:
             return full
         timed = replace(history.probes[size], step_seconds=history.step_seconds(configuration))
         seconds = history.objective.seconds_as_good_as(best, timed, full)
-        limit = self._pruning.slack * seconds if isfinite(seconds) else self._first_limit()
+        limit = self._pruning.standings.slack * seconds if isfinite(seconds) else self._first_limit()
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:
@@ -210,7 +206,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers, or, to free disk space ``for_disk``, of any driver."""
+    """End paused trials of this driver and of dead drivers; if ``for_disk``, of any driver, to free disk space."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -392,9 +388,14 @@ class Engine:
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:
-        # compare step times after the last search trial, and before further runs
+        # Beside the last search trials, only the best configuration is confirmed: surely a finalist, with the shortest
+        # runs. All other runs follow the comparison of step times, which needs idle slots.
+        best = self.history.incumbent
         searches = any(one.plan.phase is Phase.SEARCH for one in self.running.values())
-        plan = self._next_run(self.history) if self._slots_apart and searches else None
+        if not (self._slots_apart and searches and best is not None):
+            return [Wait()]
+        left = confirmation.remaining(self.history, self.history.of_phase(Phase.CONFIRM))
+        plan = next((one for one in left if one.configuration.trains_like(best.configuration)), None)
         return [Wait() if plan is None else plan if self._has_claim else ClaimConfirmation()]
 
     def _repeat(self) -> list[Action]:
@@ -448,7 +449,7 @@ class Engine:
         running.last = observation
         if running.plan.phase is not Phase.SEARCH:
             return []
-        self.history.observe(number, observation.train_seconds, observation.metric)
+        self.history.observe(number, [(observation.train_seconds, observation.metric)])
         if self.spec.record_target.is_met_by(observation.metric):
             return []  # `ended` handles it.
         is_exempt = not self._searches or running.plan.uncapped or running.stopping is not None
@@ -494,7 +495,7 @@ class Engine:
             self.history.quick = quick
         for trial in trials:
             if trial.number in evaluations:
-                self.history.observe_all(trial.number, evaluations[trial.number])
+                self.history.observe(trial.number, evaluations[trial.number])
             self._take(trial)
         if self._is_new:
             self._is_new = False
@@ -633,7 +634,7 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     waited = seconds - (outcome.undelayed_train_seconds or seconds)
     late = " (trials end at the next step or report)" if seconds - waited > OVERRUN * limit else ""
     if waited > (OVERRUN - 1) * limit:
-        late = f" without {waited:.3g} s of waits for a CPU{late}"
+        late = f" plus {waited:.3g} s of waits for a CPU{late}"
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {seconds:.3g} train seconds; limit {limit:g}{late}"

@@ -35,8 +35,7 @@ from bssearch.storage.repository import Store
 ANSWERS = 29  # version of stored answers; increase this number if the same trials give another answer
 
 
-MOVED = 0.01
-"""A notice reports a larger relative change of a median; printed medians have three digits."""
+MOVED = 0.01  # A notice reports a larger relative change of a median; printed medians have three digits
 
 
 class Told(NamedTuple):
@@ -123,7 +122,7 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
 
 
 def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
-    """By name, answers of studies with the same workload and objective that train from scratch."""
+    """For a fine-tuning study, answers of studies that train the same from scratch, by name."""
     found: dict[str, Answer] = {}
     for one in store.studies.summaries() if spec.preset == FINE_TUNING else ():
         if (one.workload, one.objective) == (spec.workload, spec.objective) and _is_from_scratch(
@@ -187,7 +186,7 @@ def compute_answer(
 
 
 def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> dict[int, CountedSeconds]:
-    """See `Verdict.seconds_of`; empty without an answer."""
+    """See `Verdict.seconds_of`; empty if no trial reached the target."""
     study, probes = store.studies.get(name), store.probes.by_batch_size(name)
     verdict = first_verdict(study, spec_of(study), compared_trials(trials, store.probes.memory_boundary(name)), probes)
     return {} if verdict is None else verdict.seconds_of(trials)

@@ -2,8 +2,9 @@
 
 import hashlib
 import math
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bssearch.analysis.law.quick import QuickAnswer
@@ -28,52 +29,28 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()[:4]) >> 1
 
 
-class BusyTime:
-    """Seconds during which at least one search trial ran.
+def busy_seconds(trials: Iterable[TrialRecord], now: float, slots: int) -> float:
+    """Seconds until ``now`` during which at least one of the trials ran.
 
     A resumed trial counts from the last start, plus earlier seconds / slots. An ended trial counts at most the worker's
     duration.
     """
-
-    def __init__(self) -> None:
-        self._spans: dict[int, tuple[float, float]] = {}
-        self._earlier: dict[int, float] = {}
-        self._union: tuple[float, float] | None = (0.0, -math.inf)
-        """Busy seconds and last end of ended trials; None if stale."""
-
-    def count(self, trial: TrialRecord, by: int) -> None:
-        """Count an ended trial, or remove the trial if ``by`` < 0."""
-        if trial.state.is_missing or trial.ended_at is None:
-            return
-        if by < 0:
-            del self._spans[trial.number], self._earlier[trial.number]
-            self._union = None
-            return
-        start, ended = trial.created_at.timestamp(), trial.ended_at.timestamp()
-        wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
-        end = start + max(0.0, min(ended - start, wall or math.inf))  # the database's clock may jump
-        self._spans[trial.number] = start, end
-        self._earlier[trial.number] = max(0.0, wall - (end - start))
-        before = self._union
-        self._union = (before[0] + end - start, end) if before is not None and start >= before[1] else None
-
-    def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
-        """Busy seconds until ``now``."""
-        if self._union is None:
-            self._union = _union(self._spans.values(), (0.0, -math.inf))
-        spans = [(trial.created_at.timestamp(), now) for trial in running]
-        so_far = self._union
-        if any(start < so_far[1] for start, _ in spans):
-            spans, so_far = [*self._spans.values(), *spans], (0.0, -math.inf)
-        return math.fsum(self._earlier.values()) / slots + _union(spans, so_far)[0]
-
-
-def _union(spans: Collection[tuple[float, float]], so_far: tuple[float, float]) -> tuple[float, float]:
-    total, until = so_far
+    spans, earlier = list[tuple[float, float]](), 0.0
+    for trial in trials:
+        start = trial.created_at.timestamp()
+        if trial.state is TrialState.RUNNING:
+            spans.append((start, now))
+        elif not trial.state.is_missing and trial.ended_at is not None:
+            wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
+            # the database's clock may jump
+            seconds = max(0.0, min(trial.ended_at.timestamp() - start, wall or math.inf))
+            spans.append((start, start + seconds))
+            earlier += max(0.0, wall - seconds)
+    busy, until = earlier / slots, -math.inf
     for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
+        busy += max(0.0, end - max(start, until))
         until = max(until, end)
-    return total, until
+    return busy
 
 
 # Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4), and degrees of freedom
@@ -83,44 +60,29 @@ SEED_NOISE_FREEDOM = 4
 Identity = tuple[object, ...]
 
 
-class Repeats:
-    """The seed-to-seed spread of log seconds to the target, shrunk towards `SEED_NOISE`.
+def seed_noise(trials: Iterable[tuple[Identity, TrialRecord]]) -> float:
+    """The seed-to-seed standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`.
 
     Configurations with a censored run do not count, because only lucky runs have a time.
     """
-
-    def __init__(self) -> None:
-        self._logs: dict[Identity, dict[int, float]] = defaultdict(dict)
-        self._stopped: dict[Identity, set[int]] = defaultdict(set)
-        self._several: set[Identity] = set()
-
-    def take(self, trial: TrialRecord, key: Identity) -> None:
-        """Add or update a trial."""
+    logs, censored = defaultdict[Identity, list[float]](list), set[Identity]()
+    for key, trial in trials:
         seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
-        self._stopped[key].discard(trial.number)
-        self._logs[key].pop(trial.number, None)
         if trial.state.is_censored:
-            self._stopped[key].add(trial.number)
+            censored.add(key)
         elif 0 < seconds < math.inf:
-            self._logs[key][trial.number] = math.log(seconds)
-        if len(self._logs[key]) > 1:
-            self._several.add(key)
-
-    @property
-    def noise(self) -> float:
-        """The seed-to-seed standard deviation of log seconds."""
-        squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
-        for key in self._several:
-            logs = [] if self._stopped[key] else list(self._logs[key].values())
-            if len(logs) > 1:
-                mean = math.fsum(logs) / len(logs)
-                squares += math.fsum((one - mean) ** 2 for one in logs)
-                freedom += len(logs) - 1
-        return math.sqrt(squares / freedom)
+            logs[key].append(math.log(seconds))
+    squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
+    for key, group in logs.items():
+        if len(group) > 1 and key not in censored:
+            mean = statistics.fmean(group)
+            squares += math.fsum((log - mean) ** 2 for log in group)
+            freedom += len(group) - 1
+    return math.sqrt(squares / freedom)
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """A configuration's key, without micro-batches and devices."""
+    """A configuration's key, regardless of micro-batches and devices."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, *rates, one.optimizer, *sorted(one.parameters.items()))
@@ -142,10 +104,15 @@ INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
 
 class History:
-    """A study's trials, with running trials, and step times.
+    """A study's trials, running trials included, and step times.
 
-    Attributes: probes: Step times by batch size, in current micro-batches. curves: Best-so-far gains by search trial
-    number. now: The last decision's time, in seconds since 1970.
+    Attributes:
+        probes: Step times by batch size, in current micro-batches.
+        curves: Best gains so far, by search trial.
+        now: The last decision's time, in seconds since 1970.
+        all_trials, trials: Views of all trials and of the search trials.
+        ended: The number of ended search trials, paused trials excluded.
+        last_expectation: The expected improvement of the newest ended trial that has one.
     """
 
     def __init__(
@@ -169,12 +136,9 @@ class History:
         self._search: dict[int, TrialRecord] = {}
         self.all_trials: Collection[TrialRecord] = self._all.values()
         self.trials: Collection[TrialRecord] = self._search.values()
-        """Search trials; both collections are views that show later changes."""
         self.spent = 0
         self.ended = 0
-        """The number of ended search trials, without paused trials."""
         self.last_expectation: float | None = None
-        """The newest expected improvement of an ended trial."""
         self._last_expected = 0
         self._as_stored: dict[int, TrialRecord] = {}
         self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
@@ -185,9 +149,6 @@ class History:
         self._retried: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         self._ran: Counter[int] = Counter()
-        self._counted: Counter[int] = Counter()
-        self._repeats = Repeats()
-        self._busy = BusyTime()
         self._takes = 0
         self._busy_known: tuple[tuple[float, int], float] | None = None
         for trial in trials:
@@ -212,8 +173,6 @@ class History:
             self._note_best(trial)
             if trial.state is TrialState.REACHED:
                 self._reach(trial)
-        if trial.phase is not Phase.DEVICES:
-            self._repeats.take(trial, self._key(trial))
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
@@ -235,14 +194,8 @@ class History:
         is_timed = model_parameters(configuration) == self._timed_model
         return probe.step_seconds if probe is not None and is_timed else None
 
-    def observe(self, number: int, train_seconds: float, metric: float) -> None:
-        """Add an evaluation to a trial's curve, unless the target is met."""
-        target = self.spec.record_target
-        if not target.is_met_by(metric):
-            self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
-
-    def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
-        """Add (train seconds, metric) pairs newer than the trial's curve."""
+    def observe(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
+        """Add (train seconds, metric) pairs that are newer than the trial's curve and miss the target."""
         curve, target = self.curves.get(number, Progress()), self.spec.record_target
         seen = curve.now if curve.gains else -math.inf
         sign, goal = target.gain(1.0), target.gain(target.value)
@@ -276,11 +229,6 @@ class History:
     def incumbent(self) -> TrialRecord | None:
         """The trial with the least figure, if any."""
         return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
-
-    @property
-    def incumbent_value(self) -> float:
-        """The incumbent's figure, or infinity."""
-        return self.value(self.incumbent)
 
     @property
     def reference(self) -> TrialRecord | None:
@@ -319,29 +267,24 @@ class History:
 
     @property
     def busy_seconds(self) -> float:
-        """See `BusyTime`."""
+        """See `busy_seconds`."""
         asked = self.now, self._takes
         if self._busy_known is None or self._busy_known[0] != asked:
-            running = self._by_state[TrialState.RUNNING].values()
-            self._busy_known = asked, self._busy.seconds(running, self.now, self.spec.executor.least_slots)
+            self._busy_known = asked, busy_seconds(self.trials, self.now, self.spec.executor.least_slots)
         return self._busy_known[1]
 
     @property
     def seed_noise(self) -> float:
-        """See `Repeats.noise`."""
-        return self._repeats.noise
+        """See `seed_noise`."""
+        return seed_noise((self._key(trial), trial) for trial in self.all_trials if trial.phase is not Phase.DEVICES)
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Trials at a batch size, without missing and out-of-memory trials."""
+        """Trials at a batch size, except missing and out-of-memory trials."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def of_phase(self, phase: Phase) -> list[TrialRecord]:
         """Trials of a phase, by number."""
         return [trial for trial in self.all_trials if trial.phase is phase]
-
-    def count_at(self, batch_size: int) -> int:
-        """The number of trials in `at`."""
-        return self._counted[batch_size]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
         """The best trial at a batch size."""
@@ -353,7 +296,7 @@ class History:
         return sorted(found, key=lambda trial: trial.number)
 
     def tried(self, configuration: Configuration) -> bool:
-        """True if the configuration has a trial without a need to retry."""
+        """True if the configuration has a trial that is not lost, cancelled or out of memory."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
@@ -424,7 +367,6 @@ class History:
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
         self._failed[size] += by * (state is TrialState.FAILED and not trial.is_refused)
         self._ran[size] += by * (state.is_finished and _says_something(trial))
-        self._counted[size] += by * _says_something(trial)
         if state not in TRIED_AGAIN:
             self._tried[self._key(trial)] += by
         if trial.retry_of is not None:
@@ -434,7 +376,6 @@ class History:
             self._by_batch_size[size][trial.number] = trial
         else:
             del self._by_state[state][trial.number]
-        self._busy.count(trial, by)
 
     def _key(self, trial: TrialRecord) -> Identity:
         if trial.number not in self._keys:

@@ -119,7 +119,7 @@ class Study:
         configuration = self.spec.space.decode(size, sampled)
         points = curve(law_seconds(size, configuration.learning_rate, rng), state)
         trial = make_trial(number, state=state, seconds=points[-1][0], sampled=sampled, configuration=configuration)
-        self.history.observe_all(number, points)
+        self.history.observe(number, points)
         self.history.take(trial)
         self._pruning.take(trial)
 

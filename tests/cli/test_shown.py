@@ -548,7 +548,7 @@ def test_every_line_of_a_log_gives_the_same_seconds_of_the_fastest_trial() -> No
     for trial in (fastest, late):
         history.take(trial)
         pruning.take(trial)
-    history.observe(2, 40.0, 0.2)
+    history.observe(2, [(40.0, 0.2)])
     seen = Observation(step=10, samples=320, train_seconds=40.0, metric=0.2, loss=None, learning_rate=0.1)
     halt = pruning.judge(2, seen, uncapped=False)
     assert halt is not None and "7.13 train seconds" in halt.reason

@@ -9,6 +9,5 @@ class Ends(Board):
     """A line in `ends.txt` for each trial that stopped."""
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Write the trial's state."""
         with Path("ends.txt").open("a") as file:
             file.write(f"{number} {state}\n")

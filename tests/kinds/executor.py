@@ -10,7 +10,6 @@ class Noted(LocalExecutor):
     """Worker processes of this machine, and a line in `trials.txt` for each trial."""
 
     def submit(self, request: TrialRequest) -> None:
-        """Note a trial and start it."""
         with Path("trials.txt").open("a") as file:
             file.write(f"{request.number}\n")
         super().submit(request)

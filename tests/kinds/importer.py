@@ -16,7 +16,6 @@ def lines(
     name: StudyName = None,
     steps: Annotated[int, Option("Steps of each run.", min=1)] = 10,
 ) -> Studies:
-    """Make a study of lines."""
     with TemporaryDirectory() as folder, (Path(folder) / "runs.csv").open("w+", newline="") as table:
         rows = csv.writer(table)
         rows.writerow(["batch_size", "train_seconds", "reached", "steps", "final_metric"])

@@ -13,13 +13,11 @@ class EpochsToTarget(Objective):
     axis_title = "epochs to the target"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return the epochs of a trial that reached the target."""
         if trial.outcome is None or trial.state is not TrialState.REACHED or trial.outcome.steps_to_target is None:
             return None
         return trial.outcome.steps_to_target * trial.configuration.batch_size / 500
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return the epochs at the last evaluation that missed the target."""
         if trial.outcome is None or not trial.state.is_censored or trial.outcome.last_miss_step is None:
             return None
         return trial.outcome.last_miss_step * trial.configuration.batch_size / 500

@@ -10,7 +10,6 @@ from bssearch.spec import StudySpec
 
 
 def samples(spec: StudySpec, launch: Launch, *, times: Annotated[int, Option("A factor.", min=1)] = 1) -> ProbeReport:
-    """Count the training samples."""
     with described(spec, launch) as (_, found):
         row = {"samples": times * (found.train_samples or 0)}
     return ProbeReport(document=row, rows=[row], sentences=[f"There are {row['samples']} samples."])

@@ -25,5 +25,4 @@ class Uniform(Sampler):
         return decoded(self._spec, batch_size or rng.choice(history.feasible), sampled)
 
     def ending(self, history: History) -> str | None:
-        """Say why no configuration is left."""
         return None if history.feasible else "no batch size fits into memory"

@@ -28,8 +28,7 @@ from bssearch.records import (
 )
 from tests.factories import make_environment
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Evaluations, as shares of a trial."""
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # evaluations, as shares of a trial
 
 
 def step_seconds(batch_size: int) -> float:
@@ -163,12 +162,10 @@ class LawExecutor:
         return [*events, TrialEnded(request.number, self.ended_as(request, outcome))]
 
     def seconds_of(self, request: TrialRequest) -> float:
-        """Train seconds to the target."""
         configuration = request.plan.configuration
         return steps_needed(configuration) * self.step_seconds_of(configuration)
 
     def step_seconds_of(self, configuration: Configuration) -> float:
-        """Seconds of a step."""
         return step_seconds(configuration.batch_size)
 
     def end_of(self, request: TrialRequest, seconds: float) -> float:

@@ -459,9 +459,9 @@ def test_a_failed_run_is_repeated_once_and_a_run_with_another_limit_again(
     states: list[TrialState], limit: float, phase: Phase, is_repeated: bool
 ) -> None:
     base = make_trial(1, configuration=at(32), seconds=1.0)
-    run = not_none(next_run(1)(history(base)))
+    run = not_none(next_run(history(base), 1))
     assert (run.phase, run.uncapped, run.stop_at_target) == (Phase.TO_BUDGET, True, False)
     made: dict[str, Any] = {"configuration": at(32), "seed": run.seed, "phase": phase, "uncapped": True}
     done = [make_trial(10 + n, state=state, **made) for n, state in enumerate(states)]
     known = history(base, *(replace(one, train_seconds_limit=limit) for one in done))
-    assert (next_run(1)(known) is not None) is is_repeated
+    assert (next_run(known, 1) is not None) is is_repeated

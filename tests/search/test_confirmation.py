@@ -196,8 +196,8 @@ def test_of_a_stopped_driver_the_lease_decides() -> None:
 FACTORS = (0.9, 1.0, 1.12, 1.05, 0.93, 1.08)
 
 
+# Sampled values of each configuration
 VALUES: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1}
-"""Sampled values of each configuration."""
 
 
 def at(size: int) -> Configuration:
@@ -219,7 +219,9 @@ def made(configuration: Configuration, median: float, runs: int = 3, start: int 
     ]
 
 
-def left(trials: list[TrialRecord], micro_batch_sizes: dict[int, int] | None = None, **confirm: Any) -> list[TrialPlan]:
+def left(
+    trials: list[TrialRecord], micro_batch_sizes: dict[int, int] | None = None, *, spares: bool = True, **confirm: Any
+) -> list[TrialPlan]:
     """Remaining runs after one search trial at each batch size; none is the default."""
     default = {"batch_size": 64, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.0}
     spec = make_spec(confirm={"top": 2, "runs": 3, **confirm}, default=default)
@@ -231,7 +233,12 @@ def left(trials: list[TrialRecord], micro_batch_sizes: dict[int, int] | None = N
         make_trial(n, configuration=next(one.configuration for one in trials if one.configuration.batch_size == size))
         for n, size in enumerate(sorted(micro), start=1)
     ]
-    return remaining(History(spec, searched, probes), trials)
+    return remaining(History(spec, searched, probes), trials, spares=spares)
+
+
+def running(configuration: Configuration, index: int) -> TrialRecord:
+    seed = trial_seed(SPEC.seed, Phase.CONFIRM, index)
+    return make_trial(200, configuration=configuration, state=TrialState.RUNNING, phase=Phase.CONFIRM, seed=seed)
 
 
 def indices(runs: list[TrialPlan]) -> list[tuple[int, int]]:
@@ -258,6 +265,19 @@ def test_a_beaten_finalist_gets_one_run_and_a_slow_finalist_waits(seconds: float
     assert indices(left([*close, replace(missed, outcome=late)])) == more
 
 
+def test_slow_finalists_run_side_by_side_but_not_beside_a_fast_finalist() -> None:
+    slow = [*made(at(8), 9.0, runs=1, start=120), *made(at(32), 8.0, runs=1, start=110)]
+    assert indices(left([*made(at(16), 1.0, runs=2), *slow, running(at(8), 1)], runs=2)) == [(32, 1)]
+    assert left([*made(at(16), 1.0, runs=1), *slow, running(at(16), 1)], runs=2) == []
+
+
+def test_a_command_may_ask_for_runs_of_beaten_finalists_and_of_plain_misses() -> None:
+    trials = [*made(at(16), 1.0, runs=6), *made(at(32), 9.0, runs=1, start=110)]
+    assert left([*trials, *missed(at(8), 5)], runs=6) == []
+    assert indices(left([*trials, *missed(at(8), 5)], runs=6, spares=False)) == [(8, 5)]
+    assert indices(left([*trials, *missed(at(8), 6)], runs=6, spares=False)) == [(32, index) for index in range(1, 6)]
+
+
 def test_the_finalist_with_the_fewest_runs_goes_first_up_to_the_maximum() -> None:
     trials = [*made(at(16), 1.0, runs=5), *made(at(32), 1.0, runs=4, start=110)]
     assert indices(left(trials, max_runs=6)) == [(32, 4)]
@@ -265,13 +285,11 @@ def test_the_finalist_with_the_fewest_runs_goes_first_up_to_the_maximum() -> Non
 
 
 def test_a_free_slot_runs_another_size_unless_the_runs_that_ended_are_enough() -> None:
-    running = make_trial(
-        200, configuration=at(32), state=TrialState.RUNNING, phase=Phase.CONFIRM, seed=trial_seed(0, Phase.CONFIRM, 3)
-    )
+    fourth = running(at(32), 3)
     trials = [*made(at(16), 1.0, runs=4), *made(at(32), 1.02, start=110)]
-    assert indices(left([*trials, running], max_runs=6)) == [(16, 4)]
-    assert left([*[*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)], running], max_runs=6) == []
-    assert [run.retry_of for run in left([*trials, replace(running, state=TrialState.LOST)], max_runs=6)] == [200]
+    assert indices(left([*trials, fourth], max_runs=6)) == [(16, 4)]
+    assert left([*[*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)], fourth], max_runs=6) == []
+    assert [run.retry_of for run in left([*trials, replace(fourth, state=TrialState.LOST)], max_runs=6)] == [200]
 
 
 def test_a_failed_further_run_is_made_once_more_and_then_passed_over() -> None:
@@ -311,7 +329,7 @@ def test_confirmation_proposes_no_runs_that_could_not_settle_the_answer(cell: Ce
     said, answer = not_none(ending(made_up)), answer_in(made_up)
     assert f"probability of {math.floor(100 * not_none(answer.within_5_percent))} %" in said
     assert remaining(made_up, made_up.of_phase(Phase.CONFIRM)) == []
-    assert answer.provisional == said.startswith("not settled")
+    assert answer.provisional == said.startswith("not final")
     if answer.provisional:
         assert "more runs would hardly help" in said
         assert answer.would_settle in {"step_times", "tuning"}
@@ -328,8 +346,6 @@ def answer_in(made_up: History) -> Answer:
 
 
 def noisy_law(noise: float = 0.2, **changes: Any) -> LawExecutor:
-    """The law with ``noise`` in each run's seconds."""
-
     def ends(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
         if outcome.time_to_target_s is None or outcome.steps_to_target is None:
             return outcome
@@ -366,11 +382,12 @@ def confirmation(folder: Path) -> list[TrialRecord]:
     return trials_in(folder, Phase.CONFIRM)
 
 
-def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, list[str]]:
+def go_on(folder: Path, executor: LawExecutor, *, spares: bool = True, **settings: Any) -> tuple[Any, list[str]]:
     """Continue the confirmation with the stored spec; return the answer and messages."""
     ear = Ear()
     spec = with_confirmation(stored_spec("toy", Launch(db=url_in(folder)))[0], **settings)
-    return confirm_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor)), ear.notes
+    launch = Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor)
+    return confirm_study(spec, launch, spares=spares), ear.notes
 
 
 def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> None:
@@ -380,7 +397,7 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
     assert len(after) > len(before)
     assert answer.settle is not None
     assert (answer.settle.settled, answer.settle.undecided) == (True, [])
-    assert notes[-1].startswith(f"settled after {len(after)} confirmation runs: batch {answer.optimal.batch_size}")
+    assert notes[-1].startswith(f"final after {len(after)} confirmation runs: batch {answer.optimal.batch_size}")
     assert min(Counter(trial.configuration.key for trial in after).values()) == 1  # the slowest had no more
     with open_store(url_in(begun), write=False) as store:
         assert StudySpec.model_validate(store.studies.get("toy").spec).confirm.max_runs == 60
@@ -393,11 +410,11 @@ def test_a_spent_budget_names_the_open_question(begun: Path) -> None:
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
-    assert notes[-1].startswith("not settled after confirm.max_runs = 4 per batch size: ")
+    assert notes[-1].startswith("not final after confirm.max_runs = 4 per batch size: ")
     assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
     count = len(confirmation(begun))
     _, notes = go_on(begun, noisy_law(), max_runs=9, train_seconds=1.0)
-    assert notes[-1].startswith("not settled after confirm.train_seconds = 1: ")
+    assert notes[-1].startswith("not final after confirm.train_seconds = 1: ")
     assert len(confirmation(begun)) == count
 
 
@@ -405,6 +422,8 @@ def test_more_runs_are_made_and_stored(begun: Path) -> None:
     go_on(begun, noisy_law(), runs=5)
     made = Counter(trial.configuration.key for trial in confirmation(begun))
     assert sorted(made.values()) == [1, *[5] * (len(made) - 1)]  # one is beaten
+    go_on(begun, noisy_law(), spares=False)
+    assert Counter(trial.configuration.key for trial in confirmation(begun)) == dict.fromkeys(made, 5)
     with pytest.raises(UsageError, match=r"--runs 4 must be >= confirm.runs = 5 of the stored study 'toy'"):
         go_on(begun, noisy_law(), runs=4)
 
@@ -474,7 +493,6 @@ def test_a_finalist_that_clearly_misses_gets_no_more_runs() -> None:
 
 
 def lucky_once(law: LawExecutor) -> None:
-    """Let every confirmation run miss the target."""
     law.reachable = bool(law.running) and not law.running[0].plan.is_tested
 
 

@@ -51,8 +51,8 @@ from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
+# A short study without confirmation
 SHORT: dict[str, Any] = {"budget": {**BUDGET, "trials": 9}, "confirm": {"runs": 0}}
-"""A short study without confirmation."""
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
@@ -426,8 +426,7 @@ def history(trials: list[TrialRecord], spec: StudySpec | None = None) -> History
     return History(spec or make_spec(), trials, PROBES, now=EPOCH.timestamp() + 1e6)
 
 
-FRESH = 3.0 * CONFIRMATION_RUNS
-"""Seconds of confirmation, if trials of 3 s run one at a time."""
+FRESH = 3.0 * CONFIRMATION_RUNS  # seconds of confirmation, if trials of 3 s run one at a time
 
 
 def test_a_study_takes_the_rest_of_its_trials_at_their_pace_and_the_usual_confirmation() -> None:

@@ -168,7 +168,6 @@ def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, ProbeRecord]]:
-    """A driver's trials and step times."""
     with open_store(url_in(folder)) as store:
         store_study(store, spec)
         Driver(spec, store, TableExecutor(), make_environment(), Listener()).run()
@@ -206,8 +205,8 @@ def decision(trial: TrialRecord) -> tuple[object, ...]:
     )
 
 
+# Every sampler; pruners that pause, race, cap and ask Optuna. Other pairs are slow tests.
 PAIRS = [("auto", "balanced"), ("tpe", "race"), ("gp", "asha"), ("random", "fast"), ("grid", "cap")]
-"""Every sampler; pruners that pause, race, cap and ask Optuna. Other pairs are slow tests."""
 
 
 @pytest.mark.parametrize(
@@ -306,7 +305,6 @@ class Live:
     answers: list[list[actions.Action]]
 
     def places(self, event: str) -> list[int]:
-        """Positions of an event in the journal."""
         return [at for at, call in enumerate(self.journal) if call.event == event]
 
     @property

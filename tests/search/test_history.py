@@ -12,7 +12,7 @@ import pytest
 
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.records.step_times import step_seconds_of, with_step_time
-from bssearch.search.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats
+from bssearch.search.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_probe, make_spec, make_trial, not_none, with_outcome
 
@@ -41,7 +41,6 @@ def answers(history: History) -> dict[str, object]:
         "budget_share": lambda: round(history.budget_share, 9),
         "seed_noise": lambda: round(history.seed_noise, 12),
         "at": lambda: {size: history.at(size) for size in SIZES},
-        "count_at": lambda: {size: history.count_at(size) for size in SIZES},
         "best_at": lambda: {size: history.best_at(size) for size in SIZES},
         "in_state": lambda: {state: history.in_state(state) for state in TrialState},
         "in_states": lambda: history.in_state(TrialState.REACHED, TrialState.PAUSED, TrialState.CAPPED),
@@ -62,14 +61,14 @@ def answers(history: History) -> dict[str, object]:
 
 
 def test_a_configuration_that_was_stopped_and_then_reached_shows_the_noise_of_its_seeds() -> None:
-    repeats, key = Repeats(), ("one configuration",)
+    history = History(spec(), (), PROBES)
     for number, seconds in enumerate((1.0, 2.0, 4.0), 1):
-        repeats.take(make_trial(number, state=TrialState.CAPPED, seconds=seconds), key)
-        assert repeats.noise == pytest.approx(SEED_NOISE)
+        history.take(make_trial(number, state=TrialState.CAPPED, seconds=seconds))
+        assert history.seed_noise == pytest.approx(SEED_NOISE)
     for number, seconds in enumerate((1.0, 2.0, 4.0), 1):
-        repeats.take(make_trial(number, seconds=seconds), key)
+        history.take(make_trial(number, seconds=seconds))
     squares = SEED_NOISE_FREEDOM * SEED_NOISE**2 + 2 * math.log(2) ** 2
-    assert repeats.noise == pytest.approx(math.sqrt(squares / (SEED_NOISE_FREEDOM + 2)))
+    assert history.seed_noise == pytest.approx(math.sqrt(squares / (SEED_NOISE_FREEDOM + 2)))
 
 
 PROPERTIES = (
@@ -78,7 +77,6 @@ PROPERTIES = (
     "ended",
     "last_expectation",
     "incumbent",
-    "incumbent_value",
     "reference",
     "feasible",
     "untimed",
@@ -102,7 +100,7 @@ class Life:
         made = History(self.spec, (), self.live.probes, now=self.live.now)
         for number, trial in sorted(self.trials.items()):
             if trial.phase is Phase.SEARCH:
-                made.observe_all(number, self.evaluations[number])
+                made.observe(number, self.evaluations[number])
             made.take(trial)
         return made
 
@@ -152,7 +150,7 @@ class Life:
         seconds, metric = (seen[-1][0] if seen else 0.0) + 1.0, self.rng.choice((math.nan, 0.2, 0.5, 0.8))
         seen.append((seconds, metric))
         if trial.phase is Phase.SEARCH:
-            self.live.observe(trial.number, seconds, metric)
+            self.live.observe(trial.number, [(seconds, metric)])
 
     def _end(self, trial: TrialRecord) -> None:
         state, seconds = self.rng.choice(ENDS), self.rng.choice((0.5, 2.0, 4.0, 10.0))
@@ -269,14 +267,14 @@ def test_a_new_timing_replaces_the_step_times_of_trials_that_shared_a_device() -
     slow, fast = (make_trial(n, seconds=9.0, contended=True, product=seconds) for n, seconds in ((1, 5.0), (2, 1.0)))
     other = replace(slow, number=3, configuration=replace(slow.configuration, batch_size=8, micro_batch_size=8))
     history = History(spec(), [slow, replace(fast, number=2)], {})
-    assert history.incumbent_value == 1.0, "the stored values"
+    assert history.value(history.incumbent) == 1.0, "the stored values"
     history.probes = {8: make_probe(8, step_seconds=0.02), 32: make_probe(32, step_seconds=0.03)}
     history.take(other)
     assert [history.value(trial) for trial in history.trials] == pytest.approx([3.0, 3.0, 2.0])
     assert history.incumbent is not None and history.incumbent.number == 3
     history.probes = {8: make_probe(8, step_seconds=0.05), 32: make_probe(32, step_seconds=0.04)}
     assert history.incumbent is not None and history.incumbent.number == 1
-    assert history.incumbent_value == pytest.approx(4.0)
+    assert history.value(history.incumbent) == pytest.approx(4.0)
 
 
 def past(*trials: TrialRecord, **changes: Any) -> History:

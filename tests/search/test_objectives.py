@@ -97,8 +97,7 @@ RACING = tuple(name for name in OBJECTIVES if registry.load("objectives", name).
 TARGET = 0.9
 TRIALS = 8
 FULL = 4.0
-EVERY = 0.2
-"""Train seconds of a trial, and between two evaluations."""
+EVERY = 0.2  # train seconds of a trial, and between two evaluations
 
 WATTS = 50.0
 SIZES = {"low": 8, "high": 64}

@@ -88,7 +88,7 @@ class Case:
 
     def add(self, trial: TrialRecord) -> None:
         if trial.outcome is not None and trial.outcome.best_metric is not None:
-            self.history.observe_all(trial.number, [(0.0, 0.1), (trial.outcome.train_seconds / 2, 0.4)])
+            self.history.observe(trial.number, [(0.0, 0.1), (trial.outcome.train_seconds / 2, 0.4)])
         self.history.take(trial)
         self.pruning.take(trial)
 
@@ -409,6 +409,8 @@ def test_a_search_by_the_time_model_ends_by_itself_with_its_evidence_and_stays_a
     assert any(trial.uncapped for trial in study.trials[1:]), "the answer had its evidence first"
     assert study.restarted().planner.next_trial()[0] is None
     for _ in range(3):
-        study.run(default_choice(study.spec), seconds=0.5 * study.history.incumbent_value)  # it would be news
+        study.run(
+            default_choice(study.spec), seconds=0.5 * study.history.value(study.history.incumbent)
+        )  # it would be news
         study.trials[-1] = replace(study.trials[-1], phase=Phase.CONFIRM)
         assert study.restarted().planner.next_trial()[0] is None

@@ -336,8 +336,7 @@ def test_a_driver_writes_nothing_under_a_claim_that_it_has_lost(
 
 
 ELSEWHERE = "another-host/4711/0a1b2c3d/99/11223344"
-HOURS = -7200.0
-"""A lease that ended two hours ago, as seen after the database's clock jumped ahead."""
+HOURS = -7200.0  # A lease that ended two hours ago, as seen after the database's clock jumped ahead
 
 
 @dataclass

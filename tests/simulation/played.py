@@ -25,7 +25,6 @@ def search_spec(limit: float = 100.0, **pruner: Any) -> StudySpec:
 
 
 def recorded(*trials: Replay) -> list[Recorded]:
-    """Return trials with a configuration each."""
     at = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1)
     return [Recorded(replace(at, parameters={"place": place}), one) for place, one in enumerate(trials)]
 
@@ -62,5 +61,4 @@ class Played:
 
 
 def engine_of(trials: Sequence[Replay], pruner: Pruner, *, workers: int = 1, limit: float = 100.0) -> Engine:
-    """Return an engine that takes trials in their order."""
     return Engine(search_spec(limit), slots=workers, pruner=pruner, make_planner=plain(Order(recorded(*trials))))

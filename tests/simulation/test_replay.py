@@ -307,7 +307,7 @@ class Search:
 
     def take(self, number: int, seconds: float, state: TrialState = TrialState.REACHED, gain: float = 0.1) -> None:
         trial = make_trial(number, state=state, seconds=seconds, seed=77)
-        self.history.observe_all(number, [(seconds - 0.5, gain)])
+        self.history.observe(number, [(seconds - 0.5, gain)])
         self.history.take(trial)
         self.pruning.take(trial)
 

@@ -109,19 +109,31 @@ class PruningController:
         self._noise_is_old = False
         self._winners_are_old = False
         self._hits: list[tuple[datetime, int]] = []
-        self.standings = Standings(
+        self._standings = Standings(
             limit=spec.budget.trial_train_seconds,
             slack=first_slack(spec),
             can_wait=spec.pruner.checkpoint_gib > 0,
             curves=history.curves,
         )
 
+    @property
+    def standings(self) -> Standings:
+        """The current standings."""
+        if self._winners_are_old:
+            self._winners_are_old, self._standings.winners = False, []
+            for _, number in self._hits:
+                self._note_winner(number)
+        if self._noise_is_old and self.pruner.caps and self._spec.pruner.slack is None:
+            self._standings.slack = slack_for(self._history.seed_noise)
+        self._noise_is_old = False
+        return self._standings
+
     def take(self, trial: TrialRecord) -> None:
         """Add or update a trial of the history."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return
-        number, standings = trial.number, self.standings
+        number, standings = trial.number, self._standings
         standings.states[number] = trial.state
         (standings.running.add if trial.state is TrialState.RUNNING else standings.running.discard)(number)
         (standings.uncapped.add if trial.uncapped else standings.uncapped.discard)(number)
@@ -140,7 +152,6 @@ class PruningController:
         """See `Pruner.judge`; None to continue the trial."""
         if uncapped:
             return None
-        self._refresh()
         now, standings = observation.train_seconds, self.standings
         action = self.pruner.judge(number, standings)
         took = f"{standings.winners[0][1]:.3g} train seconds" if standings.winners else ""
@@ -159,30 +170,22 @@ class PruningController:
         for trial in self._history.in_state(TrialState.PAUSED):
             if is_interrupted(trial) and trial.number in self._saved:
                 return trial
-        self._refresh()
-        number = self.pruner.next_waiting(self.standings, fresh=fresh) if self.standings.waiting else None
+        standings = self.standings
+        number = self.pruner.next_waiting(standings, fresh=fresh) if standings.waiting else None
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
         """See `Pruner.least_promising`."""
-        self._refresh()
         return self.pruner.least_promising(self.standings)
 
     def paces_itself(self) -> bool:
         """See `Pruner.paces_itself`."""
-        self._refresh()
         return self.pruner.paces_itself(self.standings)
 
     @property
     def limits(self) -> bool:
         """True if the spec's pruner caps trials."""
         return self._asked_for.caps
-
-    @property
-    def slack(self) -> float:
-        """The current factor of `Standings.cap`."""
-        self._refresh()
-        return self.standings.slack
 
     def _reached(self, trial: TrialRecord) -> None:
         assert trial.ended_at is not None
@@ -197,27 +200,18 @@ class PruningController:
             self._note_winner(trial.number)
 
     def _note_winner(self, number: int) -> None:
-        seconds, winners = measured_seconds(self._history.trial(number)), self.standings.winners
+        seconds, winners = measured_seconds(self._history.trial(number)), self._standings.winners
         if not winners or seconds < winners[0][1]:
             winners.insert(0, (self._history.curves[number], seconds))
-
-    def _refresh(self) -> None:
-        if self._winners_are_old:
-            self._winners_are_old, self.standings.winners = False, []
-            for _, number in self._hits:
-                self._note_winner(number)
-        if self._noise_is_old and self.pruner.caps and self._spec.pruner.slack is None:
-            self.standings.slack = slack_for(self._history.seed_noise)
-        self._noise_is_old = False
 
     def _note_waiting(self, number: int) -> None:
         # without user-interrupted trials, which resume regardless of the pruner
         trial, curve = self._history.trial(number), self._history.curves.get(number)
         waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
         if waits and curve is not None and trial is not None and not is_interrupted(trial):
-            self.standings.waiting[number] = curve
+            self._standings.waiting[number] = curve
         else:
-            self.standings.waiting.pop(number, None)
+            self._standings.waiting.pop(number, None)
 
 
 def first_slack(spec: StudySpec) -> float:

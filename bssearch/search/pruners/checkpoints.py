@@ -229,7 +229,7 @@ class CheckpointStore:
             raise _UnfitError("not a checkpoint of bssearch") from None
         require(kind == _KIND, f"the file is a {kind}; expected a {_KIND}", error=_UnfitError)
         require(study == self._mark, f"the file belongs to study {study}; expected {self._mark}", error=_UnfitError)
-        require(trial == number, f"the file belongs to trial {trial}", error=_UnfitError)
+        require(trial == number, f"the file belongs to trial {trial}; expected {number}", error=_UnfitError)
         return dict(found)
 
     def _ask(

@@ -1,12 +1,11 @@
 """Pauses a trial with a pace too slow compared with every winner so far.
 
-f is the share of the incumbent's time to the target T. u is progress, the largest share of a winner's time at which the
-winner had no more than the trial's best gain. A trial is hopeless if both
+f is the trial's train seconds as a share of T, the incumbent's time to the target. u is progress, the largest share of
+a winner's time at which the winner had no more than the trial's best gain. A trial is hopeless if both are true:
 
-(f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1, f / u > ``slack``.
-
-First line: the trial is f / u times slower than the winner. To end at T, the trial must become (1 − u) / (1 − f) times
-faster. Second line: at this pace the trial ends after slack × T. The slack allows for seed noise, and is 1 for `fast`.
+* (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1: the trial is f / u times slower than the winner. To end at T,
+  the trial must become (1 − u) / (1 − f) times faster.
+* f / u > ``slack``: at this pace the trial ends after slack × T. The slack allows for seed noise, and is 1 for `fast`.
 """
 
 import math

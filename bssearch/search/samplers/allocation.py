@@ -1,13 +1,15 @@
 """Choose the batch size of the next trial, in this order:
 
 1. The default configuration, uncapped, as first incumbent and baseline of speed-ups.
-2. Each feasible batch size once, the nearest to the incumbent first, then up to `FLOOR` trials each.
+2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
-   Compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent.
-4. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
+   Compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent. Sizes
+   with a hit come after step 4.
+4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
+5. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
 
-If a quick answer's interval contains the incumbent, step 2 starts from the quick answer's batch size. Step 3 then runs
-one trial at sizes outside the interval.
+If a quick answer's interval contains the incumbent, steps 2 and 4 start from the quick answer's batch size. Step 3 then
+runs one trial at sizes outside the interval.
 """
 
 import math
@@ -56,7 +58,7 @@ def propose(history: History) -> Proposal | None:
     if default is not None or not history.feasible:
         return default
     start = _start(history)
-    counts = {size: history.count_at(size) for size in history.feasible}
+    counts = {size: len(history.at(size)) for size in history.feasible}
     fewest = min(counts.values())
     nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, start))
     if fewest == 0:
@@ -151,7 +153,7 @@ def _weight(history: History, batch_size: int) -> float:
     if history.incumbent is None:
         return 1.0
     best = history.best_at(batch_size)
-    ratio = history.objective.ratio(history.value(best), history.incumbent_value) if best else UNREACHED
+    ratio = history.objective.ratio(history.value(best), history.value(history.incumbent)) if best else UNREACHED
     ladder, centre = history.feasible, _centre(history)
     is_neighbour = centre in ladder and abs(ladder.index(batch_size) - ladder.index(centre)) == 1
     return max(ratio**-2, NEIGHBOUR if is_neighbour else 0.0)

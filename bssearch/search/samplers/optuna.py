@@ -8,6 +8,8 @@ trials within an octave of the batch size, or within more octaves if trials are 
   incumbent's at equal time
 * trials out of memory, as pruned with a violated constraint
 * running trials, as running
+
+Optuna gets no failed, lost or cancelled trials, and no trials outside the space.
 """
 
 import inspect

@@ -15,9 +15,8 @@ from bssearch.search.samplers.time_model.candidates import (
     order_of,
 )
 
+# Grids up to this size are considered whole; of larger grids, the tried points, their neighbours and `SPREAD` others
 MOST = 450
-"""Grids up to this size are considered whole; of larger grids, the tried points, their neighbours and `SPREAD` others.
-"""
 
 
 class GridCandidates(SpaceCandidates):
@@ -46,7 +45,6 @@ class GridCandidates(SpaceCandidates):
         self._places = np.array([[places[name][value] for value in values] for name, values in columns.items()]).T
 
     def take(self, indices: Indices) -> Points:
-        """Return cells as numbers."""
         points = self._points
         return Points(points.batch_sizes[indices], points.log_rates[indices], points.others[indices])
 
@@ -69,7 +67,6 @@ class CellCandidates(GridCandidates):
         self._index = {(size, *values.values()): index for index, (size, values) in enumerate(cells)}
 
     def __getitem__(self, index: int) -> tuple[int, Coordinates]:
-        """Return the batch size and the coordinates of a cell."""
         return self._cells[index]
 
     def add(self, batch_size: int, coordinates: Coordinates) -> int:

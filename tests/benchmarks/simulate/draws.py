@@ -29,8 +29,7 @@ from bssearch.spec.space import SearchSpace
 from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, replays
 
-WORST_REGRET = 9.0
-"""Greatest ratio of times in a regret, and the ratio without a winner."""
+WORST_REGRET = 9.0  # greatest ratio of times in a regret, and the ratio without a winner
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +175,7 @@ def _spec(target: Target, limit: float, workers: int) -> StudySpec:
     )
 
 
+# A step time for trials without step times
 UNTIMED = ProbeRecord(
     batch_size=1,
     micro_batch_size=1,
@@ -185,7 +185,6 @@ UNTIMED = ProbeRecord(
     peak_memory_bytes=None,
     eval_every_steps=1,
 )
-"""A step time for trials without step times."""
 
 
 def pruner_settings(text: str) -> PrunerSpec:
@@ -201,6 +200,7 @@ def pruner_settings(text: str) -> PrunerSpec:
     return settings
 
 
+# Default policies: no pruning, races, bssearch's, Optuna's
 PRUNERS = (
     "none",
     "cap",
@@ -214,7 +214,6 @@ PRUNERS = (
     "asha",
     "hyperband",
 )
-"""Default policies: no pruning, races, bssearch's, Optuna's."""
 
 
 def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:

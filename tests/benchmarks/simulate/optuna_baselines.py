@@ -16,25 +16,23 @@ from bssearch.search.pruners.optuna import GRID, Asha, Hyperband, Median
 from bssearch.search.samplers.time_model.candidates import Run
 from tests.benchmarks.simulate.table_space import TableSpace, is_ordinal
 
+# Optuna's pruners by name, on the common grid of `bssearch.search.pruners.optuna`
 PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "median": Median.pruner,
     "asha": Asha.pruner,
     "hyperband": Hyperband.pruner,
 }
-"""Optuna's pruners by name, on the common grid of `bssearch.search.pruners.optuna`."""
 
+# Optuna's samplers with its defaults, by name, each made with a seed
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed),
     "gp": lambda seed: optuna.samplers.GPSampler(seed=seed),
 }
-"""Optuna's samplers with its defaults, by name, each made with a seed."""
 
+# Most asks for a combination in the table, before the nearest combination is taken. More asks with the same history
+# give the same answer
 TRIES = {"random": 100, "tpe": 20, "gp": 1}
-"""Most asks for a combination in the table, before the nearest combination is taken.
-
-More asks with the same history give the same answer.
-"""
 
 
 class OptunaSearch:
@@ -91,7 +89,6 @@ class OptunaSearch:
         self.study.tell(trial, 2 * self._space.limit + shortfall)
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the cell of the fastest trial that reached the target, or None."""
         hits = [(run.hit, run.point) for run in runs if run.hit is not None]
         return min(hits, key=lambda hit: hit[0])[1] if hits else None
 

@@ -20,8 +20,7 @@ Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 Summary = TypeVar("Summary")
 
-_SHARED: Any = None
-"""Shared by all simulations of a process of `repeating`."""
+_SHARED: Any = None  # shared by all simulations of a process of `repeating`
 
 
 @contextmanager

@@ -25,8 +25,7 @@ from tests.benchmarks.simulate.draws import PRUNERS, Interval, Summary, by_polic
 from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read
 
 TRIALS = 50
-SHARE = 2 / 3
-"""Largest default share of the smallest table's trials in a draw: draws of all trials have one winner."""
+SHARE = 2 / 3  # largest default share of the smallest table's trials in a draw: draws of all trials have one winner
 COLUMNS = ("pruner", "relative cost", "missed", "regret", "cost to within 5 %", "draws")
 
 

@@ -25,14 +25,11 @@ from bssearch.records import (
 from bssearch.search import engine as actions
 from bssearch.search.engine import Engine
 
-BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
-"""Start of every simulation on its clock."""
+BEGIN = datetime(2000, 1, 1, tzinfo=UTC)  # start of every simulation on its clock
 
-LEASE = Lease(owner="simulation", seconds=0.0)
-"""Lease of every trial; no other driver exists."""
+LEASE = Lease(owner="simulation", seconds=0.0)  # lease of every trial; no other driver exists
 
-Rows = Callable[[TrialPlan], "Replay"]
-"""The recorded trial of a plan: always the same for a configuration and a seed."""
+Rows = Callable[[TrialPlan], "Replay"]  # the recorded trial of a plan: always the same for a configuration and a seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +198,8 @@ class VirtualClock:
         self._searches_only = searches_only
         self._ended_seconds = 0.0
         self._playing: dict[int, Playing] = {}
+        # Of each running trial, the time of its start or resumption, and its earlier train seconds
         self._begun: dict[int, tuple[float, float]] = {}
-        """Of each running trial, the time of its start or resumption, and its earlier train seconds."""
         self._due: list[tuple[float, int]] = []
         self._is_waiting = False
         self.is_done = False

@@ -42,15 +42,12 @@ from tests.benchmarks.simulate.table_study import (
 if TYPE_CHECKING:
     from tests.benchmarks.simulate.optuna_baselines import OptunaSearch
 
+# Samplers of plain Optuna studies, see `tests.benchmarks.simulate.optuna_baselines`; other samplers search as studies
 OPTUNA = ("random", "tpe", "gp")
-"""Samplers of plain Optuna studies, see `tests.benchmarks.simulate.optuna_baselines`; other samplers search as studies.
-"""
 
-WITHIN = {"25": 1.25, "10": 1.10}
-"""Factors of the best cell's train seconds, by name."""
+WITHIN = {"25": 1.25, "10": 1.10}  # factors of the best cell's train seconds, by name
 
-PEERS = ("median", "asha", "hyperband")
-"""Optuna's own pruners: with a sampler of Optuna, both are one Optuna study."""
+PEERS = ("median", "asha", "hyperband")  # Optuna's own pruners: with a sampler of Optuna, both are one Optuna study
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +241,6 @@ class Asked:
 
 
 def _tell(study: OptunaSearch, runs: list[Run], clock: VirtualClock) -> None:
-    """Tell an Optuna study its ended trials, but not its paused trials."""
     for number, trial in clock.trials.items():
         run = runs[number - 1]
         if run.running and trial.state is not TrialState.RUNNING:

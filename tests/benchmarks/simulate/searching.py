@@ -122,7 +122,6 @@ def _counts(recommended: Mapping[str, int]) -> str:
 
 
 def _progress(sampler: str, pruner: str) -> None:
-    """Report a finished pair on a terminal."""
     if sys.stderr.isatty():
         typer.echo(f"{sampler}+{pruner} done", err=True)
 

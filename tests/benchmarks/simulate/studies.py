@@ -28,8 +28,7 @@ from tests.benchmarks.simulate.searches import Plan, Progressed, check_pair
 from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
 from tests.benchmarks.simulate.truth import Truth
 
-WITHIN = {"5": 1.05, "10": 1.10}
-"""Factors of the least true time, by name."""
+WITHIN = {"5": 1.05, "10": 1.10}  # factors of the least true time, by name
 
 DEVICE = Environment(
     device_name="recorded",

@@ -16,8 +16,7 @@ from tests.benchmarks.simulate.replay import Replay, replays
 BATCH_SIZE = "batch_size"
 LEARNING_RATE = "learning_rate"
 
-Cell = tuple[ParameterValue, ...]
-"""A value of each parameter."""
+Cell = tuple[ParameterValue, ...]  # a value of each parameter
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class TableSpace:
 
     @property
     def target_gain(self) -> float:
-        """The gain that meets the target."""
         return self.target.gain(self.target.value)
 
     @cached_property
@@ -167,7 +165,6 @@ def table_space(table: RecordedTable) -> TableSpace:
 
 
 def is_ordinal(values: Collection[ParameterValue]) -> bool:
-    """Return whether a parameter's values are all numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 

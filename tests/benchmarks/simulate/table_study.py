@@ -15,8 +15,7 @@ from tests.benchmarks.simulate.draws import unbounded_budget
 from tests.benchmarks.simulate.replay import Replay
 from tests.benchmarks.simulate.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace
 
-PROBE_STEPS = 20
-"""Steps charged for timing a batch size, the fewest that a study's probe takes."""
+PROBE_STEPS = 20  # steps charged for timing a batch size, the fewest that a study's probe takes
 
 
 class TableSearchSpace(SearchSpace):
@@ -33,17 +32,14 @@ class TableSearchSpace(SearchSpace):
         return space
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Return the dimensions at each batch size."""
         named = zip(self._table.names, self._table.grid, strict=True)
         return tuple(Dimension(name, choices=values) for name, values in named if name != BATCH_SIZE)
 
     def cells(self, batch_sizes: Sequence[int]) -> list[tuple[int, dict[str, ParameterValue]]]:
-        """Return the cells at some batch sizes, in the order of their points."""
         points = range(len(self._table.cells))
         return [self.coordinates(point) for point in points if self._table.batch_size(point) in batch_sizes]
 
     def candidates(self, batch_sizes: Sequence[int]) -> CellCandidates:
-        """Return the cells at some batch sizes."""
         return CellCandidates(self.cells(batch_sizes))
 
     def coordinates(self, point: int) -> tuple[int, dict[str, ParameterValue]]:
@@ -71,11 +67,9 @@ class TableSearchSpace(SearchSpace):
         return self.configuration(max(points, key=lambda point: self._agreement(point, sampled)))
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return the coordinates of a configuration."""
         return self.coordinates(self.point_of(configuration))[1]
 
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
-        """Return the batch size and the coordinates of a configuration."""
         return self.coordinates(self.point_of(configuration))
 
     def at_edge(self, configuration: Configuration) -> bool:
@@ -99,7 +93,6 @@ class TableStudySpec(StudySpec):
 
     @property
     def default_configuration(self) -> Configuration:
-        """Return the cell that the study begins with."""
         return self._default
 
 

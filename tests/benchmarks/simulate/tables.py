@@ -23,13 +23,11 @@ from bssearch.exchange.exporters.exports import (
 from bssearch.files import check_separator
 from bssearch.records import Goal, ParameterValue, Target
 
-LARGEST = 1e100
-"""Largest number of a parameter: squares and sums stay finite in double precision."""
+LARGEST = 1e100  # largest number of a parameter: squares and sums stay finite in double precision
 
+# Shortest limit of train seconds in a table, and longest trial: clocks resolve no less, and thirty years is more than
+# any training
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
-"""Shortest limit of train seconds in a table, and longest trial: clocks resolve no less, and thirty years is more than
-any training.
-"""
 
 
 class Description(BaseModel):

@@ -17,11 +17,9 @@ from bssearch.errors import UsageError
 from tests.benchmarks.simulate.replay import Replay
 from tests.benchmarks.simulate.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace, is_ordinal
 
-MOST_MISSED = 0.5
-"""From this share of misses on, a cell has no median time to the target."""
+MOST_MISSED = 0.5  # from this share of misses on, a cell has no median time to the target
 
-LENGTHS = (0.3, 10.0)
-"""Bounds of the model's length scales, in units of a parameter's spread."""
+LENGTHS = (0.3, 10.0)  # bounds of the model's length scales, in units of a parameter's spread
 
 
 class Truth:
@@ -38,10 +36,10 @@ class Truth:
         if len(set(cells)) < 2:
             raise UsageError(f"only one combination of parameters of table {table.table!r} reaches the target")
         self._logs, self._cells = np.array(logs), np.array(cells)
+        # The share of each cell's runs that miss the target
         self._missed = np.array(
             [sum(math.isinf(one.target_seconds) for one in trials) / len(trials) for trials in table.trials]
         )
-        """The share of each cell's runs that miss the target."""
         if np.count_nonzero(self._missed < MOST_MISSED) < 2:
             raise UsageError(
                 f"fewer than two combinations of parameters of table {table.table!r} reach the target in most runs"

@@ -118,8 +118,7 @@ def test_a_new_file_follows_no_link_and_is_private(tmp_path: Path) -> None:
     assert place.stat().st_mode & 0o777 == 0o600
 
 
-GROUP, ADA, EVE = 54321, 54322, 54323
-"""Ids of a group and two users that no machine has."""
+GROUP, ADA, EVE = 54321, 54322, 54323  # ids of a group and two users that no machine has
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from tests.simulation.played import Played, search_spec
 LIMIT = 20.0
 NAMES = registry.names("pruners")
 SEEDS = range(3)
-WORKERS = [*zip(NAMES, itertools.cycle((1, 3)))]
-"""Each pruner with one worker or with three."""
+WORKERS = [*zip(NAMES, itertools.cycle((1, 3)))]  # each pruner with one worker or with three
 
 
 def maker(name: str) -> Callable[[], Pruner]:
@@ -156,7 +155,7 @@ def test_an_evaluation_past_the_cap_ends_a_capped_trial_only(name: str) -> None:
     def take(number: int, seconds: float | None, *points: tuple[float, float], uncapped: bool = False) -> None:
         state = TrialState.RUNNING if seconds is None else TrialState.REACHED
         trial = make_trial(number, state=state, seconds=seconds or 0.0, uncapped=uncapped)
-        history.observe_all(number, points)
+        history.observe(number, points)
         history.take(trial)
         controller.take(trial)
 

@@ -91,7 +91,7 @@ class MadeUpStudy:
         else:
             self.trials[trial.number - 1] = trial
         self.evaluations[trial.number] += evaluations
-        self.history.observe_all(trial.number, self.evaluations[trial.number])
+        self.history.observe(trial.number, self.evaluations[trial.number])
         self.history.take(trial)
         self.pruning.take(trial)
         return trial

@@ -44,7 +44,7 @@ def told(*trials: TrialRecord) -> list[optuna.trial.FrozenTrial]:
     past = history()
     for trial in trials:
         if trial.state is TrialState.REACHED and trial.outcome is not None:
-            past.observe_all(trial.number, [(0.0, 0.1), (trial.outcome.train_seconds / 2, 0.5)])
+            past.observe(trial.number, [(0.0, 0.1), (trial.outcome.train_seconds / 2, 0.5)])
         past.take(trial)
     return told_of(past)
 
@@ -71,7 +71,7 @@ def test_optuna_sees_the_shortfall_of_a_stopped_trial_and_not_its_seconds(state:
 
 def test_before_a_hit_trials_are_compared_with_the_first_trial() -> None:
     past = history()
-    past.observe_all(1, [(0.0, 0.1), (1.0, 0.4)])
+    past.observe(1, [(0.0, 0.1), (1.0, 0.4)])
     past.take(make_trial(1, state=TrialState.CAPPED, seconds=1.0, best_metric=0.4, sampled=coordinates(0.1)))
     past.take(make_trial(2, state=TrialState.CAPPED, seconds=1.0, best_metric=0.5, sampled=coordinates(0.2)))
     first, second = told_of(past)
@@ -130,7 +130,7 @@ def test_a_stopped_trial_without_a_metric_or_before_the_first_evaluation_ranks_b
     silent = make_trial(2, state=TrialState.CAPPED, seconds=1.0, best_metric=None, sampled=coordinates(0.2))
     assert told(winner, silent)[1].intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
     past = history()
-    past.observe_all(1, [(1.0, 0.5)])
+    past.observe(1, [(1.0, 0.5)])
     past.take(winner)
     past.take(make_trial(2, state=TrialState.CAPPED, seconds=0.5, best_metric=0.4, sampled=coordinates(0.2)))
     assert told_of(past)[1].intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
@@ -185,7 +185,7 @@ def test_a_sampler_with_state_sees_the_same_trials() -> None:
         make_trial(4, state=TrialState.RUNNING, sampled=coordinates(0.3)),
     )
     past = history()
-    past.observe_all(1, [(0.0, 0.1), (1.0, 0.5)])
+    past.observe(1, [(0.0, 0.1), (1.0, 0.5)])
     for trial in trials:
         past.take(trial)
 

@@ -158,7 +158,7 @@ def test_a_quick_answer_that_is_far_off_is_overcome_by_the_trials(size: int, noi
     for _ in range(25):
         study.step()
     best = [Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.2) for size in study.spec.batch_sizes]
-    assert study.history.incumbent_value == pytest.approx(min(map(seconds_near_64, best)), rel=0.05)
+    assert study.history.value(study.history.incumbent) == pytest.approx(min(map(seconds_near_64, best)), rel=0.05)
     assert {trial.configuration.batch_size for trial in study.trials} >= {32, 64, 128}
 
 

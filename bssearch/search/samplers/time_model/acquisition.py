@@ -311,7 +311,7 @@ WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
 
 class KnowledgeGradient:
-    """Chooses points of a space, starting with ``default``, the same for the same ``seed``."""
+    """Chooses points of a space, starting with ``default``; the same ``seed`` gives the same points."""
 
     def __init__(
         self,

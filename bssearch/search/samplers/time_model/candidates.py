@@ -244,7 +244,7 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predict the seconds of at most ``most_points`` informative runs; None without a reference run."""
+    """Predict the seconds of at most ``most_points`` informative runs; None if no run can be the reference."""
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [
         run

@@ -63,9 +63,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Args:
         default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
-            step seconds; below two batch sizes, half of a step at the middle size is constant.
+            step seconds. Until two batch sizes are known, half of a step at the middle size counts as constant.
         seconds_per_report_step: The unit of the report step, if not milliseconds.
-        seed: The same seed and trials give the same suggestions, unless with ``n_jobs``.
+        seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
 
     Raises:
         ValueError: If an argument is out of bounds, or the objective does not suggest a parameter of ``default``.
@@ -138,7 +138,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         if trial.number == 0 and param_name in self._default:
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):
-                raise ValueError(f"default has {param_name} = {value!r}, which is not in {param_distribution}")
+                raise ValueError(
+                    f"default has {param_name} = {value!r}, which is not in {param_distribution}; change one"
+                )
             return value
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
@@ -177,9 +179,8 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
 def _check_default(default: Mapping[str, ParameterValue]) -> None:
     if missing := sorted(NEEDED - set(default)):
-        raise ValueError(
-            f"default has no {' and no '.join(missing)}; the given names are {', '.join(default) or 'empty'}"
-        )
+        names = " and ".join(missing)
+        raise ValueError(f"default has no {names}; add {names} to default = {dict(default)}")
     _check_whole(f"default: {BATCH_SIZE}", default[BATCH_SIZE], low=1)
     _check_number(f"default: {LEARNING_RATE}", default[LEARNING_RATE], above=0.0)
     for name, value in default.items():

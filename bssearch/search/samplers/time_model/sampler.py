@@ -14,7 +14,10 @@ from bssearch.spec import StudySpec
 
 
 class TimeModelSampler(Sampler):
-    """Chooses trials by `KnowledgeGradient`; ``startup_trials`` is for `tpe`, the substitute unless trials race."""
+    """Chooses trials by `KnowledgeGradient`.
+
+    ``startup_trials`` is for `tpe`, which replaces this sampler unless trials race.
+    """
 
     models_time = True
 
