@@ -236,8 +236,8 @@ class PrunerSpec(StrictModel):
 class ConfirmSpec(StrictModel):
     """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
 
-    Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more runs. The runs end when the answer is
-    settled, after ``max_runs`` each, or after ``train_seconds``.
+    Each gets ``runs``, but fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more runs. The
+    runs end when the answer is final, after ``max_runs`` each, or after ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
