@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -78,6 +79,13 @@ class GradientNoise:
     adam_square: float | None = None
     seconds: float | None = None
 
+    @property
+    def relative_half_width(self) -> float:
+        """Half the interval's width / scale; infinite if unbounded."""
+        if self.scale is None or self.low is None or self.high is None:
+            return math.inf
+        return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
@@ -93,8 +101,8 @@ class DeviceUse:
 class TrialOutcome:
     """End and measurements of a trial; None if not measured.
 
-    ``time_to_target_s`` and ``steps_to_target`` interpolate between last miss and first hit. Without a hit, the
-    last miss is the last evaluation, a lower bound.
+    ``time_to_target_s`` and ``steps_to_target`` interpolate between last miss and first hit. If no evaluation hit
+    the target, the last miss is the last evaluation, a lower bound.
 
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.

@@ -9,7 +9,7 @@ Student's t with blocks − 1 degrees of freedom.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ FEWEST_TRIALS = 3
 ENDLESS = 10**15  # samples of a dataset of unknown size
 
 Numbers = NDArray[np.float64]
+
+Moments = tuple[float, float]  # (tr Σ, ‖G‖²)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +58,19 @@ class Pass:
     adam: Norms | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseScaleInterval:
-    """Noise scale in samples with its 95 % interval: unbounded without ``high``, unknown without ``low``."""
-
-    scale: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def relative_half_width(self) -> float:
-        """Half the width / scale; infinite if unbounded."""
-        if self.scale is None or self.low is None or self.high is None:
-            return math.inf
-        return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0
-
-
 def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> GradientNoise:
     """Estimate the noise scale; from fewer than `FEWEST_PASSES` passes, only its moments."""
-    if not passes:
-        return GradientNoise(seconds=seconds)
-    plain = [moments(one, one.plain) for one in passes]
-    adam = [moments(one, one.adam) for one in passes if one.adam is not None]
-    found, preconditioned = (
-        estimate(pairs) if len(pairs) >= FEWEST_PASSES else NoiseScaleInterval() for pairs in (plain, adam)
-    )
-    return _noise(found, preconditioned, _means(plain), _means(adam), passes=len(passes), seconds=seconds)
+    plain = _of_passes([moments(one, one.plain) for one in passes])
+    adam = _of_passes([moments(one, one.adam) for one in passes if one.adam is not None])
+    return _with_adam(plain, adam, passes=len(passes) or None, seconds=seconds)
+
+
+def _of_passes(pairs: Sequence[Moments]) -> GradientNoise:
+    if not pairs:
+        return GradientNoise()
+    found = estimate(pairs) if len(pairs) >= FEWEST_PASSES else GradientNoise()
+    trace, square = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))
+    return replace(found, trace=trace, square=square)
 
 
 def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
@@ -90,73 +79,49 @@ def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
     known = [one for one in trials if one.passes and one.trace is not None and one.square is not None]
     if not known:
         return GradientNoise()
-    plain, means = _pooled([(one.passes, one.trace, one.square) for one in known])
-    adam, adam_means = _pooled([(one.passes, one.adam_trace, one.adam_square) for one in known])
-    return _noise(
-        plain,
-        adam,
-        means,
-        adam_means,
+    return _with_adam(
+        _pooled([(one.passes, one.trace, one.square) for one in known]),
+        _pooled([(one.passes, one.adam_trace, one.adam_square) for one in known]),
         passes=sum(one.passes or 0 for one in known),
         seconds=math.fsum(one.seconds or 0.0 for one in known),
     )
 
 
-Means = tuple[float | None, float | None]  # (tr Σ, ‖G‖²)
-
-
-def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> tuple[NoiseScaleInterval, Means]:
+def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> GradientNoise:
     known = [
         (passes, trace, square) for passes, trace, square in rows if passes and trace is not None and square is not None
     ]
     if not known:
-        return NoiseScaleInterval(), (None, None)
+        return GradientNoise()
     weights, values = np.array([row[0] for row in known], dtype=np.float64), np.array([row[1:] for row in known])
     trace, square = np.average(values, axis=0, weights=weights).tolist()
-    found = _of_trials(values, weights) if len(known) >= FEWEST_TRIALS else NoiseScaleInterval()
-    return found, (trace, square)
+    found = _of_trials(values, weights) if len(known) >= FEWEST_TRIALS else GradientNoise()
+    return replace(found, trace=trace, square=square)
 
 
-def _means(pairs: Sequence[tuple[float, float]]) -> Means:
-    if not pairs:
-        return None, None
-    trace, square = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))
-    return trace, square
-
-
-def _noise(
-    plain: NoiseScaleInterval,
-    adam: NoiseScaleInterval,
-    means: Means,
-    adam_means: Means,
-    *,
-    passes: int,
-    seconds: float | None,
+def _with_adam(
+    plain: GradientNoise, adam: GradientNoise, *, passes: int | None, seconds: float | None
 ) -> GradientNoise:
-    return GradientNoise(
-        scale=plain.scale,
-        low=plain.low,
-        high=plain.high,
+    return replace(
+        plain,
         adam_scale=adam.scale,
         adam_low=adam.low,
         adam_high=adam.high,
+        adam_trace=adam.trace,
+        adam_square=adam.square,
         passes=passes,
-        trace=means[0],
-        square=means[1],
-        adam_trace=adam_means[0],
-        adam_square=adam_means[1],
         seconds=seconds,
     )
 
 
-def moments(one: Pass, norms: Norms) -> tuple[float, float]:
+def moments(one: Pass, norms: Norms) -> Moments:
     """Unbiased estimates of tr Σ and ‖G‖² from one pass; ‖G‖² may be negative."""
     small, big = 1 / one.small_batch, 1 / (one.small_batch * one.small_batches)
     trace = (norms.small - norms.big) / (small - big)
     return trace, norms.big - trace * (big - 1 / one.samples)
 
 
-def estimate(pairs: Sequence[tuple[float, float]]) -> NoiseScaleInterval:
+def estimate(pairs: Sequence[Moments]) -> GradientNoise:
     """Mean tr Σ / mean ‖G‖² over consecutive passes, with its 95 % interval.
 
     The interval holds each θ for which mean(tr Σ − θ‖G‖²) is within t standard errors of zero (a quadratic). A negative
@@ -169,7 +134,7 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> NoiseScaleInterval:
     return _fieller(values.mean(axis=0), _covariance_of_means(values, block), len(values) / block - 1, unit)
 
 
-def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
+def _of_trials(moments: Numbers, weights: Numbers) -> GradientNoise:
     # Linearised ratio over trials (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)
     values, unit = _scaled(moments)
     shares = weights / weights.sum()
@@ -184,7 +149,7 @@ def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:
     return values / unit, unit
 
 
-def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers) -> NoiseScaleInterval:
+def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers) -> GradientNoise:
     covariance = covariance * student_t(freedom) ** 2
     trace, square, ratio = means[0], max(means[1], 0.0), unit[0] / unit[1]
     # a·θ² − 2b·θ + c ≤ 0
@@ -194,8 +159,10 @@ def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers)
     upper_root = b + math.sqrt(max(0.0, b**2 - a * c))
     if a > 0:
         low = max(0.0, c / upper_root) if upper_root > 0 else 0.0
-        return NoiseScaleInterval(float(trace / square * ratio), float(low * ratio), float(upper_root / a * ratio))
-    return NoiseScaleInterval(low=float(c / upper_root * ratio)) if c > 0 and upper_root > 0 else NoiseScaleInterval()
+        return GradientNoise(
+            scale=float(trace / square * ratio), low=float(low * ratio), high=float(upper_root / a * ratio)
+        )
+    return GradientNoise(low=float(c / upper_root * ratio) if c > 0 and upper_root > 0 else None)
 
 
 def _covariance_of_means(values: Numbers, block: int) -> Numbers:

@@ -25,7 +25,6 @@ from bssearch.records.noise_scale import (
     CRITICAL_BATCH_OCTAVES,
     ENDLESS,
     FEWEST_PASSES,
-    NoiseScaleInterval,
     Pass,
     estimate,
     gradient_noise,
@@ -63,7 +62,7 @@ class BatchAdvice:
     batch_size: int
     samples: int
     measured_steps: int
-    noise_scale: NoiseScaleInterval
+    noise_scale: GradientNoise
     step_seconds: float | None
     reason: str = ""
 
@@ -296,9 +295,9 @@ def megatron_schedule(batch_size: int, stages: Iterable[tuple[int, int]], sequen
     return batch_stages([(0, batch_size), *((sequence_length * samples, size) for samples, size in stages)])
 
 
-def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> NoiseScaleInterval:
+def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> GradientNoise:
     newest = [moments(one, one.adam or one.plain) for _, one in passes[-WINDOW:]]
-    return estimate(newest) if len(newest) >= FEWEST_PASSES else NoiseScaleInterval()
+    return estimate(newest) if len(newest) >= FEWEST_PASSES else GradientNoise()
 
 
 class _Halves:

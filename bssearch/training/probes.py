@@ -19,7 +19,7 @@ from bssearch.records import (
     StepTime,
     StepTimeRequest,
 )
-from bssearch.records.noise_scale import FEWEST_PASSES, NoiseScaleInterval, Pass, gradient_noise
+from bssearch.records.noise_scale import FEWEST_PASSES, Pass, gradient_noise
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
@@ -421,7 +421,7 @@ def _measure_passes(make: GradientPasses, seconds_limit: float) -> GradientNoise
             passes.append(measured)
         if len(passes) >= look_at:
             noise = gradient_noise(passes)
-            if NoiseScaleInterval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION:
+            if noise.relative_half_width <= PRECISION:
                 return noise
             look_at = math.ceil(GROWTH * len(passes))
     return gradient_noise(passes)

@@ -10,7 +10,6 @@ from bssearch.records import GradientNoise
 from bssearch.records.noise_scale import (
     FEWEST_PASSES,
     FEWEST_TRIALS,
-    NoiseScaleInterval,
     Norms,
     Pass,
     estimate,
@@ -79,12 +78,12 @@ def test_a_mean_gradient_that_may_be_zero_leaves_low_or_more() -> None:
 
 
 def test_where_neither_moment_can_be_told_from_zero_nothing_is_known() -> None:
-    assert estimate([(0.0, 0.0)] * 16) == NoiseScaleInterval()
-    assert estimate([((-1.0) ** index, (-1.0) ** (index // 2)) for index in range(16)]) == NoiseScaleInterval()
+    assert estimate([(0.0, 0.0)] * 16) == GradientNoise()
+    assert estimate([((-1.0) ** index, (-1.0) ** (index // 2)) for index in range(16)]) == GradientNoise()
 
 
 def test_gradients_without_noise_have_a_noise_scale_of_zero() -> None:
-    assert estimate([(0.0, 2.0)] * 16) == NoiseScaleInterval(0.0, 0.0, 0.0)
+    assert estimate([(0.0, 2.0)] * 16) == GradientNoise(scale=0.0, low=0.0, high=0.0)
 
 
 def test_neighbours_that_are_alike_make_the_interval_wider() -> None:
@@ -116,15 +115,15 @@ def test_the_interval_ends_where_the_mean_of_the_difference_is_t_standard_errors
 
 
 def test_an_interval_without_an_end_is_infinitely_wide_and_one_of_zero_has_no_width() -> None:
-    assert NoiseScaleInterval(8.0, 6.0, 14.0).relative_half_width == 0.5
+    assert GradientNoise(scale=8.0, low=6.0, high=14.0).relative_half_width == 0.5
     for unknown in (
-        NoiseScaleInterval(),
-        NoiseScaleInterval(low=3.0),
-        NoiseScaleInterval(8.0, 6.0),
-        NoiseScaleInterval(8.0, high=9.0),
+        GradientNoise(),
+        GradientNoise(low=3.0),
+        GradientNoise(scale=8.0, low=6.0),
+        GradientNoise(scale=8.0, high=9.0),
     ):
         assert unknown.relative_half_width == math.inf
-    assert NoiseScaleInterval(0.0, 0.0, 0.0).relative_half_width == 0.0
+    assert GradientNoise(scale=0.0, low=0.0, high=0.0).relative_half_width == 0.0
 
 
 def test_norms_that_are_no_numbers_cannot_be_used() -> None:

@@ -16,9 +16,9 @@ from torch import nn
 
 import bssearch
 from bssearch.errors import UsageError
-from bssearch.records import BATCH_STAGES
+from bssearch.records import BATCH_STAGES, GradientNoise
 from bssearch.records.batch_schedule import batch_schedule_of
-from bssearch.records.noise_scale import NoiseScaleInterval, Norms, Pass
+from bssearch.records.noise_scale import Norms, Pass
 from bssearch.training.advisor import BatchAdvice, batch_stages, megatron_schedule
 from tests.factories import make_trial
 
@@ -191,7 +191,7 @@ def test_wrong_arguments_are_named(model: nn.Module, size: Any, message: str) ->
 
 
 def advice(scale: float, batch_size: int) -> BatchAdvice:
-    found = NoiseScaleInterval(scale, 0.8 * scale, 1.2 * scale)
+    found = GradientNoise(scale=scale, low=0.8 * scale, high=1.2 * scale)
     return BatchAdvice(batch_size=batch_size, samples=10_000, measured_steps=64, noise_scale=found, step_seconds=0.010)
 
 
@@ -206,7 +206,7 @@ def test_a_doubling_saves_the_steps_of_the_law() -> None:
 
 
 def test_an_unbounded_noise_scale_tells_the_least_saving() -> None:
-    found = replace(advice(256, 256), noise_scale=NoiseScaleInterval(None, 512.0, None))
+    found = replace(advice(256, 256), noise_scale=GradientNoise(low=512.0))
     share, low, high = found.saved_steps() or (0.0, 0.0, 0.0)
     assert (share, high) == (None, 0.5) and low == pytest.approx(1 - 1.125 / 1.25)
     assert "saves at least 10% of the steps" in str(found)

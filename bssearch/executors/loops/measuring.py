@@ -35,7 +35,7 @@ from bssearch.records import (
     TrialRequest,
 )
 from bssearch.records.batch_schedule import constant_configurations
-from bssearch.records.noise_scale import FEWEST_PASSES, NoiseScaleInterval
+from bssearch.records.noise_scale import FEWEST_PASSES
 from bssearch.training.advisor import BatchAdvisor, ranks_together
 from bssearch.training.contention import CorePace, ReferenceKernel
 from bssearch.training.course import Approach, eval_every_steps, first_line
@@ -351,9 +351,7 @@ class MeasuredNoise(Looked):
         is_over = time.perf_counter() - self._began >= self._request.noise_seconds_limit
         if self._advisor.measured_steps >= self._look_at:
             self._look_at = math.ceil(GROWTH * self._look_at)
-            noise = self._advisor.noise
-            is_known = NoiseScaleInterval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION
-            is_over = is_over or is_known
+            is_over = is_over or self._advisor.noise.relative_half_width <= PRECISION
         if is_over:
             self._advisor.close()
             self._answer(replace(self._found, noise=self._advisor.noise))
