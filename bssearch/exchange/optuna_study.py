@@ -42,6 +42,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState as OptunaState
 from sqlalchemy import URL, Connection, create_engine, insert, inspect, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.analysis.shape import parameters_of
@@ -91,8 +92,11 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
     Missing tables are created, unless ``address`` opens the database another way.
     """
     try:
+        # A pool would keep connections open if the constructor fails.
         storage = RDBStorage(
-            (address or url).render_as_string(hide_password=False), skip_table_creation=address is not None
+            (address or url).render_as_string(hide_password=False),
+            engine_kwargs={"poolclass": NullPool},
+            skip_table_creation=address is not None,
         )
     except RuntimeError as error:
         raise SchemaError(
@@ -103,7 +107,6 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
         yield storage
     finally:
         storage.remove_session()
-        storage.engine.dispose()
 
 
 def _check_numbers(trial: FrozenTrial) -> None:

@@ -13,7 +13,9 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Function, Select, bindparam, func, select
+from sqlalchemy import URL, Connection, Function, Select, bindparam, event, func, select
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
@@ -157,6 +159,10 @@ class _TurnOver(Exception):  # noqa: N818 - this exception only rolls back
     pass
 
 
+def _close(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+    record.close()
+
+
 class Database:
     """An engine and its transactions."""
 
@@ -207,8 +213,9 @@ class Database:
             return {name: study_id for name, study_id in connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id))}
 
     def close(self) -> None:
-        """Close all connections and stop retrying."""
+        """Close all connections and stop retrying; a connection in use closes when its thread returns it."""
         self.patience.end()
+        event.listen(self._engine, "checkin", _close)
         self._engine.dispose()
 
     @property
@@ -314,7 +321,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Id of an environment; store a new environment."""
+        """Id of an environment; store a new environment. A transaction asks only once for an environment."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
