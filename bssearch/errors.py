@@ -92,7 +92,7 @@ class OtherDeviceError(UsageError):
 
 
 class NotFoundError(BSSearchError):
-    """The named thing does not exist.
+    """A study, trial, submission or file of this name does not exist.
 
     Example: ``except bssearch.NotFoundError: answer = bssearch.run_study(spec)``
     """
@@ -183,7 +183,8 @@ PHRASES = {
 
 def remedy_of(error: BaseException) -> str:
     """Remedy for a missing module or file, to append to its error; empty for other errors."""
-    if isinstance(error, FileNotFoundError) and not Path(str(error.filename)).is_absolute():
+    path = error.filename if isinstance(error, FileNotFoundError) else None
+    if path is not None and not Path(str(path)).is_absolute():
         return f"; the path starts at the folder of the command, {Path.cwd()}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-import bssearch.storage.queue
-import bssearch.storage.repository  # noqa: F401 - each has a table
+import bssearch.storage.queue  # noqa: F401 - defines the remaining tables
 from bssearch.storage.migrate import VERSION_TABLE, is_ours
 from bssearch.storage.models import METADATA
 

@@ -127,7 +127,7 @@ def show_trial(
             show(form, lambda: _print_reproduction(again), lambda: asdict(again), lambda: [asdict(again)])
             return
         curve = store.trials.observations(name, number)
-        environment = store.trials.environment(name, number)
+        environment = store.trials.environments(name).get(number)
         spec = store.trials.spec(name, number)
     row = trial_document(found, curve, environment, spec) if form is not Format.TABLE else {}
     show(form, lambda: _print_trial(name, found, curve, environment), lambda: row, lambda: [row])

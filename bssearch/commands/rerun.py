@@ -171,7 +171,7 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
     trial = store.trials.get(study, number)
     kept = store.trials.spec(study, number)
     spec = spec_of(record if kept is None else replace(record, spec={**kept, "name": study}))
-    environment, curve = store.trials.environment(study, number), store.trials.observations(study, number)
+    environment, curve = store.trials.environments(study).get(number), store.trials.observations(study, number)
     reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
     reasons = {
         "the trial was imported and has no workload": spec.is_imported,

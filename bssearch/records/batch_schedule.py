@@ -131,7 +131,7 @@ def growing_schedule(configuration: Configuration) -> BatchSchedule:
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
-    """Stages of a schedule; without a schedule, a single stage."""
+    """Stages of a schedule, or a single stage if ``schedule`` is None."""
     return (
         (Stage(0, configuration.batch_size, configuration.micro_batch_size),) if schedule is None else schedule.stages
     )

@@ -62,7 +62,7 @@ class TrialState(StrEnum):
 
     @property
     def is_censored(self) -> bool:
-        """True if the trial stopped before the target."""
+        """True if the trial stopped early, so that its last miss bounds its time-to-target from below."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property

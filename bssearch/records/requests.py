@@ -31,7 +31,8 @@ class Branch:
 class Planned:
     """Plan fields that a stored trial keeps.
 
-    ``sampled``: coordinates; None outside the search space. ``uncapped``: no other trial set ``train_seconds_limit``.
+    ``sampled``: the sampler's coordinates; None if the configuration is outside the search space.
+    ``uncapped``: no other trial set ``train_seconds_limit``.
     """
 
     configuration: Configuration

@@ -135,7 +135,7 @@ class PooledStepTime(Generic[Key]):
 def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares; return the step time of each split.
 
-    t is undelayed step time / reference kernel time if known, else wall time without contended visits.
+    t is undelayed step time / reference kernel time if known, else wall time of the uncontended visits, if any.
     """
     # Visits are random effects, so that a visit to one batch size still adds information.
     if not (chosen := _comparable(visits)):

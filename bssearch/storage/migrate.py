@@ -20,10 +20,10 @@ from bssearch.storage.connection.engine import (
     ALONE,
     OTHER_DATABASE_HINT,
     copy_sqlite,
-    create_engine_for,
     limited_waits,
     lock_tables,
     missing_right,
+    opened_engine,
     parse_url,
     reading,
     shown,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 
+PREFIX: Final = "bss_"  # of the names of our tables
 VERSION_TABLE: Final = "bss_alembic_version"
 
 DEFAULT_PREFIX = "bssearch"
@@ -312,11 +313,8 @@ def current(database: str | URL | Engine) -> str | None:
     """Schema revision of a database; None without bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
-    engine = create_engine_for(database, write=False)
-    try:
+    with opened_engine(database, write=False) as engine:
         return _current(engine)
-    finally:
-        engine.dispose()
 
 
 def check(database: str | URL | Engine) -> None:
@@ -349,7 +347,8 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
     before = current(engine)
     if before == SCHEMA_HEAD:
         return
-    if before is None and (others := inspect(engine).get_table_names()):
+    others = [name for name in inspect(engine).get_table_names() if not name.startswith(PREFIX)]
+    if before is None and others:
         notify(
             f"{shown(engine.url)} has tables of another program, such as {others[0]!r}; adding bssearch's tables. "
             f"To keep both apart, {OTHER_DATABASE_HINT}"
@@ -369,24 +368,24 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     if roles:
         refuse_roles_of_a_file(url)
     # Open without foreign keys: SQLite rebuilds a table by dropping the old table, and the drop would cascade.
-    engine = create_engine_for(url, foreign_keys=False)
-    try:
-        with writing(engine) as connection, limited_waits(connection):
-            _take_turn(connection)
-            before = _revision(connection) if _has_version_table(connection) else None
-            if before is not None:
-                _refuse_unknown(before, shown(url))
-            if roles:
-                _refuse_other_roles(connection, roles)
-                make_roles(connection, roles)
-            copy = None
-            if path and before not in {None, SCHEMA_HEAD}:
-                copy = path.with_name(f"{path.name}.before-{SCHEMA_HEAD}.bak")
-                copy_sqlite(path, copy)
-            _upgrade(connection, before, roles)
-        return Upgrade(before=before, after=SCHEMA_HEAD, copy=copy)
-    finally:
-        engine.dispose()
+    with (
+        opened_engine(url, foreign_keys=False) as engine,
+        writing(engine) as connection,
+        limited_waits(connection),
+    ):
+        _take_turn(connection)
+        before = _revision(connection) if _has_version_table(connection) else None
+        if before is not None:
+            _refuse_unknown(before, shown(url))
+        if roles:
+            _refuse_other_roles(connection, roles)
+            make_roles(connection, roles)
+        copy = None
+        if path and before not in {None, SCHEMA_HEAD}:
+            copy = path.with_name(f"{path.name}.before-{SCHEMA_HEAD}.bak")
+            copy_sqlite(path, copy)
+        _upgrade(connection, before, roles)
+    return Upgrade(before=before, after=SCHEMA_HEAD, copy=copy)
 
 
 def _upgrade(connection: Connection, before: str | None, roles: Roles | None) -> None:
@@ -417,7 +416,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
     """Limit Alembic to bssearch's tables."""
-    return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
+    return kind != "table" or (name is not None and name.startswith(PREFIX) and name != VERSION_TABLE)
 
 
 def _current(engine: Engine, *, to_write: bool = False) -> str | None:
@@ -530,7 +529,7 @@ def _check_references(connection: Connection) -> None:
         return
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
     require(
-        not any(str(row[0]).startswith("bss_") for row in broken),
+        not any(str(row[0]).startswith(PREFIX) for row in broken),
         f"the upgrade would leave {len(broken)} rows with missing references; the database is unchanged",
         error=DatabaseError,
     )
@@ -561,7 +560,7 @@ def script(roles: Roles | None) -> str:
 
 
 def _tables() -> list[str]:
-    import bssearch.storage.repository  # noqa: F401 - defines the remaining tables
+    import bssearch.storage.queue  # noqa: F401 - defines the remaining tables
 
     tables = METADATA.sorted_tables
     indexes = [index for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]

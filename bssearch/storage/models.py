@@ -101,7 +101,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC; raise `ValueError` without a time zone."""
+        """Convert to UTC; raise `ValueError` if the time has no time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -242,29 +242,20 @@ def enum(kind: type[StrEnum], name: str) -> Enum:
     )
 
 
-def positive(*columns: str) -> list[CheckConstraint]:
-    """CHECKs for > 0."""
-    return [CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns]
+def _checked(rule: str, name: str, *columns: str) -> list[CheckConstraint]:
+    return [CheckConstraint(rule.format(column), name=f"{column}_{name}") for column in columns]
 
 
-def not_negative(*columns: str) -> list[CheckConstraint]:
-    """CHECKs for >= 0."""
-    return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
+# CHECKs of columns
+positive = partial(_checked, "{0} > 0", "positive")
+not_negative = partial(_checked, "{0} >= 0", "not_negative")
+below_one = partial(_checked, "{0} >= 0 AND {0} < 1", "share")
+at_most_one = partial(_checked, "{0} >= 0 AND {0} <= 1", "share")
 
 
 def are_finite(*columns: ColumnElement[float]) -> ColumnElement[bool]:
     """Condition that columns are finite, because other programs may store infinities or NaN."""
     return and_(*(column <= LARGEST for column in columns))
-
-
-def below_one(*columns: str) -> list[CheckConstraint]:
-    """CHECKs for the range [0, 1)."""
-    return [CheckConstraint(f"{column} >= 0 AND {column} < 1", name=f"{column}_share") for column in columns]
-
-
-def at_most_one(*columns: str) -> list[CheckConstraint]:
-    """CHECKs for the range [0, 1]."""
-    return [CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=f"{column}_share") for column in columns]
 
 
 # Leases use the database's clock, because drivers' clocks may differ.

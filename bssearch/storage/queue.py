@@ -185,7 +185,7 @@ class QueueStore(StorePart):
 
     @inside(Database.reading)
     def unsettled(self, connection: Connection) -> dict[str, list[int]]:
-        """Running and paused trials of cancelled studies, by study."""
+        """Running and paused trials of cancelled studies that queue workers ran, by study."""
         left = connection.execute(
             select(SUBMISSION_ROWS.c.name, TRIAL_ROWS.c.number, TRIAL_ROWS.c.lease_owner)
             .join(STUDY_ROWS, STUDY_ROWS.c.name == SUBMISSION_ROWS.c.name)
@@ -289,7 +289,7 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     state = connection.scalar(select(SUBMISSION_ROWS.c.state).where(SUBMISSION_ROWS.c.name == name))
     require(
         state is None or state.is_over,
-        f"the study {name!r} cannot be {doing}, because the queue has the study as {state}",
+        f"the study {name!r} cannot be {doing}, because its submission is {state}",
         hint=f"bssearch queue cancel {name}",
     )
 

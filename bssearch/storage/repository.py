@@ -11,7 +11,7 @@ from sqlalchemy import URL, Connection, delete, select
 
 from bssearch.settings import database_url
 from bssearch.storage import migrate
-from bssearch.storage.connection.engine import create_engine_for, lock_tables, sqlite_file
+from bssearch.storage.connection.engine import lock_tables, opened_engine, sqlite_file
 from bssearch.storage.database import Database, Notify, StorePart, inside, patiently
 from bssearch.storage.models import STUDY_ROWS, now
 from bssearch.storage.probes import ProbeStore
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
-    """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else the file in the current folder.
+    """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else ``bssearch.db`` in the current folder.
+
+    Instead of ``BSSEARCH_DB_URL``, ``BSSEARCH_DB_URL_FILE`` may name a file with the URL.
 
     ``write`` creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and the
     connection.
@@ -41,12 +43,9 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
 
 def check_writable(url: str | None = None) -> None:
     """Raise the error of `open_store` if the database is not writable; change no file."""
-    engine = create_engine_for(database_url(url))
-    try:
+    with opened_engine(database_url(url)) as engine:
         if sqlite_file(engine.url) is None:
             migrate.prepare(engine, lambda message: None)
-    finally:
-        engine.dispose()
 
 
 class Transfer(StorePart):
@@ -67,8 +66,10 @@ class Transfer(StorePart):
                 elif all(is_stored(connection, one, tried_at) for one in studies):
                     return  # the connection broke after the commit
                 connection.execute(delete(STUDY_ROWS).where(STUDY_ROWS.c.name.in_(replaced)))
-                for one in studies:
-                    add_study(self._database, connection, one, tried_at)
+                environments = dict.fromkeys(one.environment for one in studies)
+                ids = {one: self._database.environment_id(connection, one) for one in environments}
+                for study in studies:
+                    add_study(connection, study, tried_at, ids[study.environment])
 
         self.patience.run(add)
 

@@ -4,15 +4,12 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from functools import cache
-from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, literal, literal_column, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import OtherDeviceError, UsageError
@@ -37,7 +34,6 @@ from bssearch.storage.models import (
     STUDY_ROWS,
     TRIAL_ROWS,
     VISIT_ROWS,
-    leaves,
     now,
     to_columns,
 )
@@ -88,6 +84,11 @@ def _taken(name: str) -> UsageError:
     return UsageError(f"study {name!r} already exists", hint="continue this study, or choose another name")
 
 
+def _refuse_busy(connection: Connection, study_id: int, name: str, doing: str) -> None:
+    refuse_queued(connection, name, doing)
+    check_idle(connection, study_id, name, doing)
+
+
 class StudyStore(StorePart):
     """Studies: specs and bound devices."""
 
@@ -133,55 +134,42 @@ class StudyStore(StorePart):
         """All studies, oldest first."""
         return [study_record(row) for row in connection.execute(STUDY.order_by(STUDY_ROWS.c.id)).mappings()]
 
-    def rename(self, old: str, new: str) -> None:
+    @writes
+    def rename(self, connection: Connection, study_id: int, new: str) -> None:
         """Rename a study; raise `UsageError` if the name is invalid or taken, or the study running or queued."""
+        own = STUDY_ROWS.c.id == study_id
+        old, spec = connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.spec).where(own)).one()
+        if old == new:  # an earlier try may have committed
+            return
+        _refuse_busy(connection, study_id, old, "renamed")
+        check_study_name(new)
+        if connection.scalar(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == new)) is not None:
+            raise _taken(new)
+        try:
+            connection.execute(update(STUDY_ROWS).where(own).values(name=new, spec={**spec, "name": new}))
+        except IntegrityError:  # another process created the study in the meantime
+            raise _taken(new) from None
+        rename_submission(connection, old, new)
 
-        def rename(connection: Connection, study_id: int) -> None:
-            refuse_queued(connection, old, "renamed")
-            check_study_name(new)
-            check_idle(connection, study_id, old, "renamed")
-            if (
-                connection.scalar(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == new, STUDY_ROWS.c.id != study_id))
-                is not None
-            ):
-                raise _taken(new)
-            spec = connection.execute(select(STUDY_ROWS.c.spec).where(STUDY_ROWS.c.id == study_id)).scalar_one()
-            renamed = update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(name=new, spec={**spec, "name": new})
-            try:
-                connection.execute(renamed)
-            except IntegrityError:  # another process created the study in the meantime
-                raise _taken(new) from None
-            if old != new:
-                rename_submission(connection, old, new)
+    @writes
+    def archive(self, connection: Connection, study_id: int, archived: bool = True) -> None:
+        """Archive or unarchive a study; raise `UsageError` if the study to archive is running or queued."""
+        own = STUDY_ROWS.c.id == study_id
+        if not archived:
+            connection.execute(update(STUDY_ROWS).where(own).values(archived_at=None))
+            return
+        _refuse_busy(connection, study_id, connection.scalars(select(STUDY_ROWS.c.name).where(own)).one(), "archived")
+        archives = update(STUDY_ROWS).where(own, STUDY_ROWS.c.archived_at.is_(None))
+        connection.execute(archives.values(archived_at=now(connection)))
 
-        self._database.on_study(old, rename)
-
-    def archive(self, name: str, archived: bool = True) -> None:
-        """Archive or unarchive a study; raise `UsageError` if the study is running or queued."""
-
-        def archive(connection: Connection, study_id: int) -> None:
-            changed = update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id)
-            if archived:
-                refuse_queued(connection, name, "archived")
-                check_idle(connection, study_id, name, "archived")
-                connection.execute(
-                    changed.where(STUDY_ROWS.c.archived_at.is_(None)).values(archived_at=now(connection))
-                )
-            else:
-                connection.execute(changed.values(archived_at=None))
-
-        self._database.on_study(name, archive)
-
-    def delete(self, name: str) -> None:
+    @writes
+    def delete(self, connection: Connection, study_id: int) -> None:
         """Delete a study; raise `UsageError` if the study is running or queued."""
-
-        def delete_all(connection: Connection, study_id: int) -> None:
-            refuse_queued(connection, name, "deleted")
-            check_idle(connection, study_id, name, "deleted")
+        name = connection.scalar(select(STUDY_ROWS.c.name).where(STUDY_ROWS.c.id == study_id))
+        if name is not None:  # an earlier try may have committed
+            _refuse_busy(connection, study_id, name, "deleted")
             connection.execute(delete(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id))
             connection.execute(delete(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == name))
-
-        self._database.on_study(name, delete_all)
 
     @writes
     def update_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> None:
@@ -232,14 +220,14 @@ class FindingStore(StorePart):
 
     @inside(Database.looking)
     def age_seconds(self, connection: Connection, study: str) -> float:
-        """Age of a study's answer; infinity without an answer."""
+        """Age of a study's answer; infinity if the study has no answer."""
         study_id = self._database.study_id(connection, study)
         found_at = connection.scalar(select(FINDING_ROWS.c.found_at).where(FINDING_ROWS.c.study_id == study_id))
         return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
 
     @inside(Database.looking)
     def last(self, connection: Connection, study: str) -> Mapping[str, Any]:
-        """A study's last answer, even if outdated; empty without an answer."""
+        """A study's last answer, even if outdated; empty if the study has no answer."""
         study_id = self._database.study_id(connection, study)
         return connection.scalar(select(FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)) or {}
 
@@ -277,8 +265,9 @@ def _stamp(connection: Connection, study_id: int) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-_FIXED = (int, datetime, StrEnum)  # without float, because SQLite does not read every literal exactly
-CHUNK = 1_000  # trials per statement; values equal in all trials become literals, which saves two thirds of the time
+CHUNK = 1_000  # rows per statement
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,70 +291,31 @@ class FinishedStudy:
     trials: Sequence[FinishedTrial]
 
 
-def add_study(database: Database, connection: Connection, finished: FinishedStudy, time: datetime) -> None:
+def add_study(connection: Connection, finished: FinishedStudy, time: datetime, environment_id: int) -> None:
     """Store a study and its trials as created at ``time``."""
     study = StudyRecord.created(finished.study, time)
     check_study_name(study.name)
     _create(connection, study)
     study_id = connection.execute(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == study.name)).scalar_one()
-    place = {"study_id": study_id, "environment_id": database.environment_id(connection, finished.environment)}
-    bind_study(connection, study_id, finished.environment, place["environment_id"], again=False)
-    place["revision"] = raise_revision(connection, study_id)
-    attributes = _attributes()
-    read = attrgetter(*attributes.values())
-    for start in range(0, len(finished.trials), CHUNK):
-        trials = finished.trials[start : start + CHUNK]
-        row = {**place, **to_columns(_record(trials[0], start + 1, time))}
-        columns = dict(zip(attributes, zip(*map(read, trials), strict=True), strict=True))
-        for state in {*columns["state"]}:
-            if not state.is_finished:
-                raise ValueError(f"{state} is not a final state")
-        columns["number"] = tuple(range(start + 1, start + 1 + len(trials)))
-        columns["parameters"] = tuple(map(dict, columns["parameters"]))
-        shared = {
-            name: one for name, one in row.items() if name not in columns or columns[name].count(one) == len(trials)
-        }
-        fixed = {name: _literal(connection, name, one) for name, one in shared.items() if isinstance(one, _FIXED)}
-        varying = [name for name in columns if name not in fixed and shared.get(name, "") is not None]
-        compiled: Any = (
-            insert(TRIAL_ROWS).values(fixed).inline().compile(dialect=connection.dialect, column_keys=varying)
-        )
-        rows = zip(*(_stored(connection, name, columns[name]) for name in compiled.positiontup or varying), strict=True)
-        connection.exec_driver_sql(
-            str(compiled),
-            [*rows] if compiled.positional else [dict(zip(varying, values, strict=True)) for values in rows],
-        )
-    _add_curves(connection, study_id, finished.trials)
-
-
-def _add_curves(connection: Connection, study_id: int, trials: Sequence[FinishedTrial]) -> None:
-    numbered = [(number, one) for number, one in enumerate(trials, 1) if one.curve]
-    if not numbered:
-        return
+    bind_study(connection, study_id, finished.environment, environment_id, again=False)
+    revision = raise_revision(connection, study_id)
+    place = {"study_id": study_id, "environment_id": environment_id, "revision": revision}
+    numbered = list(enumerate(finished.trials, 1))
+    for chunk in _chunks(numbered):
+        trials = (to_columns(_record(trial, number, time)) for number, trial in chunk)
+        connection.execute(insert(TRIAL_ROWS), [{**place, **columns} for columns in trials])
     stored = connection.execute(select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.id).where(TRIAL_ROWS.c.study_id == study_id))
     ids = {row.number: row.id for row in stored}
-    rows = ({"trial_id": ids[number], **asdict(one)} for number, trial in numbered for one in trial.curve)
-    while chunk := list(itertools.islice(rows, CHUNK)):
-        connection.execute(insert(OBSERVATION_ROWS), chunk)
+    for evaluations in _chunks((ids[number], one) for number, trial in numbered for one in trial.curve):
+        connection.execute(
+            insert(OBSERVATION_ROWS), [{"trial_id": one, **to_columns(seen)} for one, seen in evaluations]
+        )
 
 
-def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:
-    # SQLAlchemy's conversion row by row takes three times as long.
-    convert = TRIAL_ROWS.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
-    return values if convert is None else map(convert, values)
-
-
-@cache
-def _attributes() -> dict[str, str]:
-    # Columns that a `FinishedTrial` fills, with the paths of its attributes
-    own = {"phase": "phase", "seed": "seed", "train_seconds_limit": "train_seconds_limit", "state": "outcome.state"}
-    inner = leaves(Configuration, "configuration.") | leaves(TrialOutcome, "outcome.")
-    return own | {name: path for name, (path, _) in inner.items()}
-
-
-def _literal(connection: Connection, name: str, value: object) -> ColumnElement[Any]:
-    bound = literal(value, TRIAL_ROWS.c[name].type)
-    return literal_column(str(bound.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})))
+def _chunks(rows: Iterable[Value]) -> Iterator[list[Value]]:
+    left = iter(rows)
+    while chunk := list(itertools.islice(left, CHUNK)):
+        yield chunk
 
 
 def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -> bool:
@@ -386,6 +336,8 @@ def _create(connection: Connection, study: StudyRecord) -> None:
 
 
 def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
+    if not trial.outcome.state.is_finished:
+        raise ValueError(f"{trial.outcome.state} is not a final state")
     return TrialRecord(
         number=number,
         state=trial.outcome.state,

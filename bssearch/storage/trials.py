@@ -156,8 +156,8 @@ class TrialStore(StorePart):
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
         """Start a trial under a lease; None if another driver was faster or holds ``lease.claim``.
 
-        A new trial starts only if no trial is newer than ``plan.after``. A queued or paused trial starts once; only its
-        micro-batches may change.
+        A new trial starts only if no trial is newer than ``plan.after``. A queued or paused trial starts once; of its
+        configuration, only the micro-batches may change.
         """
         return self.patience.run(
             partial(start_trial, self._database, study, plan, uuid4().hex, lease=lease, environment=environment)
@@ -289,14 +289,6 @@ class TrialStore(StorePart):
             )
             .where(SPEC_ROWS.c.study_id == study_id, TRIAL_ROWS.c.number == number)
         )
-
-    @reads
-    def environment(self, connection: Connection, study_id: int, number: int) -> Environment | None:
-        """Environment of a trial; None if it never started."""
-        place = TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.number == number
-        query = ENVIRONMENTS.join(TRIAL_ROWS, TRIAL_ROWS.c.environment_id == ENVIRONMENT_ROWS.c.id)
-        row = connection.execute(query.where(*place)).mappings().first()
-        return None if row is None else from_columns(Environment, row)
 
     @reads
     def environments(self, connection: Connection, study_id: int) -> dict[int, Environment]:
@@ -483,15 +475,14 @@ class LeaseStore(StorePart):
         trials = select(TRIAL_ROWS.c.lease_owner, TRIAL_ROWS.c.lease_expires_at).where(*is_running(study_id))
         claims = select(CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(CLAIM_ROWS.c.study_id == study_id)
         for owner, expires_at in (*connection.execute(trials), *connection.execute(claims)):
-            if owner is not None:
-                found[owner] = max(expires_at, found.get(owner, expires_at))
+            found[owner] = max(expires_at, found.get(owner, expires_at))
         return found
 
     @writes
     def mark_lost(self, connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
         """End trials of dead owners; return their numbers. If ``is_alive`` returns None, the lease decides."""
         owners = connection.scalars(select(TRIAL_ROWS.c.lease_owner).where(*is_running(study_id)).distinct()).all()
-        known = {owner: is_alive(owner) for owner in owners if owner is not None}
+        known = {owner: is_alive(owner) for owner in owners}
         dead = {owner for owner, alive in known.items() if alive is False}
         alive = {owner for owner, alive in known.items() if alive}
         rows = connection.execute(
@@ -499,8 +490,6 @@ class LeaseStore(StorePart):
                 *is_running(study_id),
                 or_(
                     TRIAL_ROWS.c.lease_owner.in_(dead),
-                    TRIAL_ROWS.c.lease_owner.is_(None),
-                    TRIAL_ROWS.c.lease_expires_at.is_(None),
                     and_(TRIAL_ROWS.c.lease_expires_at <= ended_by(connection), TRIAL_ROWS.c.lease_owner.not_in(alive)),
                 ),
             )
@@ -508,11 +497,9 @@ class LeaseStore(StorePart):
         lost = []
         # Sort here, because with ORDER BY number SQLite would scan all trials of the study.
         for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
-            gone = f"the driver {owner} is gone"
-            late = (
-                f"the lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}" if expired_at else gone
-            )
-            outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
+            late = f"the lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
+            why = f"the driver {owner} is gone" if owner in dead else late
+            outcome = TrialOutcome(state=TrialState.LOST, reason=why)
             columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
             if end_trial(connection, trial_id, columns):  # False if the driver has just ended the trial
                 lost.append(number)

@@ -347,7 +347,7 @@ def trial_page(asked: PageRequest) -> Answered:
         study, trial = store.studies.get(asked.study), store.trials.get(asked.study, int(number))
         curve = store.trials.observations(asked.study, trial.number)
         environment, spec = (
-            store.trials.environment(asked.study, trial.number),
+            store.trials.environments(asked.study).get(trial.number),
             store.trials.spec(asked.study, trial.number),
         )
         document = trial_document(trial, curve, environment, spec)

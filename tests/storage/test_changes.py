@@ -454,7 +454,7 @@ class TestImports:
         for trial in trials:
             assert trial.created_at == trial.ended_at == found.created_at
             assert (trial.sampled, trial.retry_of, trial.lease_owner, trial.uncapped) == (None, None, None, True)
-        assert store.trials.environment("imported", 2) == study.environment
+        assert store.trials.environments("imported")[2] == study.environment
         assert [(one.trials, one.reached, one.running) for one in store.studies.summaries()] == [(2, 1, 0)]
 
     def test_a_taken_or_invalid_name_stores_no_study(self, store: Store) -> None:
@@ -466,6 +466,15 @@ class TestImports:
         with pytest.raises(UsageError, match="study 'first' already exists"):
             store.transfer.import_finished([make_study("first"), make_study("first")])
         assert [study.name for study in store.studies.summaries()] == ["taken"]
+
+    def test_a_failed_import_leaves_no_environment_behind(self, store: Store) -> None:
+        add_study(store, "taken")
+        with pytest.raises(UsageError, match="study 'taken' already exists"):
+            store.transfer.import_finished([make_study("first"), make_study("second"), make_study("taken")])
+        other = make_environment(device_name="H100")
+        store.transfer.import_finished([make_study("other", environment=other), make_study("first")])
+        assert store.studies.get("first").environment == make_study().environment
+        assert store.studies.get("other").environment == other
 
     def test_a_study_with_a_running_trial_is_not_imported(self, store: Store) -> None:
         running = replace(OUTCOME, state=TrialState.RUNNING)

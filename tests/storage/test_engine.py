@@ -24,11 +24,11 @@ from sqlalchemy.schema import CreateTable
 from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import DEFAULT_DATABASE_URL, NETWORK_FILE_VARIABLE, database_url
 from bssearch.storage.connection.engine import (
-    create_engine_for,
     file_system_of,
     is_shared_by_machines,
     looking,
     masked,
+    opened_engine,
     parse_url,
     reading,
     without_secrets,
@@ -37,7 +37,7 @@ from bssearch.storage.connection.engine import (
 from bssearch.storage.models import METADATA, UtcDateTime
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
-from tests.storage.conftest import add_study, start, store_in
+from tests.storage.conftest import add_study, begun, start, store_in
 
 
 class TestUrls:
@@ -131,28 +131,26 @@ class TestUrls:
 
 
 def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(empty_url: str) -> None:
-    engine = create_engine_for(empty_url)
-    with writing(engine) as connection:
-        connection.execute(text("CREATE TABLE t (a INTEGER)"))
-    with reading(engine) as reader:
-        assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
-        with writing(engine) as writer:
-            writer.execute(text("INSERT INTO t VALUES (1)"))
-        assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
-    engine.dispose()
+    with opened_engine(empty_url) as engine:
+        with writing(engine) as connection:
+            connection.execute(text("CREATE TABLE t (a INTEGER)"))
+        with reading(engine) as reader:
+            assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+            with writing(engine) as writer:
+                writer.execute(text("INSERT INTO t VALUES (1)"))
+            assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
 
 
 def test_only_one_of_several_server_connections_is_kept(postgres: Postgres) -> None:
-    engine = create_engine_for(postgres.create_database(schema=False))
-    count = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-    with reading(engine), reading(engine) as connection:
-        assert connection.execute(count).scalar_one() == 2
-    with looking(engine) as connection:
-        for _ in range(100):  # the server takes a moment to let the other go
-            if (found := connection.execute(count).scalar_one()) == 1:
-                break
-            time.sleep(0.05)
-    engine.dispose()
+    with opened_engine(postgres.create_database(schema=False)) as engine:
+        count = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        with reading(engine), reading(engine) as connection:
+            assert connection.execute(count).scalar_one() == 2
+        with looking(engine) as connection:
+            for _ in range(100):  # the server takes a moment to let the other go
+                if (found := connection.execute(count).scalar_one()) == 1:
+                    break
+                time.sleep(0.05)
     assert found == 1
 
 
@@ -161,18 +159,17 @@ def test_only_an_idle_connection_is_checked_before_use(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, unasked: float, pings: int
 ) -> None:
     asked: list[object] = []
-    engine = create_engine_for(postgres.create_database(schema=False))
-    monkeypatch.setattr("bssearch.storage.connection.engine.UNASKED_S", unasked)
+    with opened_engine(postgres.create_database(schema=False)) as engine:
+        monkeypatch.setattr("bssearch.storage.connection.engine.UNASKED_S", unasked)
 
-    def ping(connection: object) -> bool:
-        asked.append(connection)
-        return True
+        def ping(connection: object) -> bool:
+            asked.append(connection)
+            return True
 
-    monkeypatch.setattr(engine.dialect, "do_ping", ping)
-    for _ in range(3):
-        with looking(engine) as connection:
-            connection.execute(text("SELECT 1"))
-    engine.dispose()
+        monkeypatch.setattr(engine.dialect, "do_ping", ping)
+        for _ in range(3):
+            with looking(engine) as connection:
+                connection.execute(text("SELECT 1"))
     assert len(asked) == pings, "a new one is not asked"
 
 
@@ -185,43 +182,39 @@ def test_messages_of_a_driver_hide_the_passwords_of_urls() -> None:
 class TestSqlite:
     def test_a_database_has_a_write_ahead_log_foreign_keys_and_patience(self, path: Path) -> None:
         for write in (True, False):
-            engine = create_engine_for(f"sqlite:///{path}", write=write)
-            with reading(engine) as connection:
+            with opened_engine(f"sqlite:///{path}", write=write) as engine, reading(engine) as connection:
                 values = [
                     connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
                     for name in ("journal_mode", "foreign_keys", "busy_timeout")
                 ]
-            engine.dispose()
             assert values == ["wal", 1, 30_000]
 
     def test_a_writer_waits_for_another_at_its_start(self, path: Path) -> None:
-        engine = create_engine_for(f"sqlite:///{path}")
-        with writing(engine) as connection:
-            connection.execute(text("CREATE TABLE counter (value INTEGER)"))
-            connection.execute(text("INSERT INTO counter VALUES (0)"))
+        with opened_engine(f"sqlite:///{path}") as engine:
+            with writing(engine) as connection:
+                connection.execute(text("CREATE TABLE counter (value INTEGER)"))
+                connection.execute(text("INSERT INTO counter VALUES (0)"))
 
-        def count() -> None:
-            for _ in range(20):
-                with writing(engine) as connection:
-                    value = connection.execute(text("SELECT value FROM counter")).scalar_one()
-                    time.sleep(0.001)
-                    connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
+            def count() -> None:
+                for _ in range(20):
+                    with writing(engine) as connection:
+                        value = connection.execute(text("SELECT value FROM counter")).scalar_one()
+                        time.sleep(0.001)
+                        connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
 
-        with ThreadPoolExecutor() as pool:
-            counted = [pool.submit(count) for _ in range(4)]
-        assert [one.result() for one in counted] == [None] * 4
-        with reading(engine) as connection:
-            assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
-        engine.dispose()
+            with ThreadPoolExecutor() as pool:
+                counted = [pool.submit(count) for _ in range(4)]
+            assert [one.result() for one in counted] == [None] * 4
+            with reading(engine) as connection:
+                assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
 
     def test_an_exception_rolls_back_definitions_too(self, path: Path) -> None:
-        engine = create_engine_for(f"sqlite:///{path}")
-        with pytest.raises(RuntimeError), writing(engine) as connection:
-            connection.execute(text("CREATE TABLE t (a INTEGER)"))
-            raise RuntimeError
-        with reading(engine) as connection:
-            assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar_one() == 0
-        engine.dispose()
+        with opened_engine(f"sqlite:///{path}") as engine:
+            with pytest.raises(RuntimeError), writing(engine) as connection:
+                connection.execute(text("CREATE TABLE t (a INTEGER)"))
+                raise RuntimeError
+            with reading(engine) as connection:
+                assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar_one() == 0
 
     @pytest.mark.parametrize("write", [True, False])
     @pytest.mark.parametrize(("place", "said"), [("/nowhere/runs.db", "no folder .*nowhere"), ("", "is a folder")])
@@ -379,6 +372,20 @@ def test_a_deleted_or_replaced_file_takes_no_more_writes(path: Path, becomes: st
         start(store)
     if becomes == "deleted":
         assert not aside.exists()
+
+
+def test_a_full_disk_is_named_with_a_remedy_and_stored_rows_stay(path: Path) -> None:
+    with open_store(f"sqlite:///{path}") as store:
+        begun(store)
+        with store.writing() as connection:
+            connection.exec_driver_sql("PRAGMA max_page_count = 1")  # SQLite takes the file's size
+        with pytest.raises(DatabaseError, match="database or disk is full") as caught:
+            store.trials.save_log("toy", 1, "x" * 40_000)
+        assert "free space" in str(caught.value.hint)
+        with store.writing() as connection:
+            connection.exec_driver_sql("PRAGMA max_page_count = 100000")
+        store.trials.save_log("toy", 1, "y")
+        assert (store.trials.log("toy", 1), len(store.trials.of("toy"))) == ("y", 1)
 
 
 # Which URL ------------------------------------------------------------------------------------------------------------

@@ -242,6 +242,12 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
         lambda store: [study.name for study in store.studies.summaries()],
         ["toy", "renamed"],
     ),
+    "rename a study that was queued": (
+        lambda store: store.studies.rename("idle", "renamed"),
+        None,
+        lambda store: [submission.name for submission in store.queue.submissions()],
+        ["renamed"],
+    ),
     "submit": (
         lambda store: store.queue.submit(new("mine")).state,
         SubmissionState.WAITING,
@@ -287,7 +293,10 @@ def test_a_commit_before_the_connection_broke_is_not_repeated(
     do, returned, look, seen = AGAIN[what]
     begun(store)
     enqueue(store)
-    if what in ("rename", "delete"):
+    if what == "rename a study that was queued":
+        store.queue.submit(new("idle"))
+        store.queue.set_state("idle", SubmissionState.CANCELLED, "")
+    if what.startswith(("rename", "delete")):
         add_study(store, "idle")
     if what == "submit again":
         store.queue.submit(new("over"))

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, inspect, text
 from bssearch.errors import DatabaseError, SchemaError
 from bssearch.settings import packaged_folder
 from bssearch.storage import migrate
-from bssearch.storage.connection.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import opened_engine, writing
 from bssearch.storage.models import METADATA
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
@@ -53,9 +53,8 @@ def downgrade() -> None:
 
 @pytest.fixture
 def engine(empty_url: str) -> Iterator[Engine]:
-    opened = create_engine_for(empty_url)
-    yield opened
-    opened.dispose()
+    with opened_engine(empty_url) as opened:
+        yield opened
 
 
 def _config(connection: object) -> Config:
@@ -149,11 +148,19 @@ class TestUpgrade:
         made = [path.name] if empty_url.startswith("sqlite") else []
         assert [file.name for file in path.parent.iterdir()] == made
 
+    @pytest.mark.parametrize("tables", [0, 1])
     def test_it_says_nothing(
-        self, sqlite_url: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+        self,
+        sqlite_url: str,
+        path: Path,
+        tables: int,
+        capfd: pytest.CaptureFixture[str],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         importlib.import_module("alembic.command")
         level = logging.getLogger().level
+        if tables:  # as during the upgrade by another process
+            execute(path, f"CREATE TABLE {migrate.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)")
         told: list[str] = []
         open_store(sqlite_url, notify=told.append).close()
         assert told == []
@@ -189,10 +196,12 @@ class TestUpgrade:
         self, sqlite_url: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         migrate.upgrade(sqlite_url)
+        path.chmod(0o640)
         _next_version(monkeypatch, tmp_path)
         done = migrate.upgrade(sqlite_url)
         assert (done.before, done.after) == (HEAD, LATER)
         assert done.copy == path.with_name(f"{path.name}.before-{LATER}.bak")
+        assert done.copy.stat().st_mode & 0o777 == 0o640
         assert str(done.copy) in str(done)
 
     @pytest.mark.slow
@@ -285,7 +294,9 @@ class TestForeignTables:
         assert migrate.current(sqlite_url) is None
         with pytest.raises(SchemaError, match="no bssearch tables"):
             open_store(sqlite_url, write=False)
-        store_in(sqlite_url)
+        told: list[str] = []
+        open_store(sqlite_url, notify=told.append).close()
+        assert "has tables of another program, such as 'alembic_version'" in told[0]
         assert not list(path.parent.glob("*.bak"))
         assert execute(path, "SELECT * FROM alembic_version") == [("v3.2.0.a",)]
         assert execute(path, "SELECT * FROM studies") == [(1, "theirs")]

@@ -183,6 +183,22 @@ class TestTrials:
         assert [trial.number for trial in store.trials.of("toy", states=[TrialState.RUNNING])] == [1, 2]
         assert store.trials.of("toy", phase=Phase.CONFIRM, states={TrialState.CANCELLED}) == []
 
+    def test_the_counts_and_the_fast_trials_are_those_of_all_trials(self, store: Store) -> None:
+        for seconds, contended, phase in (
+            *((3.0, False, Phase.SEARCH), (2.0, False, Phase.SEARCH), (2.0, False, Phase.SEARCH)),
+            *((9.0, True, Phase.SEARCH), (1.0, False, Phase.CONFIRM), (None, False, Phase.SEARCH)),
+        ):
+            outcome = dataclasses.replace(OUTCOME, time_to_target_s=seconds, contended=contended, train_seconds=2.5)
+            store.trials.finish("toy", start(store, phase=phase), outcome, steps_x_step_time_s=None)
+        start(store)
+        assert [trial.number for trial in store.trials.fast("toy")] == [5, 4]
+        assert [trial.number for trial in store.trials.fast("toy", Phase.SEARCH)] == [2, 4]
+        assert store.trials.counts("toy") == [
+            (Phase.SEARCH, TrialState.REACHED, 5, 12.5),
+            (Phase.CONFIRM, TrialState.REACHED, 1, 2.5),
+            (Phase.SEARCH, TrialState.RUNNING, 1, 0.0),
+        ]
+
     def test_an_unknown_trial_is_refused_with_the_known_numbers(self, store: Store) -> None:
         with pytest.raises(NotFoundError, match="no trials yet"):
             store.trials.get("toy", 1)
@@ -325,6 +341,16 @@ def test_a_store_opened_for_reading_refuses_writes(url: str) -> None:
         assert isinstance(store.studies.get("toy"), StudyRecord)
         with pytest.raises(DatabaseError, match="opened read-only"):
             add_study(store, "other")
+
+
+def test_a_connection_in_use_closes_when_it_is_returned_to_a_closed_store(url: str) -> None:
+    store = open_store(url)
+    with store.reading() as connection:
+        in_use = connection.connection.driver_connection
+        store.close()
+        assert connection.execute(text("SELECT 1")).scalar_one() == 1
+    with pytest.raises(Exception, match="closed"):
+        not_none(in_use).execute("SELECT 1")
 
 
 def test_a_reader_sees_what_a_writer_commits(url: str) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sqlite3
 import threading
 import time
@@ -158,6 +159,8 @@ BUSY_TIMEOUT_S = 30.0
 
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
+FULL_DISK_HINT = "free space on the database's disk, then run the same command again"
+
 # SQLSTATEs of a lost or refused connection (https://www.postgresql.org/docs/current/errcodes-appendix.html). 25P03:
 # no statement for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
 _LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
@@ -166,6 +169,8 @@ _GAVE_WAY = ("40001", "40P01")
 
 # SQLSTATE after a wait of `lock_timeout`.
 LOCK_TIMEOUT = "55P03"
+
+_DISK_FULL = "53100"  # SQLSTATE
 
 # SQLSTATEs of a missing privilege, or of no schema with a right to create.
 _NO_RIGHT = ("42501", "3F000")
@@ -203,8 +208,11 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
     if "file is not a database" in cause:
         return DatabaseError(f"{where} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if "database is locked" in cause:
-        return DatabaseError(f"{where} is locked by another process (waited {BUSY_TIMEOUT_S:g} s)")
-    return DatabaseError(f"{where}: {cause}")
+        return DatabaseError(
+            f"{where} is locked by another process (waited {BUSY_TIMEOUT_S:g} s)",
+            hint="try again when the other process has ended",
+        )
+    return DatabaseError(f"{where}: {cause}", hint=FULL_DISK_HINT if "disk is full" in cause else None)
 
 
 def read_only(where: str) -> DatabaseError:
@@ -235,6 +243,8 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     if state in _NO_RIGHT:
         return _without_right(error, cause, where, url)
+    if state == _DISK_FULL:
+        return DatabaseError(f"{where}: {cause}", hint=FULL_DISK_HINT)
     if state == LOCK_TIMEOUT:
         return DatabaseError(f"{where}: another session held a lock for too long", hint="try again")
     if state in _GAVE_WAY:
@@ -337,6 +347,16 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
     )
     event.listen(engine, "begin", partial(_begin, file))
     return engine
+
+
+@contextmanager
+def opened_engine(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Iterator[Engine]:
+    """Engine that closes its connections on exit; see `create_engine_for`."""
+    engine = create_engine_for(url, write=write, foreign_keys=foreign_keys)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def reading(engine: Engine) -> AbstractContextManager[Connection]:
@@ -584,8 +604,10 @@ def copy_sqlite(source: Path, copy: Path) -> None:
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:
+        partial_copy.touch(0o600)  # the rows may be private
         with closing(_open_for_reading(source)) as read, closing(sqlite3.connect(partial_copy)) as written:
             read.backup(written)
+        shutil.copymode(source, partial_copy)
         partial_copy.replace(copy)
     except (sqlite3.Error, OSError) as error:
         raise DatabaseError(f"{source} cannot be copied to {copy}: {error}") from error
