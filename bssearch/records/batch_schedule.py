@@ -2,7 +2,7 @@
 
 A configuration stores a schedule in these parameters:
 
-* ``batch_schedule``: `geometric`, `linear`, `milestones` or `noise_scale`
+* ``batch_schedule``: `geometric`, `linear`, `milestones`, `noise_scale` or `seesaw`
 * ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch); without starts in `noise_scale`
 * ``batch_rate_rule``: a `bssearch.records.scaling.LearningRateRule`
 * ``batch_noise_share``: with `noise_scale`, the largest batch as a multiple of the gradient noise scale
@@ -19,8 +19,9 @@ from bssearch.errors import UsageError, require
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES, Configuration, Observation, ParameterValue, TrialRecord
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor
 
-BatchScheduleName = Literal["geometric", "linear", "milestones", "noise_scale"]
+BatchScheduleName = Literal["geometric", "linear", "milestones", "noise_scale", "seesaw"]
 NOISE_SCALE: BatchScheduleName = "noise_scale"
+SEESAW: BatchScheduleName = "seesaw"
 RATE_RULE, NOISE_SHARE = "batch_rate_rule", "batch_noise_share"
 PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 

@@ -6,6 +6,7 @@ size gives the other parameters.
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -18,6 +19,7 @@ from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, Tr
 from bssearch.records.batch_schedule import (
     MOST_STAGES,
     NOISE_SCALE,
+    SEESAW,
     BatchSchedule,
     BatchScheduleName,
     Stage,
@@ -25,11 +27,13 @@ from bssearch.records.batch_schedule import (
     growing_schedule,
     with_batch_schedule,
 )
+from bssearch.records.scaling import LearningRateRule
 from bssearch.search.confirmation import CompletedRuns, interleaved, repeat, verdict_of
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.parts import MOST_DEVICES
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
-from bssearch.spec.space.domains import Range, RelativeLearningRate
+from bssearch.spec.space.domains import DECAY_SHARE, FOLLOWED, Range, RelativeLearningRate, ScheduleName
+from bssearch.training.schedule import RateSchedule
 
 BELOW, ABOVE = 8, 16  # default range of schedules: these factors of the best constant batch size
 
@@ -58,7 +62,7 @@ def propose(
     space = history.spec.space
     if space.batch_schedule is None:
         return None
-    names = _names(history, space.batch_schedule)
+    names = _names(history, space.batch_schedule, tuned)
     starts, ends = _sizes(history, space.batch_schedule, names, tuned)
     if not starts:
         return None
@@ -95,14 +99,14 @@ def _in_known_micro_batches(history: History, configuration: Configuration) -> C
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
     """The configuration for a schedule's coordinates."""
-    growth = history.spec.space.batch_schedule
+    space, growth = history.spec.space, history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
-    _, ends = _sizes(history, growth, _names(history, growth), tuned)
+    _, ends = _sizes(history, growth, _names(history, growth, tuned), tuned)
     start, name = int(sampled["start"] or 0), str(sampled["name"])
     milestones = _milestones(history, growth)
     if name == "milestones" and start >= milestones[0][1]:
         start = max(size for size in history.feasible if size < milestones[0][1])
-    base = _best_at(history, start, tuned.configuration)
+    base = _best_at(history, start, tuned.configuration, is_carried=name == SEESAW)
     rate = base.learning_rate * float(sampled.get("learning_rate") or 1.0)
     changes: Sequence[tuple[int, int]]
     if name == "milestones":
@@ -111,16 +115,35 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
         end = max(int(sampled["end"] or 0), min(size for size in ends if size > start))
         sizes = _thinned([size for size in history.feasible if start <= size <= end])
         begin, until = (float(sampled[key] or 0.0) * tuned.samples_to_target for key in ("begin", "until"))
-        shape: Literal["linear", "geometric"] = "linear" if name == "linear" else "geometric"
-        at_once = [(0, size) for size in sizes[1:]]
-        changes = at_once if name == NOISE_SCALE else growing(shape, sizes, begin, max(begin + 1, until))
+        if name == NOISE_SCALE:
+            changes = [(0, size) for size in sizes[1:]]
+        elif name == SEESAW:
+            changes = changes_at_decay(base, sizes)
+        else:
+            shape: Literal["linear", "geometric"] = "linear" if name == "linear" else "geometric"
+            changes = growing(shape, sizes, begin, max(begin + 1, until))
     schedule = BatchSchedule(
         name=cast(BatchScheduleName, name),
         stages=tuple(_stages(history, start, changes, spread=name not in {NOISE_SCALE, "milestones"})),
-        rate_rule=growth.rate_rule or history.spec.space.rate_rule(base.optimizer),
+        rate_rule=LearningRateRule.SQRT if name == SEESAW else growth.rate_rule or space.rate_rule(base.optimizer),
         noise_share=float(sampled["noise_share"] or 0.0) if name == NOISE_SCALE else None,
     )
     return with_batch_schedule(replace(base, learning_rate=rate), schedule)
+
+
+def changes_at_decay(base: Configuration, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(samples, batch size) of each change: k times the first size once the decay has divided the rate by k.
+
+    The decay counts from the first sample, as if there were no warmup.
+    """
+    horizon = int(base.parameters["horizon_samples"] or 0)
+    decay = RateSchedule(
+        kind=cast(ScheduleName, base.parameters["schedule"]),
+        horizon_steps=horizon,
+        decay_share=float(base.parameters.get("decay_share") or DECAY_SHARE),
+    )
+    starts = [bisect_left(range(horizon), -sizes[0] / size, key=lambda one: -decay.factor(one)) for size in sizes[1:]]
+    return list(zip(starts, sizes[1:], strict=True))
 
 
 def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *, spread: bool) -> list[Stage]:
@@ -143,8 +166,10 @@ def _milestones(history: History, growth: BatchGrowth) -> list[tuple[int, int]]:
     return found if found and history.feasible[0] < found[0][1] else []
 
 
-def _names(history: History, growth: BatchGrowth) -> tuple[BatchScheduleName, ...]:
-    return tuple(name for name in growth.names if name != "milestones" or _milestones(history, growth))
+def _names(history: History, growth: BatchGrowth, tuned: Tuned) -> tuple[BatchScheduleName, ...]:
+    decays = tuned.configuration.parameters.get("schedule") in FOLLOWED
+    possible = {"milestones": bool(_milestones(history, growth)), SEESAW: decays}
+    return tuple(name for name in growth.names if possible.get(name, True))
 
 
 def _sizes(
@@ -219,10 +244,12 @@ def _asked(
     return asker.ask(told, history.spec.seed + count)
 
 
-def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:
+def _best_at(history: History, batch_size: int, tuned: Configuration, *, is_carried: bool) -> Configuration:
+    # The best configuration of a batch size; with ``is_carried``, or if no trial reached the target there, the tuned
+    # values at this batch size
     if batch_size == tuned.batch_size:
         return history.as_run(tuned)
-    best = history.best_at(batch_size)
+    best = None if is_carried else history.best_at(batch_size)
     if best is not None:
         return history.as_run(best.configuration)
     return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))

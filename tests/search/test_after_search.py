@@ -38,10 +38,11 @@ from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
 
 LIMIT = 100.0
+HORIZON = 20000
 GROWS: dict[str, Any] = {"name": ["geometric", "linear"]}
 
 
-def spec_of(schedule: dict[str, Any] | None = None, **budget: Any) -> Any:
+def spec_of(schedule: dict[str, Any] | None = None, decays: Any = None, **budget: Any) -> Any:
     return make_spec(
         budget={"trials": 12, "trial_train_seconds": LIMIT, "schedule_trials": 6, **budget},
         confirm={"top": 1, "runs": 3},
@@ -49,8 +50,13 @@ def spec_of(schedule: dict[str, Any] | None = None, **budget: Any) -> Any:
             "batch_size": {"low": 4, "high": 256},
             "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5},
             **({} if schedule is None else {"batch_schedule": schedule}),
+            **({} if decays is None else {"schedule": {"name": decays, "horizon_samples": HORIZON}}),
         },
-        default={"batch_size": 32, "learning_rate": 0.1},
+        default={
+            "batch_size": 32,
+            "learning_rate": 0.1,
+            **({"schedule": decays[0]} if isinstance(decays, list) else {}),
+        },
     )
 
 
@@ -98,6 +104,16 @@ class CriticalLaw(LawExecutor):
             final_metric=0.9,
         )
         return [*events, TrialEnded(request.number, outcome)]
+
+
+class NoDecay(CriticalLaw):
+    """Diverges if the learning rate decays."""
+
+    def events(self, timeout: float) -> list[Event]:
+        if self.running and self.running[0].plan.configuration.parameters["schedule"] == "cosine":
+            diverged = TrialOutcome(state=TrialState.DIVERGED, reason="as the test has it")
+            return [TrialEnded(self.running.pop(0).number, diverged)]
+        return super().events(timeout)
 
 
 @dataclass
@@ -165,6 +181,25 @@ def test_the_answer_about_batches_that_stay_is_the_same_without_schedules(tmp_pa
     left_out = {"batch_schedule", "cost"}
     assert plain.batch_schedule is None
     assert plain.model_dump(exclude=left_out) == grown.model_dump(exclude=left_out)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear"])
+def test_seesaw_grows_the_batch_by_as_much_as_the_decay_has_divided_the_rate(decay: str, tmp_path: Path) -> None:
+    run(spec_of({"name": "seesaw", "rate_rule": "linear"}, decay), tmp_path)
+    grown = [one.configuration for one in trials_in(tmp_path) if one.phase is Phase.GROWTH]
+    assert grown
+    for one in grown:
+        first, *later = not_none(batch_schedule_of(one)).stages
+        for stage in later:
+            left = first.batch_size / stage.batch_size
+            share = math.acos(2 * left - 1) / math.pi if decay == "cosine" else 1 - left
+            assert stage.start_samples == pytest.approx(HORIZON * share, abs=stage.batch_size)
+        assert (one.parameters["batch_rate_rule"], one.parameters["schedule"]) == ("sqrt", decay)
+
+
+def test_seesaw_needs_a_tuned_rate_that_decays(tmp_path: Path) -> None:
+    run(spec_of({"name": "seesaw"}, ["constant", "cosine"]), tmp_path, NoDecay())
+    assert not [one for one in trials_in(tmp_path) if one.phase is Phase.GROWTH]
 
 
 def test_the_audit_holds_the_belief_against_the_best_schedule(folder: Path) -> None:

@@ -316,6 +316,7 @@ GROWS: dict[str, Any] = {"batch_size": {"low": 8, "high": 64}, "learning_rate": 
         ({"start": 64, "end": 32}, r"no start of \[64\] is below an end of \[32\]"),
         ({"milestones": {400: 32}}, "milestones is given; name is geometric"),
         ({"name": "milestones"}, "milestones is missing; name is milestones"),
+        ({"name": "seesaw"}, "set space.schedule to one of cosine, linear, warmup_stable_decay, not constant"),
         ({"name": ["geometric", "milestones"], "milestones": {}}, "should have at least 1 item"),
         ({"name": "milestones", "milestones": {10**15: 32}}, "should be less than 1000000000000000"),
         ({"name": "milestones", "milestones": {64 * one: one for one in range(9, 80)}}, "should have at most 63 items"),

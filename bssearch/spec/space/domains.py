@@ -250,6 +250,7 @@ class RelativeLearningRate(StrictModel):
 Positive = Annotated[float, Field(gt=0)]
 
 ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "warmup_stable_decay"]
+FOLLOWED = ("cosine", "linear", "warmup_stable_decay")  # decays that a growing batch can follow
 # Default decay share of ``warmup_stable_decay`` (Hägele et al. 2024).
 DECAY_SHARE = 0.2
 

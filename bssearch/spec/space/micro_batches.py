@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from bssearch.records import ProbeRecord
-from bssearch.records.batch_schedule import MOST_STAGES, BatchScheduleName
+from bssearch.records.batch_schedule import MOST_STAGES, SEESAW, BatchScheduleName
 from bssearch.records.scaling import (
     LearningRateRule,
     half_life,
@@ -24,7 +24,16 @@ from bssearch.records.scaling import (
     sqrt_weight_decay,
     timescale_weight_decay,
 )
-from bssearch.spec.space.domains import BatchSize, Domain, Range, StrictModel, bounds, check_bounds, domain_kind
+from bssearch.spec.space.domains import (
+    FOLLOWED,
+    BatchSize,
+    Domain,
+    Range,
+    StrictModel,
+    bounds,
+    check_bounds,
+    domain_kind,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +217,10 @@ class BatchGrowth(StrictModel):
 
     ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, as shares of the
     samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the
-    largest size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows ``rate_rule``
-    (default: the space's); trials retune the rate of the first size.
+    largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` grows by k when the space's
+    ``schedule`` has divided the learning rate by k, and multiplies the rate by √k (Meterez et al. 2025, arXiv
+    2510.14717). Otherwise the rate follows ``rate_rule`` (default: the space's); trials retune the rate of the first
+    size.
     """
 
     name: (
@@ -253,8 +264,13 @@ class BatchGrowth(StrictModel):
         """Schedule kinds to choose from."""
         return self.name if isinstance(self.name, tuple) else (self.name,)
 
-    def check(self, rungs: Sequence[int]) -> None:
-        """Raise `ValueError` for unknown sizes, or if no batch can grow."""
+    def check(self, rungs: Sequence[int], schedules: Sequence[str]) -> None:
+        """Raise `ValueError` for unknown sizes, if no batch can grow, or if ``schedules`` have no decay to follow."""
+        if SEESAW in self.names and not set(schedules) & set(FOLLOWED):
+            raise ValueError(
+                f"batch_schedule.name = seesaw follows a decay; set space.schedule to one of {', '.join(FOLLOWED)}, "
+                f"not {', '.join(schedules)}"
+            )
         for name, size in self._named():
             if size not in rungs:
                 raise ValueError(f"batch_schedule.{name}: {size} is not one of {', '.join(map(str, rungs))}")

@@ -89,7 +89,7 @@ class SearchSpace(StrictModel):
         names |= {name for name in OPTIONAL if getattr(self, name) is not None}
         self.batch_rules.check(names | ({"weight_decay"} if bounds(self.weight_decay)[1] > 0 else set()))
         if self.batch_schedule is not None:
-            self.batch_schedule.check(self.rungs)
+            self.batch_schedule.check(self.rungs, self.schedule.names)
         check_groups({group: getattr(self, group) or {} for group in OWN_GROUPS})
         return self
 
