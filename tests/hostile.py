@@ -10,7 +10,9 @@ import random
 import re
 import shutil
 import sqlite3
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
@@ -182,10 +184,12 @@ def _training_logs(name: str, rng: random.Random, folder: Path) -> None:
     if not kept.exists():
         kept.mkdir()
         LOGS[name](kept)
-    file = rng.choice(sorted(one for one in kept.rglob("*") if one.is_file()))
+    file = rng.choice(sorted(one for one in kept.rglob(LIBRARY_FILES.get(name, "*")) if one.is_file()))
     whole = file.read_bytes()
     if name == "mlflow_database":
         change_database(rng, file, whole)
+    elif name in LIBRARY_LOGS and rng.random() < 0.7:
+        file.write_bytes(change_records(rng, whole, is_wandb=name == "wandb_runs"))
     else:
         unpacked = gzip.decompress(whole) if file.suffix == ".gz" else whole
         if name in LIBRARY_LOGS or file.suffix == ".bin":
@@ -217,6 +221,43 @@ def change_database(rng: random.Random, file: Path, whole: bytes) -> None:
     file.write_bytes(damaged)
 
 
+def change_records(rng: random.Random, whole: bytes, *, is_wandb: bool) -> bytes:
+    """Change some records of a W&B file or an event file, and their checksums, so that the records are read."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    damaged = bytearray(whole)
+    records = [*(wandb_places(whole) if is_wandb else event_places(whole))]
+    for start, end in rng.sample(records, min(rng.randint(1, 3), len(records))):
+        for _ in range(rng.choice((1, 1, 3, 10))):
+            damaged[rng.randrange(start, end)] = rng.choice((0, 1, 127, 255, rng.randrange(256)))
+        if is_wandb:
+            struct.pack_into("<I", damaged, start - 7, zlib.crc32(damaged[start - 1 : end]))
+        else:
+            struct.pack_into("<I", damaged, end, masked_crc32c(bytes(damaged[start:end])))
+    return bytes(damaged)
+
+
+def wandb_places(whole: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each record's bytes."""
+    at = 7
+    while at + 7 < len(whole):
+        if (left := 2**15 - at % 2**15) < 7:
+            at += left
+        start = at + 7
+        at = start + int(struct.unpack_from("<H", whole, at + 4)[0])
+        yield start, at
+
+
+def event_places(whole: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each record's bytes."""
+    at = 0
+    while at < len(whole):
+        start = at + 12
+        end = start + int(struct.unpack_from("<Q", whole, at)[0])
+        yield start, end
+        at = end + 4
+
+
 MLFLOW_COLUMNS = {
     "experiments": ("experiment_id", "name"),
     "runs": ("run_uuid", "lifecycle_stage", "start_time", "experiment_id"),
@@ -224,6 +265,7 @@ MLFLOW_COLUMNS = {
     "metrics": ("run_uuid", "key", "value", "is_nan", "step", "timestamp"),
 }
 LIBRARY_LOGS = {one.__name__: one for one in (wandb_runs, event_files, mlflow_database)}
+LIBRARY_FILES = {"wandb_runs": "*.wandb", "event_files": "*tfevents*"}
 LOGS = {one.__name__: one for one in (*HAND_MADE, zeus)} | LIBRARY_LOGS
 
 
