@@ -353,6 +353,7 @@ class SlotExecutor(ABC):
         require(
             not self._has_gpus or self._settings.devices[-1] <= (self._devices or 1),
             f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the free GPUs",
+            hint="wait for the programs on the other GPUs, or set executor.devices lower",
             error=LaunchError,
         )
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)

@@ -16,6 +16,7 @@ from bssearch.errors import UsageError, require
 from bssearch.executors.loops.assignment import print_evaluation
 from bssearch.executors.loops.following import in_words, rates_of
 from bssearch.executors.loops.own_loop import Trial
+from bssearch.executors.loops.passes import FEWER_SAMPLES
 from bssearch.executors.loops.pitfalls import about_order
 from bssearch.training.advisor import BatchAdvisor
 
@@ -159,7 +160,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             raise UsageError(
                 f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples; a step of batch size "
                 f"{self._trial.batch_size} takes {window} micro-batches",
-                hint="lower space.batch_size.high in the spec, or use more training data",
+                hint=FEWER_SAMPLES,
             )
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 

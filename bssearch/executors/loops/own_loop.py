@@ -186,7 +186,10 @@ class Trial:
         try:
             take_over_states((optimizer,), state)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"load_optimizer(): the state belongs to another optimizer: {error}") from error
+            raise UsageError(
+                f"load_optimizer(): the state belongs to another optimizer: {error}",
+                hint="make the optimizer with the class and the parameters of the run that saved the state",
+            ) from error
 
     def has_asked(self, name: str) -> bool:
         """True if the script has read a parameter."""

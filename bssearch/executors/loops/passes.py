@@ -12,6 +12,8 @@ from bssearch.executors.loops.following import FieldsRead
 from bssearch.executors.loops.pitfalls import about_order
 from bssearch.training.batches import TokenBatches, TokenStep
 
+FEWER_SAMPLES = "lower space.batch_size.high in the spec, or use more training data"
+
 
 class SeededSampler(Sampler[int]):
     """Yields a new permutation per epoch, without the last incomplete batch, from after ``after_steps`` steps.
@@ -32,7 +34,9 @@ class SeededSampler(Sampler[int]):
         ranks: int = 1,
     ) -> None:
         require(
-            batch_size <= samples, f"batch_size = {batch_size} must be <= {samples}, the number of training samples"
+            batch_size <= samples,
+            f"batch_size = {batch_size} must be <= {samples}, the number of training samples",
+            hint=FEWER_SAMPLES,
         )
         self._samples = samples
         self._whole = samples - samples % batch_size

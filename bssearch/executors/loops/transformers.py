@@ -14,6 +14,7 @@ import torch
 from bssearch.errors import UsageError, require
 from bssearch.executors.loops.following import rates_of
 from bssearch.executors.loops.own_loop import Trial
+from bssearch.executors.loops.passes import FEWER_SAMPLES
 from bssearch.executors.loops.trial_run import unmoved
 from bssearch.training.advisor import BatchAdvisor
 from bssearch.training.schedule import warmup_steps
@@ -198,7 +199,11 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         named = both_names(metrics)
         if self._metric is not None:
             name = self._metric.removeprefix(PREFIX)
-            require(name in named, f"evaluate() reports {', '.join(sorted(named))}; the callback's metric is {name!r}")
+            require(
+                name in named,
+                f"evaluate() reports {', '.join(sorted(named))}; the callback's metric is {name!r}",
+                hint=f"return {name!r} from compute_metrics, or name another metric",
+            )
             named = {one: named[one] for one in (name, PREFIX + name, "loss") if one in named}
         searched = self._trial.is_searched
         return {name: value for name, value in named.items() if searched or not name.startswith(PREFIX)}
@@ -475,7 +480,7 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
         return math.inf
     rows = len(getattr(loader.batch_sampler, "sampler", loader.dataset))
     steps: int = min(micro_batches // accumulation, rows // size)
-    require(steps >= 1, f"batch_size = {size} must be <= {rows}, the number of training samples")
+    require(steps >= 1, f"batch_size = {size} must be <= {rows}, the number of training samples", hint=FEWER_SAMPLES)
     return steps
 
 

@@ -386,6 +386,7 @@ class TrialRun(Assignment):
         require(
             self._objects or not self._request.resumes,
             f"trial {self._request.number} cannot resume: {NO_STATE}",
+            hint="call trial.state(model=model, optimizer=optimizer) before the loop, as before the pause",
             error=CheckpointError,
         )
         self.skipped()

@@ -140,7 +140,10 @@ class ReportedTrial:
         """End the trial of a program that exited with code 0."""
         self._observe_waiting()
         if self.ending is None and code == 0:
-            require(self._course.progress.last is not None, "the command ended without a report of the target's metric")
+            require(
+                self._course.progress.last is not None,
+                "the command ended without a report of the target's metric: let the command report each evaluation",
+            )
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
@@ -555,7 +558,10 @@ class LoadedCommand(LoadedProgram):
         metric = self._program.metric
         names = ", ".join(sorted(offered)[:LAST_LINES]) or "no metric"
         hint = self._hint_of_reports(process) if metric in process.log_reader.unmatched else ""
-        return WorkloadError(f"the command reports {names}{how_long}; the study's target metric is {metric!r}{hint}")
+        return WorkloadError(
+            f"the command reports {names}{how_long}; the study's target metric is {metric!r}{hint}",
+            hint=f"report {metric!r}, or correct target.metric in the spec",
+        )
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
         # Two runs with different evaluation intervals separate step from evaluation time.
@@ -585,7 +591,8 @@ class LoadedCommand(LoadedProgram):
         if pace is None:
             raise WorkloadError(
                 f"batch size {configuration.batch_size}: the command ended after {count} reports, "
-                + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step")
+                + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step"),
+                hint=f"let the command make more than {REPORTS_TIMED} reports, with rising steps",
             )
         return pace
 

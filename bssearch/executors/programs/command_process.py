@@ -339,7 +339,10 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                 kept.callback(os.close, write)
                 self._watcher = Watcher(read, self._process.pid)
             except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-                raise WorkloadError(f"command: {command[0]!r} does not run: {error.strerror}") from error
+                raise WorkloadError(
+                    f"command: {command[0]!r} does not run: {error.strerror}",
+                    hint="correct `command:` in the spec, or install the program",
+                ) from error
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 raise LaunchError(f"command: {command[0]!r} does not start: {error}") from error
             self._kept = kept.pop_all()

@@ -121,7 +121,7 @@ class ScriptServer:
                 chunk = self._control.recv(4096)
             except ConnectionResetError:
                 chunk = b""
-            require(chunk, "the process that starts the script has ended; see its output", error=LaunchError)
+            require(chunk, "the process that starts the script has ended; see the log of the slot", error=LaunchError)
             self._said += chunk
         line, self._said = self._said.split(b"\n", 1)
         return cast("dict[str, Any]", json.loads(line))
