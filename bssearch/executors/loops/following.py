@@ -302,6 +302,12 @@ def _length_at(batch: Any, place: SampleAxis) -> int | None:
         return None
 
 
+def has_rows_of_ids(batch: Any, rows: int) -> bool:
+    """True if a batch has a table of integers, such as token ids, with this number of rows."""
+    tables = [one for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim == 2]
+    return any(one.shape[0] == rows and one.shape[1] > 1 and not one.is_floating_point() for one in tables)
+
+
 _TAKEN: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # steps of every optimizer in the process
 _WATCHED: WeakSet[Optimizer] = WeakSet()
 

@@ -18,6 +18,7 @@ from bssearch.executors.loops.following import (
     FieldsRead,
     Followed,
     OptimizerSteps,
+    has_rows_of_ids,
     in_words,
     rates_of,
 )
@@ -385,6 +386,11 @@ class Trial:
 
         Equal seeds give equal batches. The sampler drops an incomplete last batch.
         """
+        require(
+            not self._assignment.counts_tokens,
+            "trial.sampler(): the study's batch sizes count tokens",
+            hint="DataLoader(..., batch_sampler=trial.token_batches(lengths))",
+        )
         samples, size = len(dataset), self._stages.at(0).batch_size
         self._sampler = (
             GrowingSampler(samples, self._stages, self.seed, lambda: self.steps)
@@ -573,6 +579,11 @@ class Trial:
         """See `Followed.check_size`."""
         if self._counts_tokens:
             self._followed.awaits_batch = False
+            if self._token_sampler is None and has_rows_of_ids(batch, self._now.micro_batch_size):
+                self.warn(
+                    f"the loader's first batch has {self._now.micro_batch_size} samples, but the study's batch sizes "
+                    "count tokens; use trial.token_batches(lengths)"
+                )
             return
         self._followed.check_size(batch, self._now.micro_batch_size, self.steps)
         self._rows.first(batch, self._now.micro_batch_size)

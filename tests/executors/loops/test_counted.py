@@ -290,6 +290,21 @@ def test_an_optimizer_that_never_steps_is_refused_by_its_name(form: str) -> None
             trial.step(samples=20)
 
 
+@pytest.mark.parametrize(("rows", "warns"), [(20, True), (4, False)])
+def test_a_loader_of_as_many_samples_as_the_study_has_tokens_is_warned_of(rows: int, warns: bool) -> None:
+    started = until(2)
+    started.run.counts_tokens = True
+    for _ in started.trial.batches([(torch.zeros(rows, 5, dtype=torch.long), torch.zeros(rows))] * 2, evaluate):
+        pass
+    assert counted(started)[-1] == (2, 40)
+    assert (
+        any("20 samples, but the study's batch sizes count tokens" in one for one in started.line.outcome.warnings)
+        is warns
+    )
+    with pytest.raises(UsageError, match=r"trial\.sampler\(\): the study's batch sizes count tokens"):
+        started.trial.sampler(range(ROWS))
+
+
 def test_a_resumed_loop_knows_the_tokens_of_its_batches_after_skipped_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     started = until(9)
     started.run.counts_tokens = True
