@@ -1,7 +1,7 @@
 """Runs trials in this process, so that `breakpoint()` works.
 
-Without isolation, a crash ends the run, user code sees secrets, and CPU memory has no limit. The log omits the output
-of child processes.
+Nothing isolates trials: a crash ends the run, user code sees secrets, and CPU memory has no limit. The log omits the
+output of child processes.
 """
 
 from __future__ import annotations

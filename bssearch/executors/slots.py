@@ -149,7 +149,7 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker. Without ``keeps_log``, each trial's end empties the log."""
+    """A slot and its worker. Unless ``keeps_log``, each trial's end empties the log."""
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index
@@ -607,7 +607,7 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def may_have_gpus() -> bool:
-    """False without a driver of a device that PyTorch calls CUDA."""
+    """False if this machine has no driver of a device that PyTorch calls CUDA."""
     return any(Path(name).exists() for name in GPU_FILES)
 
 

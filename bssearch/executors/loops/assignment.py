@@ -135,7 +135,7 @@ class Assignment:
 
     Methods of this class do nothing. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to evaluate
     after each pass. ``is_look``: whether the work is a measurement or description.
-    ``counts_tokens``: whether batch sizes are tokens; None without a study. ``searched`` and ``needs_samples``: see
+    ``counts_tokens``: whether batch sizes are tokens; None outside a study. ``searched`` and ``needs_samples``: see
     `Program`.
     """
 
@@ -179,7 +179,7 @@ class Assignment:
         """Record ``step`` steps and the new ``samples``, if known."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial whose gradients are not finite. False without a trial."""
+        """End a trial whose gradients are not finite. Returns False if the work is no trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
@@ -225,7 +225,7 @@ class Assignment:
         """Evaluate the test set, if requested."""
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """Report that memory ran out. False without a report."""
+        """Report that memory ran out. Returns False if the work has no such report."""
         return False
 
     def finish(self) -> None:

@@ -248,7 +248,8 @@ class SampleAxis(NamedTuple):
 class BatchRows:
     """Counts samples by the batch part that had the expected size in the first micro-batch.
 
-    If no part had the expected size, the first tensor, else the first list, counts unless longer than that size.
+    If no part had the expected size, the first tensor counts, or else the first list. A longer part than expected does
+    not count.
     """
 
     _place: SampleAxis | None = None

@@ -398,7 +398,7 @@ def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
 def end_work(
     work: Assignment, assign: Assign, line: Line, error: BaseException | None, close: Callable[[], None]
 ) -> None:
-    """Report the end of the user's code. Without an ``error``, call ``close`` first."""
+    """Report the end of the user's code. If ``error`` is None, call ``close`` first."""
     if error is None and not work.is_over:
         try:
             close()

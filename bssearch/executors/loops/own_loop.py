@@ -329,8 +329,7 @@ class Trial:
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
                 the function for each new size. A plain loader only grows accumulation.
-            evaluate: returns the metrics by name, also before the first step. Without ``evaluate`` the body must
-                `report`.
+            evaluate: returns the metrics by name, also before the first step. If None, the body must `report`.
             test: returns test metrics, once, when bssearch confirms a configuration.
             epochs: passes outside a search. A search repeats the data.
 

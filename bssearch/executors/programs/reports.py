@@ -1,8 +1,8 @@
 r"""Parse a program's progress from JSON lines, or from its log by regular expressions.
 
-A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``
-(training seconds), the wall clock counts. Without ``samples`` (trained so far), steps count as full batches. Each
-expression has one group::
+A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. If ``seconds``
+(training seconds) is missing, the wall clock counts. If ``samples`` (trained so far) is missing, steps count as full
+batches. Each expression has one group::
 
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
@@ -107,8 +107,9 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> ReportPac
 class ReportReader:
     """Parses reports from a byte stream.
 
-    ``expressions`` map names, including ``step``, to regular expressions with one group. Without expressions, the lines
-    are JSON. ``step`` must be a number, and ``metric`` (the target's), seconds and loss a number or null.
+    ``expressions`` map names, including ``step``, to regular expressions with one group. If there are no
+    expressions, the lines are JSON. ``step`` must be a number, and ``metric`` (the target's), seconds and loss a number
+    or null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:

@@ -193,7 +193,7 @@ class Node:
 class Cluster:
     """A connection to a Ray cluster.
 
-    Without ``address``, starts a local Ray that ends with this process. Reuses an open connection.
+    If ``address`` is None, starts a local Ray that ends with this process. Reuses an open connection.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -237,7 +237,7 @@ class Cluster:
             why = said_by(failures[0]) if failures else f"no answer for {CONNECT_SECONDS:g} s"
             raise LaunchError(
                 f"executor.address = {address!r}: cannot reach a Ray cluster at this address: {why}",
-                hint="check `ray status`; without executor.address, bssearch starts Ray on this machine",
+                hint="check `ray status`, or remove executor.address: bssearch then starts Ray on this machine",
             )
 
     def nodes(self) -> list[Node]:
