@@ -552,6 +552,13 @@ def test_what_the_study_s_own_device_took_says_nothing_of_another() -> None:
     assert found.optimal.time_to_target_s == plain.optimal.time_to_target_s
 
 
+def test_a_beaten_batch_size_with_one_run_does_not_take_back_the_confirmation_on_another_device() -> None:
+    beaten = make_trial(800, batch_size=8, steps=300, seconds=9.0, phase=Phase.CONFIRM)
+    times = {size: make_probe(size, step_seconds=0.001 * size) for size in (8, *PREDICTED_SIZES)}
+    found = predict_for_device(study(), SPEC, [*runs(), beaten], times, "tiny")
+    assert found.optimal.batch_size == 16 and "unconfirmed" not in {notice.code for notice in found.warnings}
+
+
 def test_a_batch_size_without_a_step_time_is_left_out_and_named() -> None:
     found = predict_for_device(study(), SPEC, runs(), {32: make_probe(32, step_seconds=0.1)}, "tiny")
     assert [row.batch_size for row in found.batches if row.trials] == [32]
