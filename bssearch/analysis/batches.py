@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -158,16 +158,12 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
         return spec.space.at_edge(best)
     if not is_rate_known(best):
         return False
-    tried: defaultdict[int, set[float]] = defaultdict(set)
-    for one in (trial.configuration for trial in trials):
-        if one.optimizer == best.optimizer and is_rate_known(one):
-            tried[one.batch_size].add(one.learning_rate)
-    own = tried[best.batch_size]
-    if len(own) > 1:
-        return best.learning_rate in (min(own), max(own))
-    everywhere = set().union(*tried.values())
-    is_searched = any(len(rates) > 1 for rates in tried.values())
-    return is_searched and best.learning_rate in (min(everywhere), max(everywhere))
+    alike = [one.configuration for one in trials if one.configuration.optimizer == best.optimizer]
+    tried = {(one.batch_size, one.learning_rate) for one in alike if is_rate_known(one)}
+    rates = [rate for size, rate in tried if size == best.batch_size]
+    if len(rates) < 2:
+        rates = [rate for _, rate in tried] if len(tried) > len({size for size, _ in tried}) else []
+    return best.learning_rate in (min(rates, default=None), max(rates, default=None))
 
 
 def _rates_tried(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> int:

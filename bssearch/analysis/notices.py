@@ -2,7 +2,6 @@
 
 import math
 import shlex
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +22,16 @@ from bssearch.analysis.optimum import (
     too_few_runs,
 )
 from bssearch.analysis.shape import Interval, Notice, Predicted
-from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
+from bssearch.records import (
+    WITH_CUDA_GRAPHS,
+    Phase,
+    ProbeRecord,
+    SecondsBasis,
+    Target,
+    TrialRecord,
+    TrialState,
+    grouped,
+)
 from bssearch.records.intervals import FEWEST_RUNS, student_t
 from bssearch.spec import StudySpec
 
@@ -227,13 +235,13 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     dropped = max((one.dropped_samples_per_epoch or 0 for one in known), default=0)
     skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
-    counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for trial in trials:
-        if (ended := trial.outcome) is not None and ended.samples and not trial.configuration.grows:
-            steps, samples = counts[size := trial.configuration.batch_size]
-            counts[size] = [steps + ended.steps, samples + ended.samples]
-    means = {size: samples / steps for size, (steps, samples) in sorted(counts.items()) if steps}
-    smaller = [f"{mean:.3g} at batch {size}" for size, mean in means.items() if mean < FULL * size]
+    by_size = grouped(
+        (one.configuration.batch_size, one.outcome)
+        for one in trials
+        if one.outcome is not None and one.outcome.samples and one.outcome.steps and not one.configuration.grows
+    )
+    means = {size: sum(one.samples for one in here) / sum(one.steps for one in here) for size, here in by_size.items()}
+    smaller = [f"{mean:.3g} at batch {size}" for size, mean in sorted(means.items()) if mean < FULL * size]
     return [
         (
             "contended",

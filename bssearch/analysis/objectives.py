@@ -172,6 +172,11 @@ def ran_to_its_end(trial: TrialRecord) -> bool:
 LARGEST_LOG_RATIO = 300.0  # the square is finite in double precision
 
 
+def bounded_ratio(log_ratio: float) -> float:
+    """The ratio, with a logarithm of at most `LARGEST_LOG_RATIO`."""
+    return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
+
+
 @dataclass(frozen=True)
 class Objective(ABC):
     """A trial's figure to minimise; a difference of log 1.05 in `log` is 5 %."""
@@ -536,7 +541,7 @@ class MetricInBudget(Objective):
 
     def ratio(self, figure: float, other: float) -> float:
         """1.05 to the power of the difference in `AS_GOOD` of the target's value."""
-        return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, (figure - other) * self._scale)))
+        return bounded_ratio((figure - other) * self._scale)
 
     def is_flat(self, figure: float, least: float) -> bool:
         """True within `AS_GOOD` of the target's value."""

@@ -22,6 +22,7 @@ from bssearch.analysis.objectives import (
     Basis,
     Kind,
     Objective,
+    bounded_ratio,
     samples_after,
     seconds_to_target,
 )
@@ -346,7 +347,7 @@ def ratio_interval(
     half = half_width(parts)
     difference = slower.log_mean - faster.log_mean
     left = slower.excess - faster.excess
-    return _ratio(difference - half - max(0.0, left)), _ratio(difference + half + max(0.0, -left))
+    return bounded_ratio(difference - half - max(0.0, left)), bounded_ratio(difference + half + max(0.0, -left))
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:
@@ -370,10 +371,6 @@ def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float
 def coefficient_of_variation(log_deviation: float) -> float:
     """The coefficient of variation of a log-normal quantity."""
     return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
-
-
-def _ratio(log_ratio: float) -> float:
-    return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
 
 
 BOOTSTRAPS = 1000  # a bias of a few per cent has an error of a tenth of a per cent

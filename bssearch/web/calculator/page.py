@@ -534,8 +534,8 @@ def _trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
         series=[
             line("time to the target", sizes, times, ACCENT),
             line("samples to the target (cost)", sizes, samples, THIRD, dash="dash"),
-            mark(f"least time: {found.fastest.row.batch:,}", found.fastest.row.batch, 1.0, SECOND, "star", 14),
             *_largest_at_once(found, sizes, max_micro),
+            mark(f"least time: {found.fastest.row.batch:,}", found.fastest.row.batch, 1.0, SECOND, "star", 14),
         ],
         rules=[ReferenceLine(at=found.b_crit, name="critical batch size", is_upright=True)] if is_drawn else [],
     )
