@@ -161,7 +161,8 @@ def devices_chart(answer: Answer) -> Chart | None:
             Point(
                 one.seconds,
                 one.cost,
-                f"{one.world_size} devices, batch {one.batch_size}\n{number(one.seconds)} s, cost {number(one.cost)}",
+                f"{plural(one.world_size, 'device')}, batch {one.batch_size}\n"
+                f"{number(one.seconds)} s, cost {number(one.cost)}",
                 plural(one.world_size, "device"),
             ),
         )
