@@ -48,25 +48,24 @@ def seconds_left(history: History) -> float | None:
         for one in history.all_trials
         if one.phase is Phase.SEARCH and not one.state.is_missing and one.outcome and one.ended_at
     )
-    if len(ended) < 2:
+    walls = [wall for _, wall, _ in ended]
+    reached = [wall for _, wall, state in ended if state is TrialState.REACHED]
+    if not reached or len(ended) < 2:
         return None
-    measured = [wall for _, wall, _ in ended]
-    walls = [TUNED * measured[0], *measured[1:]]
-    reached = [wall for wall, (*_, state) in zip(walls, ended, strict=True) if state is TrialState.REACHED]
-    if not reached:
-        return None
-    at_once = max(1.0, math.fsum(measured) / max(history.busy_seconds, 1e-9))
+    at_once = max(1.0, math.fsum(walls) / max(history.busy_seconds, 1e-9))
+    first = TUNED * walls[0]
     # Seconds from end to end: decisions and the starts of processes count, breaks of the study hardly.
     turns = [min(end - before, wall + BETWEEN_TRIALS) for (before, *_), (end, wall, _) in pairwise(ended)]
-    turn = statistics.mean([walls[0], *turns])
-    between = max(0.0, turn - statistics.mean(walls) / at_once)
+    turn = statistics.mean([first, *turns])
+    between = max(0.0, turn - statistics.mean([first, *walls[1:]]) / at_once)
     fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
     budget = history.spec.budget
     search = 0.0 if fresh else max(0, budget.trials - len(ended)) * turn
     if budget.wall_seconds is not None:
         search = min(search, max(0.0, budget.wall_seconds - history.busy_seconds))
     runs = max(1, CONFIRMATION_RUNS - fresh, fresh // LONGER) if history.spec.confirm.runs else 0
-    return search + runs * (statistics.median(reached) / at_once + between)
+    # the mean, because finalists include the default and the largest batch size, which are slow
+    return search + runs * (statistics.mean(reached) / at_once + between)
 
 
 def in_hours(seconds: float) -> str:

@@ -254,7 +254,7 @@ def test_the_progress_has_the_elapsed_and_the_expected_time_of_search_and_confir
         for n in range(1, 7)
     ]
     assert "of about" not in screen.footer(six[0]), "the default alone tells little"
-    whole = 30 + 5 * (14 + CONFIRMATION_RUNS)
+    whole = 30 + 5 * 14 + 35 / 6 * CONFIRMATION_RUNS
     assert f"6 of 20 search trials · 0:00:30 of about {in_hours(whole)} · best single run" in screen.footer(*six)
     assert " · cost 7 trainings" in screen.footer(*six), "each as long as the best"
     filled = screen.footer(*six).count("█")

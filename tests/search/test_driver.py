@@ -426,33 +426,37 @@ def history(trials: list[TrialRecord], spec: StudySpec | None = None) -> History
     return History(spec or make_spec(), trials, PROBES, now=EPOCH.timestamp() + 1e6)
 
 
-FRESH = 3.0 * CONFIRMATION_RUNS  # seconds of confirmation, if trials of 3 s run one at a time
+def fresh(count: int) -> float:
+    """Seconds of confirmation after ``count`` trials that ran one at a time."""
+    return CONFIRMATION_RUNS * 3.0 * (count + 1) / count
 
 
 def test_a_study_takes_the_rest_of_its_trials_at_their_pace_and_the_usual_confirmation() -> None:
     assert seconds_left(history([])) is None
-    assert seconds_left(history(searched(5))) == pytest.approx(15 * 3.0 + FRESH), "though the last trial ended long ago"
-    assert seconds_left(history(searched(20))) == pytest.approx(FRESH)
+    assert seconds_left(history(searched(5))) == pytest.approx(15 * 3.0 + fresh(5)), (
+        "though the last trial ended long ago"
+    )
+    assert seconds_left(history(searched(20))) == pytest.approx(fresh(20))
     apart = [
         replace(one, ended_at=one.ended_at + one.number * timedelta(seconds=6)) for one in searched(5) if one.ended_at
     ]
-    assert seconds_left(history(apart)) == pytest.approx((15 + CONFIRMATION_RUNS) * (3.0 + 6.0 * 4 / 5)), (
-        "process starts"
-    )
+    assert seconds_left(history(apart)) == pytest.approx(
+        15 * 3.0 + fresh(5) + (15 + CONFIRMATION_RUNS) * 6.0 * 4 / 5
+    ), "process starts"
     assert seconds_left(history(searched(5), make_spec(confirm={"top": 1, "runs": 0}))) == pytest.approx(15 * 3.0)
 
 
 def test_two_trials_at_once_take_half_the_time_and_a_lost_trial_is_no_progress() -> None:
     beside = [*searched(2), *(replace(one, number=one.number + 2) for one in searched(2))]
-    assert seconds_left(history(beside)) == pytest.approx((16 * 3.0 + FRESH) / 2)
+    assert seconds_left(history(beside)) == pytest.approx((16 * 3.0 + fresh(2)) / 2)
     lost = replace(make_trial(9, state=TrialState.LOST), ended_at=EPOCH)
-    assert seconds_left(history([*searched(5), lost])) == pytest.approx(15 * 3.0 + FRESH)
+    assert seconds_left(history([*searched(5), lost])) == pytest.approx(15 * 3.0 + fresh(5))
 
 
 def test_a_budget_of_wall_seconds_ends_the_search_sooner() -> None:
     spec = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0, "wall_seconds": 23.0})
-    assert seconds_left(history(searched(5), spec)) == pytest.approx(5.0 + FRESH)
-    assert seconds_left(history(searched(10), spec)) == pytest.approx(FRESH)
+    assert seconds_left(history(searched(5), spec)) == pytest.approx(5.0 + fresh(5))
+    assert seconds_left(history(searched(10), spec)) == pytest.approx(fresh(10))
 
 
 def test_a_confirmation_run_is_one_less_to_make_and_ends_the_search() -> None:
@@ -460,7 +464,7 @@ def test_a_confirmation_run_is_one_less_to_make_and_ends_the_search() -> None:
     before = not_none(seconds_left(known))
     plan = not_none(next_run(known))
     known.take(make_trial(11, configuration=plan.configuration, seed=plan.seed, phase=Phase.CONFIRM, seconds=9.0))
-    assert seconds_left(known) == pytest.approx(before - 10 * 3.0 - 3.0)
+    assert seconds_left(known) == pytest.approx(before - 10 * 3.0 - 3.3)
 
 
 # Shifts ---------------------------------------------------------------------------------------------------------------
