@@ -28,6 +28,7 @@ from bssearch.exchange.importers.imported_run import Studies
 from bssearch.exchange.importers.logs import number_in, wandb_records
 from bssearch.records import Goal, Phase, SecondsBasis, TrialState
 from tests.cli.task import printed, ran, read, refused
+from tests.factories import not_none
 
 EVERY = 10
 
@@ -766,7 +767,7 @@ def test_zeus_s_traces_give_the_epochs_to_each_metric_on_each_gpu(tmp_path: Path
         assert study.trials[0].outcome.last_miss_step == 1200
         joules = [one.outcome.device_use.energy_joules for one in study.trials]
         watts = {"a40": 56, "v100": 80}[study.environment.device_name]
-        assert joules == pytest.approx([watts * one for one in seconds])
+        assert joules == pytest.approx([watts * not_none(one) for one in seconds])
     with pytest.raises(UsageError, match="val_error may be better when lower"):
         import_curves([f"{place}#words/rnn"], target=40, epoch_samples=6400)
     (_, wer) = import_curves([f"{place}#words/rnn"], target=40, goal=Goal.MINIMIZE, epoch_samples=6400).studies
