@@ -108,11 +108,11 @@ def submission_record(row: RowMapping) -> Submission:
     return Submission(**{**row, "values": _value(row["values"])})
 
 
-def worker_record(row: RowMapping, time: datetime, seen_within_s: float) -> WorkerRecord:
+def worker_record(row: RowMapping, time: datetime) -> WorkerRecord:
     """Build a worker from a row, as of ``time``; unreadable templates become empty."""
     templates = _value(row["templates"])
     offered = templates if isinstance(templates, Mapping) else {}
-    is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=seen_within_s)
+    is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=SEEN_WITHIN_S)
     return WorkerRecord(**{**row, "templates": offered}, is_here=is_here)
 
 
@@ -232,7 +232,7 @@ class QueueStore(StorePart):
     def workers(self, connection: Connection) -> list[WorkerRecord]:
         """Workers, most recently seen first."""
         time = now(connection)
-        return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
+        return [worker_record(row, time) for row in connection.execute(WORKERS).mappings()]
 
     @inside(Database.writing)
     def beat(self, connection: Connection, worker: str, *, left: bool = False) -> None:

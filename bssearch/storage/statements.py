@@ -302,8 +302,8 @@ def no_study(connection: Connection, name: str) -> NotFoundError:
 
 
 # Built once: SQLAlchemy walks all columns of a new statement.
-_ALL = TRIALS.where(TRIAL_ROWS.c.study_id == bindparam("study_id")).order_by(None)
-_NEWER = _ALL.where(TRIAL_ROWS.c.revision > bindparam("since"))
+TRIALS_OF = TRIALS.where(TRIAL_ROWS.c.study_id == bindparam("study_id")).order_by(None)
+NEWER = TRIALS_OF.where(TRIAL_ROWS.c.revision > bindparam("since"))
 _COUNTERS = select(
     STUDY_ROWS.c.id,
     STUDY_ROWS.c.created_at,
@@ -381,20 +381,3 @@ def counters(connection: Connection, study: str | int) -> Counters:
     if row is None:
         raise no_study(connection, str(study))
     return Counters(*row)
-
-
-def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
-    """Changes of a study since a revision (0: all trials), and its counters."""
-    row = counters(connection, study)
-    # A revision above the study's revision comes from a deleted study of the same name.
-    is_rewritten = since < row.rewritten_at_revision or since > row.revision
-    trials: list[TrialRecord] = []
-    if row.revision != since:
-        query, values = (_ALL, {}) if since <= 0 or is_rewritten else (_NEWER, {"since": since})
-        rows = connection.execute(query, {"study_id": row.study_id, **values}).mappings()
-        # Sort here, because with ORDER BY number SQLite would scan all trials of the study.
-        trials = sorted(map(trial_record, rows), key=lambda trial: trial.number)
-    has_new_probes = (
-        is_rewritten or since < row.probed_at_revision or any(trial.state is TrialState.OOM for trial in trials)
-    )
-    return Changes(revision=row.revision, is_rewritten=is_rewritten, has_new_probes=has_new_probes, trials=trials), row

@@ -31,10 +31,12 @@ from bssearch.storage.probes import ProbeStore
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     EVALUATIONS,
+    NEWER,
     OBSERVATIONS,
     TRIALS,
+    TRIALS_OF,
     Changes,
-    changes,
+    counters,
     end_trial,
     holds_claim,
     insert_if_absent,
@@ -266,8 +268,22 @@ class TrialStore(StorePart):
     @inside(Database.reading)
     def changes(self, connection: Connection, study: str, since: int) -> Changes:
         """Trials that changed after a revision of the study (0: all trials)."""
-        found, now = changes(connection, study, since)
-        return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
+        now = counters(connection, study)
+        # A revision above the study's revision comes from a deleted study of the same name.
+        is_rewritten = since < now.rewritten_at_revision or since > now.revision
+        trials: list[TrialRecord] = []
+        if now.revision != since:
+            query, values = (TRIALS_OF, {}) if since <= 0 or is_rewritten else (NEWER, {"since": since})
+            rows = connection.execute(query, {"study_id": now.study_id, **values}).mappings()
+            # Sort here, because with ORDER BY number SQLite would scan all trials of the study.
+            trials = sorted(map(trial_record, rows), key=lambda trial: trial.number)
+        ran_out = any(trial.state is TrialState.OOM for trial in trials)
+        return Changes(
+            revision=now.revision,
+            is_rewritten=is_rewritten,
+            has_new_probes=is_rewritten or since < now.probed_at_revision or ran_out,
+            trials=self._probes.timed(connection, now.study_id, trials, now),
+        )
 
     @reads
     def seconds_at_rest(self, connection: Connection, study_id: int) -> float:
