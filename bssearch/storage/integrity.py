@@ -12,6 +12,7 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -43,7 +44,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.records.text import LONGEST_TEXT
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
@@ -144,7 +145,7 @@ def _problem(kind: Kind, row: Mapping[str, Any] | RowMapping, error: ValidationE
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "row"
     value = row.get(place, first["input"])
-    return f"{words(kind, row)}: {place} = {shown(value)}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{words(kind, row)}: {place} = {shown(value)}: {problem_in_words(first)}"
 
 
 def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
@@ -239,6 +240,11 @@ def _bounded(value: float) -> float:
     return value + 0.0  # SQLite does not keep the sign of −0.0
 
 
+def _moment(value: object) -> object:
+    # Pydantic would also take numbers, as seconds since 1970.
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
 def _storable(value: str) -> str:
     if len(value) > LONGEST_TEXT:
         raise ValueError(f"{len(value):,} characters; at most {LONGEST_TEXT:,}")
@@ -267,7 +273,7 @@ _TYPES: Mapping[type, Any] = {
     str: _Text,
     bool: Annotated[bool, Field(strict=True)],
     float: Annotated[float, Field(strict=True), AfterValidator(_bounded)],
-    datetime: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_END)],
+    datetime: Annotated[AwareDatetime, Field(strict=True, ge=_FIRST, lt=_END), BeforeValidator(_moment)],
     dict: Annotated[dict[str, Any], PlainValidator(_object)],
 }
 

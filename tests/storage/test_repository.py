@@ -552,6 +552,11 @@ TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
             "observation (trial 1, step 0): metric = 'good'",
         ),
         ("UPDATE bss_environment SET host = x'07'", "environment (digest '"),
+        (
+            f"UPDATE bss_trial SET created_at = 1700000000 WHERE {TOY} AND number = 1",
+            "trial 1: created_at = 1700000000",
+        ),
+        ("UPDATE bss_study SET created_at = '1700000000' WHERE name = 'toy'", "study 'toy': created_at = 1700000000"),
     ],
 )
 def test_the_first_faulty_row_is_named(file: Path, statement: str, said: str) -> None:
