@@ -98,7 +98,7 @@ def _title(found: Answer) -> list[str]:
     train = f"Train with batch {found.optimal.batch_size}{' (predicted)' * found.is_predicted}."
     question = f"{found.study} · {found.target.in_words}"
     figure = found.optimal.objective_value
-    assert figure is not None, "an optimum has its figure"
+    assert figure is not None, "the best batch size has a figure"
     objective = objective_in(found)
     row = next((one for one in found.batches if one.batch_size == found.optimal.batch_size), None)
     seeds = plural(figure.runs, "fresh seed" if row is not None and row.confirmed else "run")
@@ -367,7 +367,7 @@ def header(answer: Answer) -> list[str]:
 
 def _takes(answer: Answer) -> str:
     time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
-    assert figure is not None, "an optimum has its figure"
+    assert figure is not None, "the best batch size has a figure"
     known = (
         f"with {with_interval(figure, unit=objective_in(answer).unit)}"
         if time is None

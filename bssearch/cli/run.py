@@ -329,7 +329,7 @@ def print_check(found: Check) -> None:
                 "batch_size": one.batch_size,
                 "ms/step": "out of memory" if one.step_seconds is None else round(1000 * one.step_seconds, 2),
                 "evaluation_s": one.evaluation_seconds,
-                "left_out": f"{one.dropped_share:.1%}",
+                "left_out": f"{'about ' * (found.batch_unit == 'tokens')}{one.dropped_share:.1%}",
             }
             for one in found.batches
         ],
@@ -372,6 +372,6 @@ def _in_the_workload(found: Check) -> str:
     if found.train_samples is None:
         return "your own program"
     return (
-        f"{found.parameters:,} parameters; {found.train_samples:,} training, {found.validation_samples:,} validation, "
-        f"{found.test_samples:,} test samples"
+        f"{found.parameters:,} parameters; {found.train_samples:,} training {found.batch_unit}; "
+        f"{found.validation_samples:,} validation and {found.test_samples:,} test samples"
     )

@@ -256,7 +256,7 @@ def _row(name: str, ran: Ran) -> dict[str, object]:
 
 
 def sentences(found: Rerun) -> list[str]:
-    """Yield sentences on equality, differences and possible causes."""
+    """Sentences on equal and different steps, and possible causes."""
     told = [_steps(found)]
     if found.time_ratio is not None:
         end = "the target" if found.steps_ratio is not None else "the last common evaluation"
@@ -287,7 +287,7 @@ def _steps(found: Rerun) -> str:
             first,
             f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}",
         ),
-        (states, f"it ended {' and '.join(states)}, but was {found.then.state.value}"),
+        (states, f"the rerun ended {' and '.join(states)}, the stored trial {found.then.state.value}"),
     ]
     parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
     return f"{named}: not the same: {'; '.join(parts) or 'the ends differ'}."
@@ -308,11 +308,11 @@ def _ends(found: Rerun) -> list[str]:
         ),
         (
             steps and then.state in ENDS_BY_ITSELF,
-            f"it ended after {' and '.join(map(str, steps))} steps, the stored trial after {then.steps}",
+            f"the rerun ended after {' and '.join(map(str, steps))} steps, the stored trial after {then.steps}",
         ),
         (
             reasons and then.state in FAILURES,
-            f"its reason is {' and '.join(map(repr, reasons))}, but was {then.reason!r}",
+            f"the rerun's reason is {' and '.join(map(repr, reasons))}, the stored reason {then.reason!r}",
         ),
     ]
     return [part for holds, part in differs if holds]

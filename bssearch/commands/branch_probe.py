@@ -156,8 +156,7 @@ class BranchedCheckpoint:
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Learning-rate rule of the space or the optimizer; False if both lack a rule (the rule is then the square
-    root)."""
+    """Learning-rate rule of the space, else of the optimizer; False for an optimizer without a known rule."""
     rate = spec.space.learning_rate
     if "rule" in getattr(rate, "model_fields_set", ()) and (written := getattr(rate, "rule", None)) is not None:
         return written, True

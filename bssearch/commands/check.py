@@ -247,6 +247,7 @@ def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
     limit, samples = spec.budget.trial_train_seconds, found.train_samples or 0
     evaluation = max(probe.evaluation_seconds or 0.0 for probe in evidence.probes)
     worst = max(spec.batch_sizes, key=lambda size: dropped_share(found, size))
+    about = "about " if spec.training.counts_tokens else ""  # the tokens of padding vary from epoch to epoch
     return [
         *(one for probe in evidence.probes for one in _about_a_batch_size(spec, probe)),
         (
@@ -258,7 +259,7 @@ def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
         (
             "incomplete_batch_dropped",
             dropped_share(found, worst) >= DROPPED_SHARE,
-            f"batch {worst} leaves {samples % worst} of {samples} training samples out of "
+            f"batch {worst} leaves {about}{samples % worst} of {samples} training {spec.training.batch_unit} out of "
             f"each epoch ({dropped_share(found, worst):.0%}), because bssearch drops the incomplete last batch",
         ),
     ]
@@ -319,7 +320,7 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Share of an epoch's samples in the dropped last batch."""
+    """Share of an epoch's samples (or tokens without padding) in the dropped last batch."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
@@ -357,6 +358,7 @@ class Check(Model):
     study: str
     target: str
     device: str
+    batch_unit: Literal["samples", "tokens"]  # of batch sizes, ``train_samples`` and ``dropped_share``
     train_samples: int | None
     validation_samples: int | None
     test_samples: int | None
@@ -408,6 +410,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription,
         study=spec.name,
         target=spec.record_target.in_words,
         device=found.environment.device_name,
+        batch_unit=spec.training.batch_unit,
         train_samples=found.train_samples,
         validation_samples=found.validation_samples,
         test_samples=found.test_samples,

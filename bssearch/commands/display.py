@@ -30,9 +30,9 @@ from bssearch.search.history import History
 
 BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal, and between redraws during a trial
 
-CONFIRMATION_RUNS = 34  # runs until a study settles: about the median of tests/benchmarks/settling.py
+CONFIRMATION_RUNS = 34  # runs until an answer is final: about the median of tests/benchmarks/settling.py
 
-LONGER = 4  # a study that has not settled by then needs about a quarter more runs
+LONGER = 4  # if the answer is still provisional, it needs about a quarter more runs
 
 TUNED = 0.5  # wall seconds of a search trial / those of the default, the first trial, in five studies
 
@@ -42,7 +42,7 @@ BAR = 20  # characters
 
 
 def seconds_left(history: History) -> float | None:
-    """Expected wall seconds until the study settles; None before two trials ended, one at the target."""
+    """Expected wall seconds until the answer is final; None before two trials ended, one at the target."""
     ended = sorted(
         (one.ended_at.timestamp(), one.outcome.wall_seconds, one.state)
         for one in history.all_trials

@@ -85,8 +85,6 @@ JUDGED = ("held", "broke", "undecided")
 def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
     """Each rule's learning rate at ``batch``, with the verdicts of stored audits.
 
-
-
     Example: ``bssearch.plan_learning_rate(from_batch=256, learning_rate=0.1, batch=4096)``
     """
     return plan_rules(asked, list(audited_rules(asked.db)))

@@ -139,8 +139,9 @@ class ProbeReport:
 
 
 class Probe(Protocol):
-    """A registered function that measures and stores figures; its docstring is the help, its keyword-only `Option`s the
-    options.
+    """A registered function that measures and stores figures.
+
+    Its docstring is the command's help. Its keyword-only parameters with an `Option` are the command's options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:

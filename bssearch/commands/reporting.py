@@ -136,7 +136,7 @@ class Reporter(Listener):
             found = answer(self._store, self._name)
             words = {
                 "headline": headline(found),
-                "verdict": "provisional" if found.provisional else "settled",
+                "verdict": "provisional" if found.provisional else "final",
                 "document": found.model_dump_json(indent=2),
             }
             figures = found.model_dump(include={"optimal", "speedup", "within_5_percent"})

@@ -266,7 +266,9 @@ def audit_study(
         known = cache(lambda: _cases_of(study.store, spec))
         first = runs or spec.confirm.runs
         most = first if runs else spec.confirm.max_runs or first
-        study.listener.note(f"auditing with {first} to {most} runs each, {budget:g} train seconds in all")
+        study.listener.note(
+            f"the audit makes {first} to {most} runs of each configuration, in at most {budget:g} train seconds"
+        )
         study.driver().run_planned(next_audit_run(known, first, budget, most), Phase.AUDIT)
         time_accumulation(study, answer(study.store, spec.name))
         return audit_stored(

@@ -62,7 +62,7 @@ class AccumulationRequest(Request):
     devices: Annotated[Batch, Option("Devices that share the batch.")] = 1
     batch_norm_layers: Annotated[
         Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None,
-        Option("Model with batch normalisation, which depends on the micro-batch.", shown_default="unknown"),
+        Option("Number of the model's batch normalisation layers.", shown_default="unknown"),
     ] = None
 
     @model_validator(mode="after")
@@ -126,9 +126,8 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(
             "batch_norm",
-            f"batch normalisation is over {micro} samples, not the batch, which changed measured models by 13 % to 28 "
-            "%; use "
-            "GroupNorm or ghost batches",
+            f"batch normalisation is over {micro} samples, not the batch, which changed measured models by 13 to 28 %; "
+            "use GroupNorm or ghost batches",
         )
     for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
         yield Note(*caveat)
@@ -141,8 +140,7 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
         yield Note(
             "token_weighted_loss",
             "if samples differ in tokens, divide the summed loss by the batch's tokens; the mean of micro-batch means "
-            "differs "
-            "by up to 10 % (huggingface/transformers#34191)",
+            "differs by up to 10 % (huggingface/transformers#34191)",
         )
     if asked.devices > 1 and steps > 1:
         yield Note("no_sync", "use DDP's no_sync, so that devices exchange gradients only after the last micro-batch")
@@ -437,8 +435,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
     if batch is not None and batch > b_crit:
         yield (
             f"batch {batch} is above B_crit = {b_crit:.4g} on any number of devices; use a smaller batch to waste "
-            "fewer "
-            "samples"
+            "fewer samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
         yield f"all these numbers of devices pay; the limit is beyond {rows[-1].devices} devices"

@@ -159,8 +159,8 @@ class StartRequest(Request):
         """The optimizer's name in memory plans, because the sgd of a spec has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
-    def _with_memory_of_model(self) -> Self:
-        # A copy with the model's parameters and memory per sample
+    def with_memory_of_model(self) -> Self:
+        """A copy with the model's parameters and memory per sample."""
         if self.model is None:
             return self
         source: dict[str, Any] = {"network" if self.model in ARCHITECTURES else "model": self.model}
@@ -218,7 +218,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     """
     from jinja2 import Environment
 
-    asked = asked._with_memory_of_model()
+    asked = asked.with_memory_of_model()
     fixed = parameter_bytes(asked.memory).fixed
     _check_fits(asked, fixed)
     low, high, batch = _ladder(asked)
@@ -232,9 +232,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     if asked.safe_micro_batch is not None:
         room = f"A micro-batch of {asked.safe_micro_batch} fits in {SAFE_SHARE:.0%} of the memory."
     reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
-    environment = Environment(
-        trim_blocks=True, keep_trailing_newline=True
-    )  # without escaping, because the text is YAML
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # YAML needs no escaping
     environment.filters |= {"text": json.dumps, "number": _number}
     text = environment.from_string(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).render(
         asked=asked,

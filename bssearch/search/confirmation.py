@@ -229,7 +229,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """A message that the recommendation is final or not; None if no trial reached the target."""
+    """A message that the recommendation is final or provisional; None if there is no verdict."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)
@@ -238,16 +238,16 @@ def ending(history: History) -> str | None:
     if known is None:
         return None
     sure = f"within 5 % of the best with a probability of {math.floor(100 * known.share)} %"
-    if is_settled(history, trials, known) or (known.are_sure and not known.contenders()):
+    if is_final(history, trials, known) or (known.are_sure and not known.contenders()):
         count = sum(trial.state.has_result for trial in in_force(history, trials))
         return f"final after {count} confirmation runs: batch {known.recommended} is {sure}"
-    text = f"not final after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
+    text = f"provisional after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
     rivals = ", ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
     return f"{text}; batch {rivals} may be better" if rivals else text
 
 
-def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
-    """True if the answer is final: sure now, and sure before the last run.
+def is_final(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
+    """True if the answer is sure now and was sure before the last run.
 
     A single check is not enough, because with a check after each run, any answer seems sure at some time.
     """
@@ -272,7 +272,7 @@ def _further(
     if limit is None or known is None:
         return []
     running = Counter(one.configuration.batch_size for one in trials if not one.state.is_finished)
-    is_enough = bool(running) or is_settled(history, trials, known)
+    is_enough = bool(running) or is_final(history, trials, known)
     if is_enough if known.are_sure else not known.runs_help:
         return []  # a running trial's result may change this decision
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]

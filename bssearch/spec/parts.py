@@ -102,7 +102,7 @@ BoardName = Annotated[str, AfterValidator(_known("boards")), WithJsonSchema(_sch
 def _slots(given: Any) -> Any:
     if given != "auto" and (type(given) is not int or not 1 <= given <= MOST_SLOTS):
         raise ValueError(
-            f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one for each GPU, up to four on a CPU"
+            f"must be a whole number from 1 to {MOST_SLOTS}, or auto (a slot for each GPU, or up to four on a CPU)"
         )
     return given
 

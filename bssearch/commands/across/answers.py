@@ -310,7 +310,7 @@ class Finding:
 
     @property
     def acceptable(self) -> set[int]:
-        """Tried batch sizes within 5 % of the best."""
+        """Tried batch sizes whose figure is within 5 % of the best figure."""
         low, high = self.answer.flat_range
         flat = {row.batch_size for row in self.answer.batches if low <= row.batch_size <= high}
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}

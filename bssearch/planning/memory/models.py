@@ -78,8 +78,7 @@ def checkpoint_blocks(module: Any, name: str) -> None:
     else:
         raise NoBlocksError(
             f"--checkpointing: {name} has no blocks to recompute; add gradient_checkpointing_enable(), or put modules "
-            "of "
-            "the same kind into an nn.ModuleList or nn.Sequential"
+            "of the same kind into an nn.ModuleList or nn.Sequential"
         )
 
 
@@ -138,9 +137,8 @@ def _of_user(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
         )
     if asked.input_shape is None:
         raise UsageError(
-            f"--model {asked.name} needs --input; give a sample's shape, such as 3x224x224, or the number of tokens "
-            "with "
-            "--vocabulary"
+            f"--model {asked.name} needs --input; give a sample's shape, such as 3x224x224, or with --vocabulary a "
+            "sample's number of tokens"
         )
     return ModelUnderPlan(made, _batches(asked.input_shape, asked.vocabulary, made), _loss_of_output)
 

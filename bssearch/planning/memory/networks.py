@@ -54,7 +54,8 @@ class Network:
             elements = sum(one.kept for one in self.blocks) + 2 * self.blocks[-1].widest
         return width * elements + INDEX_BYTES * self.pooled
 
-    def _begin_block(self) -> None:
+    def begin_block(self) -> None:
+        """Start a `Block`."""
         self.blocks.append(Block(self.elements))
 
     def keep(self, elements: int | None = None) -> None:
@@ -66,8 +67,8 @@ class Network:
         block.widest = max(block.widest, elements or self.elements)
         self.is_kept = self.is_kept or elements is None
 
-    def _convolve(self, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, bias: bool = False) -> None:
-        # Convolve with padding; a kernel of 1 is a linear layer over channels
+    def convolve(self, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, bias: bool = False) -> None:
+        """Convolve with padding; a kernel of 1 is a linear layer over channels."""
         self.keep()
         self.parameters += self.channels // groups * out * kernel**2 + out * bias
         self.channels, self.height, self.width = out, -(-self.height // stride), -(-self.width // stride)
@@ -79,7 +80,8 @@ class Network:
         self.parameters += 2 * self.channels
         self.is_kept = False
 
-    def _activate(self, *, in_place: bool) -> None:
+    def activate(self, *, in_place: bool) -> None:
+        """Apply an activation function."""
         self.keep()
         self.is_kept = in_place
 
@@ -90,15 +92,16 @@ class Network:
         self.pooled += self.elements
         self.is_kept = False
 
-    def _classify(self, classes: int) -> None:
+    def classify(self, classes: int) -> None:
+        """Average over positions, then apply a linear layer."""
         self.parameters += (self.channels + 1) * classes
         self.keep(self.channels)
 
 
 def _resnet(net: Network, stages: Sequence[int], channels: Sequence[int], *, expansion: int) -> None:
-    net._convolve(channels[0], 7, 2)
+    net.convolve(channels[0], 7, 2)
     net.normalize()
-    net._activate(in_place=True)
+    net.activate(in_place=True)
     net.pool()
     for stage, (blocks, width) in enumerate(zip(stages, channels, strict=True)):
         for block in range(blocks):
@@ -106,18 +109,18 @@ def _resnet(net: Network, stages: Sequence[int], channels: Sequence[int], *, exp
 
 
 def _residual(net: Network, width: int, stride: int, expansion: int) -> None:
-    net._begin_block()
+    net.begin_block()
     inputs, out = net.channels, width * expansion
     layers = [(width, 1, 1), (width, 3, stride), (out, 1, 1)] if expansion > 1 else [(width, 3, stride), (out, 3, 1)]
     for index, (size, kernel, step) in enumerate(layers):
-        net._convolve(size, kernel, step)
+        net.convolve(size, kernel, step)
         net.normalize()
         if index < len(layers) - 1:
-            net._activate(in_place=True)
+            net.activate(in_place=True)
     if stride > 1 or inputs != out:
         net.parameters += (inputs + 2) * out
         net.keep(net.elements)  # the input of the shortcut's normalisation
-    net._activate(in_place=True)
+    net.activate(in_place=True)
 
 
 # stages of EfficientNet-B0: expansion, stride, kernel
@@ -128,7 +131,7 @@ def _efficientnet(net: Network, stages: Sequence[int], channels: Sequence[int]) 
     _with_silu(net, 32, 3, 2)
     for blocks, out, (expansion, stride, kernel) in zip(stages, channels, _EFFICIENT, strict=True):
         for block in range(blocks):
-            net._begin_block()
+            net.begin_block()
             inputs = net.channels
             if expansion > 1:
                 _with_silu(net, inputs * expansion)
@@ -137,32 +140,32 @@ def _efficientnet(net: Network, stages: Sequence[int], channels: Sequence[int]) 
             net.parameters += 2 * net.channels * squeezed + squeezed + net.channels
             net.keep()  # the product with the excitation
             net.is_kept = False
-            net._convolve(out)
+            net.convolve(out)
             net.normalize()
     _with_silu(net, 1280)
 
 
 def _with_silu(net: Network, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
-    net._convolve(out, kernel, stride, groups)
+    net.convolve(out, kernel, stride, groups)
     net.normalize()
-    net._activate(in_place=False)
+    net.activate(in_place=False)
 
 
 def _convnext(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
     for stage, (blocks, width) in enumerate(zip(stages, channels, strict=True)):
         if stage:
             net.normalize()
-            net._convolve(width, 2, 2, bias=True)
+            net.convolve(width, 2, 2, bias=True)
         else:
-            net._convolve(width, 4, 4, bias=True)
+            net.convolve(width, 4, 4, bias=True)
             net.normalize()
         for _ in range(blocks):
-            net._begin_block()
-            net._convolve(width, 7, 1, width, bias=True)
+            net.begin_block()
+            net.convolve(width, 7, 1, width, bias=True)
             net.normalize()
-            net._convolve(4 * width, bias=True)
-            net._activate(in_place=False)
-            net._convolve(width, bias=True)
+            net.convolve(4 * width, bias=True)
+            net.activate(in_place=False)
+            net.convolve(width, bias=True)
             net.keep()  # the product with the layer's scale
             net.parameters += width
             net.is_kept = False
@@ -190,11 +193,11 @@ def _unet(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
 
 
 def _convolutions(net: Network, width: int, count: int) -> None:
-    net._begin_block()
+    net.begin_block()
     for _ in range(count):
-        net._convolve(width, 3)
+        net.convolve(width, 3)
         net.normalize()
-        net._activate(in_place=True)
+        net.activate(in_place=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,7 @@ def network(
     net = Network(channels=shape[0], height=shape[1], width=shape[2])
     kind.build(net, blocks, widths)
     if name == "unet":
-        net._convolve(kind.classes, bias=True)
+        net.convolve(kind.classes, bias=True)
     else:
-        net._classify(kind.classes)
+        net.classify(kind.classes)
     return net

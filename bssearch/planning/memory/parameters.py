@@ -162,7 +162,7 @@ def _state_bytes(asked: MemoryPlanRequest, trained: int) -> float:
 # operations; swiglu has gate, activation, other half and product (Shazeer 2020, arXiv 2002.05202).
 MLP_TENSORS: Mapping[str, int] = MappingProxyType({"gelu": 2, "relu": 2, "gelu_new": 5, "swiglu": 4})
 
-# Numbers per logit, in fp32 as in cross-entropy: log-probability, gradient of the log-probability, gradient
+# Bytes per logit, in fp32 as in cross-entropy: log-probability, gradient of the log-probability, gradient
 LOGIT_BYTES = 3 * FP32
 
 

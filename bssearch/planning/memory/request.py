@@ -92,7 +92,7 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
 def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Sequence[NumberFormat]) -> Iterator[str]:
     """Yield options that make the parameters fit."""
     if (device := _smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
-        yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device._taken_bytes)} beside its context)"
+        yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
     usable = [one for one in formats if one != asked.form and not (has_no_bf16 and one.precision == "bf16")]
     if has_no_bf16:
@@ -200,8 +200,7 @@ def _notes(
         )
         if not asked.fused_attention and (asked.sequence or 0) >= 1024:
             yield (
-                f"Attention's scores take {gib(sample.attention_scores)} per sample; use fused (flash) attention, "
-                "without "
+                f"Attention's scores take {gib(sample.attention_scores)} per sample; fused (flash) attention keeps no "
                 "scores (--fused-attention)."
             )
     if asked.trainable_parameters and sample is not None:
@@ -210,9 +209,8 @@ def _notes(
         yield "No sample fits; try --checkpointing, a shorter --sequence, or a fitting row of the table."
     if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
         yield (
-            f"The update of all tensors at once needs {gib(fixed.foreach)} more memory than available; set "
-            "foreach=False "
-            "or fused=True in the optimizer."
+            f"The update of all tensors at once needs another {gib(fixed.foreach)}, which is not available; set "
+            "foreach=False or fused=True in the optimizer."
         )
     yield from asked.notes()
 
@@ -330,17 +328,17 @@ class MemoryDevice:
         return least is not None and self.capability is not None and self.capability < least
 
     @property
-    def _workspace_bytes(self) -> int:
-        # Bytes of cuBLAS's workspaces in the forward and backward threads. 32 MiB each from Hopper (9.0) on, 8.1 MiB
-        # before (`CUBLAS_WORKSPACE_CONFIG` :4096:8 and :4096:2:16:8).
+    def workspace_bytes(self) -> int:
+        """Bytes of cuBLAS's workspaces in the forward and backward threads."""
+        # 32 MiB each from Hopper (9.0) on, 8.1 MiB before (`CUBLAS_WORKSPACE_CONFIG` :4096:8 and :4096:2:16:8).
         if self.capability is None:
             return 0
         return 2 * (32 * MIB if self.capability >= (9, 0) else 8 * MIB + 128 * 1024)
 
     @property
-    def _taken_bytes(self) -> int:
-        # Bytes before the first tensor, with the context if memory is known
-        return self._workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
+    def taken_bytes(self) -> int:
+        """Bytes before the first tensor, with the context if memory is known."""
+        return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 
 # MiB of memory by ``nvidia-smi``, and compute capability
@@ -405,7 +403,7 @@ def _device_named(name: str) -> MemoryDevice:
 def _smallest_with(memory_bytes: int, *, bf16: bool = False) -> MemoryDevice | None:
     # The smallest device with `memory_bytes` free, or None; `bf16` requires bf16
     known = [one for one in DEVICES.values() if one.has_flash or not bf16]
-    fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one._taken_bytes >= memory_bytes]
+    fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one.taken_bytes >= memory_bytes]
     return min(fitting, key=lambda one: one.memory_bytes or 0, default=None)
 
 
@@ -469,7 +467,7 @@ class MemoryPlanRequest(Request):
     device: Annotated[
         Annotated[str, AfterValidator(lambda name: _device_named(name).name)] | None,
         Option(
-            "Device name, such as a100-80gb, for memory without CUDA context and workspaces.",
+            "Device by name, such as a100-80gb; its CUDA context and workspaces count as used memory.",
             choices=tuple(DEVICES),
             metavar="NAME",
         ),
@@ -700,7 +698,7 @@ class MemoryPlanRequest(Request):
         """Bytes before the first tensor."""
         if self.kind is None:
             return 0
-        return self.kind._taken_bytes if self.memory_gib is None else self.kind._workspace_bytes
+        return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
 
     @property
     def headroom_bytes(self) -> int | None:

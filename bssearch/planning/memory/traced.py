@@ -39,8 +39,7 @@ from bssearch.records.text import gib
 from bssearch.training.optimizers import build_optimizer
 
 # Rounding of PyTorch's CUDA allocator (kMinBlockSize in c10/cuda/CUDACachingAllocator). max_memory_allocated also
-# counts
-# blocks; unused space in segments belongs to the headroom.
+# counts blocks; unused space in segments belongs to the headroom.
 CUDA_BLOCK_BYTES = 512
 
 
@@ -74,14 +73,15 @@ class StepLifetimes:
             ],
         )
 
-    def _events_before_update(self) -> int | None:
-        # The number of events before the optimizer's update; None without update
+    def events_before_update(self) -> int | None:
+        """Number of events before the optimizer's update; None if the step has no update."""
         first = min(
             (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since), default=None
         )
         return None if first is None else first - self.since
 
-    def _live_bytes(self) -> npt.NDArray[np.int64]:
+    def live_bytes(self) -> npt.NDArray[np.int64]:
+        """Live bytes at each event."""
         changes = np.zeros(max((one.end or one.start for one in self.allocations), default=0) + 2, dtype=np.int64)
         for one in self.allocations:
             changes[one.start] += one.size
@@ -89,28 +89,30 @@ class StepLifetimes:
                 changes[one.end] -= one.size
         return np.cumsum(changes)[self.since :]
 
-    def _terms_at(self, event: int) -> dict[str, int]:
+    def terms_at(self, event: int) -> dict[str, int]:
+        """Live bytes by term at an event."""
         found = Counter[str]()
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
                 found[one.term or one.phase] += one.size
         return found
 
-    def _most_of(self, term: str) -> int:
+    def most_of(self, term: str) -> int:
+        """Most live bytes of a term."""
         of_term = replace(self, allocations=[one for one in self.allocations if one.term == term])
-        return int(of_term._live_bytes().max(initial=0))
+        return int(of_term.live_bytes().max(initial=0))
 
 
 class PeakByBatch:
     """A step's peak by micro-batch size, from traces of two sizes.
 
-    Live bytes at each event are linear in the batch size, and the peak is the highest line. If the
-    traces' events differ, the peak is linear.
+    Live bytes at each event are linear in the batch size, and the peak is the highest line. If the traces' events
+    differ, because a kernel depends on the batch size, the peak counts as linear.
     """
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:
         self._small, self._large = small, large
-        below, above = small._live_bytes(), large._live_bytes()
+        below, above = small.live_bytes(), large.live_bytes()
         if len(below) != len(above):
             below, above = below.max(keepdims=True), above.max(keepdims=True)
         self._per_sample = (above - below) / (large.micro_batch_size - small.micro_batch_size)
@@ -135,10 +137,10 @@ class PeakByBatch:
         """Each term's fixed bytes and bytes per sample at the peak of the passes."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
-            event = int(live[: self._small._events_before_update()].argmax())
-            small, large = self._small._terms_at(event), self._large._terms_at(event)
+            event = int(live[: self._small.events_before_update()].argmax())
+            small, large = self._small.terms_at(event), self._large.terms_at(event)
         else:
-            small, large = (one._terms_at(int(one._live_bytes().argmax())) for one in (self._small, self._large))
+            small, large = (one.terms_at(int(one.live_bytes().argmax())) for one in (self._small, self._large))
         return {name: self._line(small.get(name, 0), large.get(name, 0)) for name in dict.fromkeys([*small, *large])}
 
     def _line(self, small: int, large: int) -> tuple[float, float]:
@@ -514,7 +516,7 @@ def _terms(
     made = {**curve.terms(micro_batch), **{name: (float(size), 0.0) for name, size in fixed.items()}}
     size, slope = made.get("workspaces", (0.0, 0.0))
     made["workspaces"] = (round(size) + asked.overhead_bytes, slope)
-    made["foreach_temporaries"] = (large._most_of("foreach_temporaries") + untraced.foreach, 0.0)
+    made["foreach_temporaries"] = (large.most_of("foreach_temporaries") + untraced.foreach, 0.0)
     return in_order(made)
 
 

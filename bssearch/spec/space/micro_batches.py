@@ -170,8 +170,8 @@ class BatchRules(StrictModel):
 # Below this many samples batch-normalisation statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1).
 TINY_BATCH = 16
 
-GROUP_NORM = "GroupNorm compares batch sizes fairly"
-REMEDY = "GroupNorm, or a fixed training.ghost_batch_size, compares batch sizes fairly"
+GROUP_NORM = "use GroupNorm to compare batch sizes fairly"
+REMEDY = "use GroupNorm or a fixed training.ghost_batch_size to compare batch sizes fairly"
 
 
 def batch_norm_caveats(
@@ -184,14 +184,14 @@ def batch_norm_caveats(
     if samples < TINY_BATCH:
         yield (
             "batch_norm_small_batch",
-            f"the model has {layers} batch normalisation layers, whose statistics are poor over {samples} samples: "
-            + remedy,
+            f"the model has {layers} batch normalisation layers, whose statistics are poor over {samples} samples; "
+            f"{remedy}",
         )
     if ghost_batch_size is None and accumulates:
         yield (
             "batch_norm_accumulation",
-            "batch normalisation sees micro-batches, so batches that accumulate or share devices train another model; "
-            "" + remedy,
+            f"batch normalisation sees micro-batches, so batches that accumulate or share devices train another model; "
+            f"{remedy}",
         )
     if ghost_batch_size is not None and micro_batch_size < ghost_batch_size:
         yield (

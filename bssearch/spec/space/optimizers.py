@@ -1,4 +1,4 @@
-"""Optimizers of a space, with their options and the library's defaults."""
+"""Optimizers that a search space may name, with their options and default values."""
 
 import keyword
 import math
