@@ -30,7 +30,7 @@ from bssearch.analysis.headline import (
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.shape import Parameters
 from bssearch.cli.arguments import Export
-from bssearch.cli.output import Format, cell, console, print_table, show_model
+from bssearch.cli.output import Format, cell, console, print_table, say, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
 from bssearch.records.text import noise_scale, number, plural, visible, with_precision
@@ -38,7 +38,7 @@ from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.storage.connection.engine import masked
 
 TIME_COLUMN = "time_to_target"
-BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
+
 GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "runs")
 
 
@@ -127,16 +127,7 @@ def _certainty(found: Answer) -> list[str]:
 
 def _bars(found: Answer) -> list[str]:
     objective = objective_in(found)
-    texts: list[str] = []
-    for row in found.batches:
-        predicted = None if row.trials else row.predicted_s
-        if row.objective_value is not None:
-            texts.append(with_interval(row.objective_value, objective.digits))
-        elif row.objective_lower_bound is not None:
-            texts.append(f"> {number(row.objective_lower_bound, objective.digits)}")
-        else:
-            is_time = predicted is not None and found.objective == TIME_COLUMN
-            texts.append(f"~ {with_interval(predicted)}" if is_time and predicted else "–")
+    texts = [_bar_text(found, row, objective.digits) for row in found.batches]
     wide = max(21, *map(len, texts))
     scale = _scale(found, BAR_CELLS + 21 - wide)
     lines = [f" {'batch':>7}  {objective.axis_title + ' [95 %]':<{23 + BAR_CELLS}}  tried"]
@@ -145,6 +136,14 @@ def _bars(found: Answer) -> list[str]:
         drawn = f"{text:<{wide}}  {_bar(scale, row)}"
         lines.append(f" {mark}{row.batch_size:>6}  {drawn:<{23 + BAR_CELLS}}  {_runs(found, row)}".rstrip())
     return lines
+
+
+def _bar_text(found: Answer, row: Batch, digits: int) -> str:
+    if (figure := _figure(row, digits)) is not None:
+        return figure
+    if row.trials or row.predicted_s is None or found.objective != TIME_COLUMN:
+        return "–"
+    return f"~ {with_interval(row.predicted_s)}"
 
 
 def _scale(found: Answer, cells: int) -> Callable[[float], int]:
@@ -211,26 +210,27 @@ def _configuration(found: Answer) -> list[str]:
 
 def print_details(found: Answer) -> None:
     """Print all details and notes."""
-    out = console()
-    figure = _figure_column(found)
-    columns: tuple[str, ...] = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
-    if any(row.host_bound_share is not None for row in found.batches):
-        after = columns.index("ms/step") + 1
-        columns = (*columns[:after], "host-bound", *columns[after:])
-    print_table(batch_rows(found), columns)
+    print_table(
+        batch_rows(found),
+        (
+            "batch",
+            *([] if found.objective == TIME_COLUMN else [found.objective]),
+            *(TIME_COLUMN, "steps", "ms/step"),
+            *["host-bound"] * any(row.host_bound_share is not None for row in found.batches),
+            *("learning_rate", "regime", "trials"),
+        ),
+    )
     print_trade_offs(found)
     noise = found.measured.noise_scale
-    for line in filter(None, (*about_law(found), about_device(found), noise and about_noise(noise))):
-        out.print(line)
+    say(*filter(None, (*about_law(found), about_device(found), noise and about_noise(noise))))
     if found.generalisation is not None:
         print_generalisation(found.generalisation, found.target.metric)
     if found.quick is not None:
-        out.print(f"{found.quick.in_words}.")
-    for warning in found.warnings:
-        out.print(f"note: {warning.message}")
+        say(f"{found.quick.in_words}.")
+    say(*(f"note: {warning.message}" for warning in found.warnings))
     for step in found.next:
         if step != found.settling:
-            out.print(f"next: {step.command}  ({step.why})", soft_wrap=True)
+            console().print(f"next: {step.command}  ({step.why})", soft_wrap=True)
 
 
 def print_trade_offs(found: Answer) -> None:
@@ -239,13 +239,12 @@ def print_trade_offs(found: Answer) -> None:
     if not rows:
         return
     print_table([dict(zip(headings, row, strict=True)) for row in rows], headings)
-    for line in about_columns(found):
-        console().print(line)
+    say(*about_columns(found))
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
     """Print the metrics after equal train seconds."""
-    console().print(f"Trained to {found.train_seconds:g} s each, past the target ({metric}):")
+    say(f"Trained to {found.train_seconds:g} s each, past the target ({metric}):")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
     )
@@ -262,47 +261,37 @@ def about_noise(noise: NoiseAnswer) -> str:
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
-    """An answer's batch sizes as rows."""
-    rows = []
-    for row in found.batches:
-        rows.append(
-            {
-                "batch": f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}",
-                "time_to_target": _time_of(row),
-                **_figure(found, row),
-                "steps": row.steps_to_target,
-                "ms/step": None if row.step_time_s is None else float(f"{1000 * row.step_time_s:.3g}"),
-                "host-bound": None if row.host_bound_share is None else f"{row.host_bound_share:.0%}",
-                "learning_rate": (row.best.parameters if row.best else {}).get("learning_rate"),
-                "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
-                "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
-            }
-        )
-    return rows
+    """An answer's batch sizes as rows; another objective than the time has a column of its own."""
+    return [
+        {
+            **({} if found.objective == TIME_COLUMN else {found.objective: _figure(row)}),
+            "batch": f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}",
+            TIME_COLUMN: _time_of(row),
+            "steps": row.steps_to_target,
+            "ms/step": None if row.step_time_s is None else float(f"{1000 * row.step_time_s:.3g}"),
+            "host-bound": None if row.host_bound_share is None else f"{row.host_bound_share:.0%}",
+            "learning_rate": (row.best.parameters if row.best else {}).get("learning_rate"),
+            "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
+            "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
+        }
+        for row in found.batches
+    ]
 
 
-def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
-    name = _figure_column(found)
-    if name is None:
-        return {}
-    known, bound = row.objective_value, row.objective_lower_bound
-    if known is None:
-        return {name: None if bound is None else f"> {number(bound, 4)}"}
-    return {name: with_interval(known, 4)}
-
-
-def _figure_column(found: Answer) -> str | None:
-    return None if found.objective == TIME_COLUMN else found.objective
+def _figure(row: Batch, digits: int = 4) -> str | None:
+    if row.objective_value is not None:
+        return with_interval(row.objective_value, digits)
+    return None if row.objective_lower_bound is None else f"> {number(row.objective_lower_bound, digits)}"
 
 
 def _time_of(row: Batch) -> str | None:
-    time, bound = row.time_to_target_s, row.lower_bound_s
-    if time is None and bound is not None:
-        return f"> {bound:.3g} s"
-    if time is None:
-        predicted = None if row.trials else row.predicted_s
-        return None if predicted is None else f"not tried; predicted {with_interval(predicted, unit=' s')}"
-    return f"{with_interval(time, unit=' s')} ({time.origin})"
+    if (time := row.time_to_target_s) is not None:
+        return f"{with_interval(time, unit=' s')} ({time.origin})"
+    if row.lower_bound_s is not None:
+        return f"> {row.lower_bound_s:.3g} s"
+    if row.trials or row.predicted_s is None:
+        return None
+    return f"not tried; predicted {with_interval(row.predicted_s, unit=' s')}"
 
 
 # Codes of caveats that go with exported values.

@@ -73,6 +73,13 @@ def console(*, stderr: bool = False) -> Console:
     return screen if screen.is_terminal or "COLUMNS" in os.environ else plain(width=WIDE)
 
 
+def say(*lines: str) -> None:
+    """Print lines of text for people."""
+    screen = console()
+    for line in lines:
+        screen.print(line)
+
+
 def end_of_pipe() -> NoReturn:
     """Exit quietly when the reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,7 +19,7 @@ from bssearch.cli.arguments import (
     launched,
     store_to_read,
 )
-from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
+from bssearch.cli.output import Format, FormatOption, duration, print_table, say, show_model, tell
 from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError, require, required
 from bssearch.records.text import visible
@@ -143,13 +143,13 @@ def print_queue(found: QueueListing) -> None:
         now = datetime.now(UTC)
         for one in found.submissions:
             if one.reason:
-                console().print(f"{one.study}: {one.reason}")
+                say(f"{one.study}: {one.reason}")
             elif one.not_before is not None and one.not_before > now:
-                console().print(f"{one.study}: not before {one.not_before:%Y-%m-%d %H:%M} UTC")
+                say(f"{one.study}: not before {one.not_before:%Y-%m-%d %H:%M} UTC")
     else:
-        console().print("the queue is empty")
+        say("the queue is empty")
     if not found.workers:
-        console().print("no worker is running; start one on a node with `bssearch queue worker --templates FILE`")
+        say("no worker is running; start a worker on a node with `bssearch queue worker --templates FILE`")
         return
     print_table(
         [

@@ -29,7 +29,8 @@ from bssearch.cli.arguments import (
     typed,
     with_parameters,
 )
-from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show, write
+from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, say, show, write
+from bssearch.cli.run import write_new
 from bssearch.commands.launch import Launch
 from bssearch.errors import BSSearchError, UsageError, require
 from bssearch.records import TrialState
@@ -113,8 +114,7 @@ class _Probes(_Registered):
             def for_people() -> None:
                 if found.columns:
                     print_table(found.table, found.columns)
-                for sentence in found.sentences:
-                    console().print(sentence)
+                say(*found.sentences)
 
             show(form, for_people, lambda: found.document, lambda: found.rows)
 
@@ -385,13 +385,7 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_spec(text: str, path: Path) -> None:
     require(path.suffix in {".yaml", ".yml"}, f"--out {path} must end in .yaml or .yml")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"--out {path} exists; name a new file") from None
-    except OSError as error:
-        raise UsageError(f"--out {path} cannot be written: {error.strerror}") from None
+    write_new({path: text})
     typer.echo(f"wrote {path}; next: bssearch check {path}", err=True)
 
 
@@ -401,13 +395,11 @@ def _show(form: Format, plan: Plan | BeyondPlan, shown: str, rows: Sequence[Mapp
 
 
 def _print(shown: Shown) -> None:
-    screen = console()
-    if shown.sentence:
-        screen.print(shown.sentence)
+    say(*filter(None, [shown.sentence]))
     for one in shown.tables:
         rows = ([cell.shown for cell in row.cells] for row in one.rows)
         print_table([dict(zip(one.headings, row, strict=True)) for row in rows], one.headings)
-    for tile in shown.tiles:
-        screen.print(f"{tile.name}: {tile.value.text}{tile.note and f' ({tile.note})'}")
-    for text in shown.notes:
-        screen.print(f"note: {text}")
+    say(
+        *(f"{tile.name}: {tile.value.text}{tile.note and f' ({tile.note})'}" for tile in shown.tiles),
+        *(f"note: {text}" for text in shown.notes),
+    )

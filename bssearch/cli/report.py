@@ -20,7 +20,7 @@ from bssearch.cli.arguments import (
     only_with,
     study_to_read,
 )
-from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show_model, write
+from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, say, show_model, write
 from bssearch.errors import UsageError, require
 from bssearch.files import check_file, check_folder, naming, replacing, write_csv
 
@@ -122,15 +122,14 @@ def _print_answers(found: AcrossAnswer) -> None:
     for sentence in in_words(found.agreement):
         out.print(sentence, style="bold")
     told = found.agreement.disagreements
-    for disagreement in told[:MOST_TOLD]:
-        out.print(disagreement.message)
+    say(*(disagreement.message for disagreement in told[:MOST_TOLD]))
     if len(told) > MOST_TOLD:
-        out.print(f"{len(told) - MOST_TOLD} more pairs of studies do not agree; print all with --format json.")
+        say(f"{len(told) - MOST_TOLD} more pairs of studies do not agree; print all with --format json.")
     for one in found.answers:
         if one.copy_of is not None:
-            out.print(f"note on {one.study} in {one.database}: a copy of {one.copy_of}, counted once")
+            say(f"note on {one.study} in {one.database}: a copy of {one.copy_of}, counted once")
         if one.note is not None:
-            out.print(f"note on {one.study}: {one.note}")
+            say(f"note on {one.study}: {one.note}")
 
 
 TABLES = ("trials.csv", "batches.csv", "observations.csv")

@@ -7,7 +7,7 @@ import keyword
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,7 +23,7 @@ from bssearch.cli.arguments import (
     spec_to_run,
     watched,
 )
-from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
+from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, say, show_model
 from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError, require
 from bssearch.records.intervals import FLAT_RATIO
@@ -49,7 +49,6 @@ def init(
 ) -> None:
     """Write a runnable spec and workload."""
     files = filled_in(name, kind)
-    check_new(files)
     check_free(name)
     write_new(files)
     for path in files:
@@ -102,14 +101,10 @@ def check_free(name: str) -> None:
     )
 
 
-def check_new(files: Collection[Path]) -> None:
-    """Raise `UsageError` naming existing files."""
+def write_new(files: Mapping[Path, str]) -> None:
+    """Write all files, or raise `UsageError` if files exist or the disk refuses."""
     there = [str(path) for path in files if os.path.lexists(path)]
     require(not there, f"{' and '.join(there)} exist{'s' * (len(there) == 1)}; choose another name")
-
-
-def write_new(files: Mapping[Path, str]) -> None:
-    """Write all files, or raise `UsageError` if a file exists or the disk refuses."""
     written: list[Path] = []
     try:
         for path, text in files.items():
@@ -187,9 +182,9 @@ def run(
 
 def print_dry_run(found: DryRun) -> None:
     """Print a dry run."""
-    slots, out = found.slots, console()
+    slots = found.slots
     at_once = "one in each slot" if slots == "auto" else "one at a time" if slots == 1 else f"up to {slots} at once"
-    for line in (
+    say(
         f"study {found.study}: {found.target} on workload {found.workload}",
         f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
         f"searched at each: {', '.join(found.searched) or 'no parameter'}",
@@ -200,13 +195,11 @@ def print_dry_run(found: DryRun) -> None:
         f"evaluation takes {found.evaluation_share:.0%} of a trial; bssearch check measures the share",
         f"{found.trials + found.finalists * found.confirmation_runs} trainings to the full limit take this time; "
         "most trainings end far sooner, at the target or by the pruner",
-    ):
-        out.print(line)
+    )
 
 
 def print_quick(found: QuickAnswer) -> None:
     """Print a quick answer."""
-    out = console()
     best, low, high = found.optimal, *found.interval
     split = (
         "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
@@ -220,7 +213,7 @@ def print_quick(found: QuickAnswer) -> None:
     )
     critical = found.b_crit
     noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
-    out.print(
+    say(
         f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
         f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum is between {low} and {high} (90 %); "
         f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %.\n"
@@ -231,23 +224,19 @@ def print_quick(found: QuickAnswer) -> None:
         [one.model_dump() for one in found.runs], ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
     )
     rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
-    out.print(
+    say(
         f"At this batch size, the learning rate of the rule took {found.learning_rate_gain:.2g}× as long as "
         f"{best.learning_rate:.3g} in one run. With learning rates between {rates}, another batch size may be best."
         if found.learning_rate_gain > 1
-        else f"The learning rate is the default's, adapted by the rule: retune the learning rate between {rates}."
-    )
-    for notice in found.warnings:
-        out.print(f"note: {notice.message}")
-    out.print(
+        else f"The learning rate is the default's, adapted by the rule: retune the learning rate between {rates}.",
+        *(f"note: {notice.message}" for notice in found.warnings),
         "This answer is about the time to a target from scratch, not about a fixed number of epochs or forgetting "
-        "after fine-tuning.\nnext: bssearch run SPEC searches from this answer, tunes and confirms"
+        "after fine-tuning.",
+        "next: bssearch run SPEC searches from this answer, tunes and confirms",
     )
 
 
 SEEDS = 5  # default runs of --suggest-target
-
-BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
 
 
 @launched("db", "data_dir", "allow_busy")
@@ -300,7 +289,6 @@ def check(
 
 def print_check(found: Check) -> None:
     """Print a check."""
-    out = console()
     untrained = ", ".join(f"{name} {cell(value)}" for name, value in found.untrained.items())
     trial = found.trial
     reached = (
@@ -314,15 +302,14 @@ def print_check(found: Check) -> None:
         else f"; if the default is hard to beat, {duration(found.likely_study_s)} "
         f"({found.likely_study_s / trial.time_to_target_s:,.0f} trainings)"
     )
-    for line in (
+    say(
         f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",
         f"untrained: {untrained or 'not reported'}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
         f"{trial.steps} steps, {trial.evaluations} evaluations, {reached}",
         f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, the study "
         f"{duration(found.longest_study_s)}{likely}",
-    ):
-        out.print(line)
+    )
     print_table(
         [
             {
@@ -333,22 +320,19 @@ def print_check(found: Check) -> None:
             }
             for one in found.batches
         ],
-        BATCH_COLUMNS,
+        ("batch_size", "ms/step", "evaluation_s", "left_out"),
     )
     for number, step in enumerate(found.walk or (), start=1):
         figures = ", ".join(f"{name} {cell(value)}" for name, value in step.figures.items())
-        out.print(f"{number}. {step.question} {step.decision}" + (f" ({figures})" if figures else ""))
-    for remark in found.notes:
-        out.print(f"note: {remark.message}")
-    for finding in found.findings:
-        out.print(f"suspicious: {finding.message}")
-    if not found.findings:
-        out.print("nothing suspicious")
+        say(f"{number}. {step.question} {step.decision}{figures and f' ({figures})'}")
+    say(
+        *(f"note: {remark.message}" for remark in found.notes),
+        *([f"suspicious: {finding.message}" for finding in found.findings] or ["nothing suspicious"]),
+    )
 
 
 def print_advice(advice: Advice) -> None:
     """Print a proposed target."""
-    out = console()
     rows = [
         {
             "target": f"{row.target!r} ← proposed" if row.target == advice.proposed else f"{row.target:.5g}",
@@ -358,14 +342,15 @@ def print_advice(advice: Advice) -> None:
         }
         for row in advice.targets
     ]
-    out.print(
+    say(
         f"proposed target: {advice.metric} {advice.proposed!r}. This is {advice.margin:.2g} easier than "
         f"{advice.median_best:.5g}, the median best of {len(advice.runs)} runs of the default",
     )
     print_table(rows, ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit"))
-    for note in advice.notes:
-        out.print(f"note: {note}")
-    out.print(f"next: add --set target.value={advice.proposed!r}, or write the target into the spec")
+    say(
+        *(f"note: {note}" for note in advice.notes),
+        f"next: add --set target.value={advice.proposed!r}, or write the target into the spec",
+    )
 
 
 def _in_the_workload(found: Check) -> str:

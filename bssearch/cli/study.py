@@ -34,6 +34,7 @@ from bssearch.cli.output import (
     console,
     print_rows,
     print_table,
+    say,
     show,
     show_model,
     tell,
@@ -104,17 +105,16 @@ def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: Fo
 
 def print_status(found: Status) -> None:
     """Print a study's progress."""
-    out = console()
     one, fastest = ("run", "fastest") if found.is_imported else ("trial", "best single run")
     spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
     # Enqueued trials may exceed the budget.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
     ended = "" if found.search_ended is None else f"; search ended ({found.search_ended})"
     of = "imported runs" if found.is_imported else of
-    out.print(f"{found.study}: {spent} {of}{f', {running} running' if running else ''}{ended}")
+    say(f"{found.study}: {spent} {of}{f', {running} running' if running else ''}{ended}")
     if (best := found.fastest) is not None:
-        basis = BASES.get(best.basis, "")
-        out.print(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s{basis}")
+        seconds = f"{cell(best.time_to_target_s)} s{BASES.get(best.basis, '')}"
+        say(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {seconds}")
     rows = [
         {"phase": phase, "state": state, "trials": count}
         for phase, states in found.trials.items()
@@ -214,9 +214,10 @@ def audit(
 def print_audit(found: Audit) -> None:
     """Print an audit."""
     print_table([audit_row(one) for one in found.rules], ("rule", "batch", "gives", "regret", "verdict", "note"))
-    out = console()
-    out.print(slope_line(found.learning_rate_slope))
-    out.print(f"The runs for this audit took {found.spent_train_seconds:.3g} train seconds.")
+    say(
+        slope_line(found.learning_rate_slope),
+        f"The runs for this audit took {found.spent_train_seconds:.3g} train seconds.",
+    )
 
 
 def audit_row(one: RuleFinding) -> dict[str, Any]:
@@ -287,9 +288,7 @@ def _print_comparison(found: Sequence[Comparison]) -> None:
     several = len({one.database for one in found}) > 1
     rows = [{**compared_row(one), "database": one.database} for one in found]
     print_table(rows, [COMPARED[0], "database", *COMPARED[1:]] if several else COMPARED)
-    for one in found:
-        for warning in one.warnings:
-            console().print(f"note on {one.study}: {warning.message}")
+    say(*(f"note on {one.study}: {warning.message}" for one in found for warning in one.warnings))
     for one in found:
         if one.optimal_batch_size is None:
             typer.echo(f"{one.study}: {one.note}", err=True)
@@ -376,7 +375,6 @@ def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -
 
 def print_track_record(found: TrackRecord) -> None:
     """Print a track record."""
-    out = console()
     rows = [
         {
             "study": one.study,
@@ -392,8 +390,8 @@ def print_track_record(found: TrackRecord) -> None:
     if rows:
         print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
-        out.print(f"{found.held} of {len(rows)} quick answers held{ratio}.")
+        say(f"{found.held} of {len(rows)} quick answers held{ratio}.")
     else:
-        out.print("No confirmed search allows a comparison with a quick answer yet.")
+        say("No confirmed search allows a comparison with a quick answer yet.")
     if found.waiting:
-        out.print(f"Without a confirmed search: {', '.join(found.waiting)}.")
+        say(f"Studies without a confirmed search: {', '.join(found.waiting)}.")

@@ -31,6 +31,7 @@ from bssearch.cli.output import (
     console,
     print_rows,
     print_table,
+    say,
     show,
     show_model,
     tell,
@@ -151,35 +152,39 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
     from bssearch.exchange.trial_rows import trial_row
     from bssearch.records.curves import sparkline
 
-    out = console()
     outcome = found.outcome
     reason = f": {outcome.reason}" if outcome else ""
     one, how = ("run", "imported") if found.is_imported else ("trial", found.phase.value)
-    out.print(f"{one} {found.number} of {study} ({how}) {found.state.value}{reason}")
-    for key, value in trial_row(found).items():
-        if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None:
-            out.print(f"  {key:22} {cell(value)}")
+    say(
+        f"{one} {found.number} of {study} ({how}) {found.state.value}{reason}",
+        *(
+            f"  {key:22} {cell(value)}"
+            for key, value in trial_row(found).items()
+            if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None
+        ),
+    )
     if found.configuration.grows:
         _print_stages(found, curve)
     if environment is not None:
         known = {**asdict(environment), "libraries": ", ".join(environment.libraries) or None}
         where = ", ".join(f"{key} {cell(value)}" for key, value in known.items() if value is not None)
-        out.print(f"  environment            {where}")
-    for warning in outcome.warnings if outcome else ():
-        out.print(f"  warning: {warning}")
+        say(f"  environment            {where}")
+    say(*(f"  warning: {warning}" for warning in (outcome.warnings if outcome else ())))
     if curve:
         metrics = [one.metric for one in curve]
-        out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}")
-        out.print(f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds")
+        say(
+            f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}",
+            f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds",
+        )
     if outcome and outcome.traceback:
-        out.print(outcome.traceback)
+        say(outcome.traceback)
 
 
 def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
     from bssearch.records.batch_schedule import growing_schedule, run_stages
 
     schedule = growing_schedule(found.configuration)
-    console().print(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
+    say(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
     if stages := run_stages(found, curve):
         print_table([asdict(one) for one in stages], STAGE_COLUMNS)
 
@@ -240,13 +245,11 @@ def rerun(
 
 def print_rerun(found: Rerun) -> None:
     """Print reruns beside the stored trial."""
-    out = console()
     print_table(
         [_row("stored", found.then), *(_row(str(index), one) for index, one in enumerate(found.runs, start=1))],
         RERUN_COLUMNS,
     )
-    for sentence in sentences(found):
-        out.print(sentence)
+    say(*sentences(found))
     if found.differences:
         print_table([one.model_dump() for one in found.differences], ("name", "then", "now"))
 

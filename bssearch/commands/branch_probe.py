@@ -140,9 +140,6 @@ def _file_digest(path: Path) -> str:
     ).hexdigest()
 
 
-COLUMNS = ("checkpoint", "samples", "batch", "learning_rate", "end", "holds")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedCheckpoint:
     """Branches from one checkpoint, and the critical batch size found."""
@@ -228,7 +225,7 @@ def report(
             }
             for row in rows
         ],
-        columns=COLUMNS,
+        columns=("checkpoint", "samples", "batch", "learning_rate", "end", "holds"),
         sentences=list(sentences(spec, found, repeats)),
     )
 

@@ -1,18 +1,15 @@
 """``check`` tries a workload and proposes a target; ``run --dry-run`` bounds a study's cost."""
 
 import math
-import os
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
 from pydantic import Field
 
-from bssearch.analysis.batches import about_default_model, about_fixed_constants
-from bssearch.analysis.build_answer import NAN_DATA
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import (
@@ -24,9 +21,9 @@ from bssearch.commands.opening import (
     loaded,
     refuse_where_in_no_file,
 )
-from bssearch.commands.pitfalls import CHANCE_TOLERANCE, pitfalls
+from bssearch.commands.pitfalls import CheckEvidence, dropped_share, suspicions
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
-from bssearch.commands.walk import Walk, WalkStep
+from bssearch.commands.walk import WalkStep, walk_steps
 from bssearch.errors import DatabaseError, LaunchError, require
 from bssearch.executors.base import Executor
 from bssearch.planning.requests import notes_on_spec
@@ -38,7 +35,6 @@ from bssearch.records import (
     Phase,
     ProbeRecord,
     Target,
-    TrialOutcome,
     TrialPlan,
     TrialRequest,
     TrialState,
@@ -50,9 +46,9 @@ from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
 from bssearch.search.history import trial_seed
 from bssearch.search.pruners.base import first_slack, make_pruner
 from bssearch.spec import StudySpec, checked
-from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
+from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds
 from bssearch.storage.repository import check_writable, open_store
-from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
+from bssearch.training.course import EVALUATION_SHARE
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 
@@ -136,195 +132,6 @@ def _losses(
     return seen if any(loss is not None for *_, loss in seen) else None
 
 
-DROPPED_SHARE = 0.2  # a batch size that drops this share of the training samples per epoch is suspicious
-
-FEW_STEPS = 50  # with fewer steps per trial, learning rates are hardly comparable
-
-
-@dataclass(frozen=True)
-class CheckEvidence:
-    """Measurements for `suspicions`: step times, and one short trial with its curve."""
-
-    spec: StudySpec
-    found: WorkloadDescription
-    probes: Sequence[ProbeRecord]
-    outcome: TrialOutcome
-    curve: Sequence[Observation]
-
-
-Suspicion = tuple[str, object, str]  # a code, true if the suspicion applies, and a sentence
-
-
-def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
-    """Yield suspicious properties of spec and workload, as (code, sentence)."""
-    known = list(pitfalls(evidence.spec, evidence.found))
-    for code, holds, sentence in (
-        *_about_the_metric(evidence),
-        *_about_the_trial(evidence, {sentence for _, sentence in known}),
-        *_about_the_batch_sizes(evidence),
-        *_about_the_spec(evidence),
-        *((code, True, sentence) for code, sentence in known),
-    ):
-        if holds:
-            yield code, sentence
-
-
-def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
-    target = evidence.spec.record_target
-    info = evidence.found.metrics[target.metric]
-    untrained = evidence.found.model.initial_metrics.get(target.metric)
-    chance, start = info.chance or 0.0, untrained or 0.0
-    is_declared = untrained is not None and info.chance is not None
-    return [
-        (
-            "chance_unknown",
-            # A program cannot declare its chance level.
-            info.chance is None and evidence.found.train_samples is not None,
-            f"the workload declares no chance level of {target.metric}, so trials that learn nothing run to "
-            f"their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
-        ),
-        (
-            "chance_differs",
-            is_declared and abs(start - chance) > CHANCE_TOLERANCE * abs(target.value - chance),
-            f"an untrained model has {target.metric} = {start:.4g}, but the workload declares chance = "
-            f"{chance:.4g}; correct chance, unless the model starts from trained weights",
-        ),
-        (
-            "target_is_the_bound",
-            target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
-            f"target.value = {target.value:g} is the best possible {target.metric}; `bssearch check "
-            "--suggest-target` proposes a target that the default reaches",
-        ),
-    ]
-
-
-def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Suspicion]:
-    outcome, curve, target = evidence.outcome, evidence.curve, evidence.spec.record_target
-    found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
-    if outcome.state is TrialState.DIVERGED:
-        at_once = outcome.steps == 1 and not evidence.spec.is_program  # the loss of step 1 precedes the first update
-        reason = f"{outcome.reason}; {NAN_DATA}" if at_once else outcome.reason
-        return [*found, ("default_diverges", True, f"the default configuration does not train: {reason}")]
-    never_moves = len(curve) > 1 and len({one.metric for one in curve}) == 1
-    low, high = (end((one.metric for one in curve), default=math.nan) for end in (min, max))
-    in_other_unit = outcome.state is not TrialState.REACHED and target.is_in_other_unit(low, high)
-    covered, misses = 1.0, outcome.state is not TrialState.REACHED and not in_other_unit
-    if misses and not never_moves and curve and outcome.best_metric is not None:
-        covered = 1 - target.shortfall(outcome.best_metric) / target.shortfall(curve[0].metric)
-    first = curve[0].metric if curve else math.nan
-    return [
-        *found,
-        (
-            "metric_never_moves",
-            never_moves,
-            f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
-            f"{outcome.steps} steps; check that evaluate() uses its model argument, and raise the learning rate",
-        ),
-        (
-            "target_far",
-            covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
-            f"the default covers only {max(covered, 0.0):.0%} of the way to {target.value:g} in "
-            f"{outcome.train_seconds:.3g} train seconds; `bssearch check --suggest-target` proposes a target that "
-            "the default reaches",
-        ),
-        (
-            "target_in_other_unit",
-            in_other_unit,
-            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}; if one value is in "
-            f"percent, set target.value = {target.in_unit_of(high):g}",
-        ),
-        (
-            "target_too_easy",
-            outcome.time_to_target_s is not None and len(curve) <= 2,
-            f"the default reaches {target.metric} {target.value:g} at its first evaluation (step "
-            f"{outcome.first_hit_step}); set a harder target to compare batch sizes",
-        ),
-    ]
-
-
-def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
-    spec, found = evidence.spec, evidence.found
-    limit, samples = spec.budget.trial_train_seconds, found.train_samples or 0
-    evaluation = max(probe.evaluation_seconds or 0.0 for probe in evidence.probes)
-    worst = max(spec.batch_sizes, key=lambda size: dropped_share(found, size))
-    about = "about " if spec.training.counts_tokens else ""  # the tokens of padding vary from epoch to epoch
-    return [
-        *(one for probe in evidence.probes for one in _about_a_batch_size(spec, probe)),
-        (
-            "evaluation_dear",
-            evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS,
-            f"an evaluation takes {evaluation:.3g} s, so {FEWEST_EVALUATIONS} evaluations take more than "
-            f"{EVALUATION_SHARE:.0%} of a trial of {limit:g} s; use fewer validation samples",
-        ),
-        (
-            "incomplete_batch_dropped",
-            dropped_share(found, worst) >= DROPPED_SHARE,
-            f"batch {worst} leaves {about}{samples % worst} of {samples} training {spec.training.batch_unit} out of "
-            f"each epoch ({dropped_share(found, worst):.0%}), because bssearch drops the incomplete last batch",
-        ),
-    ]
-
-
-def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
-    wanted, _ = split_batch(probe.batch_size, spec.space.max_micro_batch_size)
-    limit = spec.budget.trial_train_seconds
-    steps = limit / probe.step_seconds if probe.step_seconds else math.inf
-    return [
-        (
-            "out_of_memory",
-            probe.micro_batch_size < wanted,
-            f"a micro-batch of {wanted} does not fit into memory, so batch {probe.batch_size} accumulates "
-            f"micro-batches of {probe.micro_batch_size}",
-        ),
-        (
-            "few_steps",
-            steps < FEW_STEPS,
-            f"budget.trial_train_seconds = {limit:g} allows only {steps:.0f} steps at batch {probe.batch_size}",
-        ),
-    ]
-
-
-def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
-    spec, slowest = evidence.spec, evidence.probes[0]
-    epochs, limit = spec.default_configuration.warmup_epochs, spec.budget.trial_train_seconds
-    warmup = epochs * (evidence.found.train_samples or 0) / slowest.batch_size * (slowest.step_seconds or 0.0)
-    wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
-    space, default = spec.space, spec.default_configuration.parameters
-    searched = {name for one in space.dimensions() for name in (one.name, one.name.rpartition(".")[2])}
-    fixed = {name: value for name, value in default.items() if name not in searched}
-    return [
-        *(
-            ("default_outside_space", True, f"the default is outside the space: {one}")
-            for one in space.outside(spec.default_configuration)
-        ),
-        *((code, True, sentence) for code, sentence in about_default_model(spec)),
-        *(
-            (code, True, sentence)
-            for code, sentence in about_fixed_constants(
-                [(size, space.carried(fixed, size)) for size in spec.batch_sizes]
-            )
-        ),
-        (
-            "warmup_outlasts_limit",
-            warmup > limit,
-            f"the default's warmup of {epochs:g} epochs takes {warmup:.3g} s at batch {slowest.batch_size}, longer "
-            f"than budget.trial_train_seconds = {limit:g}",
-        ),
-        (
-            "more_threads_than_cores",
-            evidence.found.environment.device_type == "cpu" and wanted > cores and spec.executor.address is None,
-            f"executor.slots × executor.threads = {wanted} on {cores} cores slows trials down; use fewer slots or "
-            "threads",
-        ),
-    ]
-
-
-def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Share of an epoch's samples (or tokens without padding) in the dropped last batch."""
-    samples = found.train_samples
-    return 0.0 if samples is None else samples % batch_size / samples
-
-
 TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limit is shorter
 
 
@@ -375,7 +182,7 @@ class Check(Model):
 
 
 def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Check:
-    """Try a study's workload for a few seconds without storing anything; see `Walk`.
+    """Try a study's workload for a few seconds without storing anything; ``walk`` adds `walk_steps`.
 
     Raises the errors of `bssearch.run_study`.
 
@@ -391,11 +198,11 @@ def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Chec
                 check_question(spec, stored)
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
-        return check_study(spec, executor, found, walk=walk)
+        return _checked(spec, executor, found, walk=walk)
 
 
-def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription, *, walk: bool = False) -> Check:
-    """Time the smallest, default and largest batch size, train the default briefly, then try other parameters."""
+def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *, walk: bool) -> Check:
+    # Times the smallest, default and largest batch size, trains the default briefly, then tries other parameters.
     default = spec.default.batch_size
     probes = {
         size: step_time_of_default(spec, executor, size)
@@ -403,8 +210,8 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription,
     }
     limit = min(TRIAL_SECONDS, spec.budget.trial_train_seconds)
     outcome, curve = run_default(spec, executor, 0, probe=probes[default], limit=limit, stop_at_target=True)
-    evidence = CheckEvidence(spec, found, list(probes.values()), outcome, curve)
-    longest = max(longest_trial_seconds(spec.budget.trial_train_seconds, probe) for probe in evidence.probes)
+    evidence = CheckEvidence(spec=spec, found=found, probes=probes, outcome=outcome, curve=curve, limit=limit)
+    longest = max(longest_trial_seconds(spec.budget.trial_train_seconds, probe) for probe in probes.values())
     suspicious = [*suspicions(evidence), *ignored_parameters(spec, executor, probes[default])]
     return Check(
         study=spec.name,
@@ -424,7 +231,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription,
                 evaluation_seconds=probe.evaluation_seconds,
                 dropped_share=dropped_share(found, probe.batch_size),
             )
-            for probe in evidence.probes
+            for probe in probes.values()
         ],
         trial=ShortTrial(
             batch_size=default,
@@ -447,7 +254,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription,
             *(Notice(code=note.code, message=note.message) for note in notes_on_spec(spec)),
             *([] if found.notice is None else [Notice(code="environment", message=found.notice)]),
         ],
-        walk=list(Walk(spec, executor, found, probes, outcome, limit).steps()) if walk else None,
+        walk=list(walk_steps(evidence, executor)) if walk else None,
     )
 
 
@@ -501,53 +308,38 @@ def advise_target(
     margin: float | None = None,
     on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:
-    """Propose a target from several runs of the default; store nothing.
+    """Run the default ``runs`` times to the study's limit, and propose a target; store nothing.
 
-    ``on_run`` receives each run. See `advise`.
+    The proposal is the median best metric less ``margin``, rounded to the easier side. ``on_run`` receives each run.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
-    spec, launch = loaded(spec, launch)
-    with described(spec, launch) as (executor, found):
-        advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
-    return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})
-
-
-def advise(
-    spec: StudySpec,
-    executor: Executor,
-    *,
-    runs: int,
-    margin: float | None = None,
-    on_run: Callable[[DefaultRun], None] = lambda run: None,
-) -> Advice:
-    """Run the default ``runs`` times to the study's limit and propose a target.
-
-    The proposal is the median best metric less ``margin``, rounded to the easier side.
-    """
     require(runs >= 1, f"runs = {runs} must be >= 1")
     require(margin is None or 0 <= margin < math.inf, f"margin = {margin} must be a finite number >= 0")
+    spec, launch = loaded(spec, launch)
     target, limit = spec.record_target, spec.budget.trial_train_seconds
-    probe = step_time_of_default(spec, executor, spec.default.batch_size)
     curves, made = [], []
-    for index in range(runs):
-        outcome, curve = run_default(spec, executor, index, probe=probe, limit=limit, stop_at_target=False)
-        require(
-            curve and outcome.state is not TrialState.DIVERGED,
-            f"the default configuration does not train: {outcome.reason}",
-            error=LaunchError,
-        )
-        best = max(curve, key=lambda one: target.gain(one.metric))
-        run = DefaultRun(
-            seed_index=index,
-            best_metric=best.metric,
-            best_at_s=best.train_seconds,
-            train_seconds=outcome.train_seconds,
-        )
-        made.append(run)
-        curves.append(curve)
-        on_run(run)
-    return summarise(target, limit, made, curves, margin)
+    with described(spec, launch) as (executor, found):
+        probe = step_time_of_default(spec, executor, spec.default.batch_size)
+        for index in range(runs):
+            outcome, curve = run_default(spec, executor, index, probe=probe, limit=limit, stop_at_target=False)
+            require(
+                curve and outcome.state is not TrialState.DIVERGED,
+                f"the default configuration does not train: {outcome.reason}",
+                error=LaunchError,
+            )
+            best = max(curve, key=lambda one: target.gain(one.metric))
+            run = DefaultRun(
+                seed_index=index,
+                best_metric=best.metric,
+                best_at_s=best.train_seconds,
+                train_seconds=outcome.train_seconds,
+            )
+            made.append(run)
+            curves.append(curve)
+            on_run(run)
+    advice = summarise(target, limit, made, curves, margin)
+    return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})
 
 
 def summarise(
@@ -557,7 +349,7 @@ def summarise(
     curves: Sequence[Sequence[Observation]],
     margin: float | None,
 ) -> Advice:
-    """Proposed target and alternatives, from the curves of the default's runs; see `advise`."""
+    """Proposed target and alternatives, from the curves of the default's runs; see `advise_target`."""
     # The best metric of the untrained models, because no untrained model may reach the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]

@@ -192,8 +192,7 @@ class Display(Lines):
 
 def confirmed_medians(history: History) -> dict[int, str]:
     """Median over fresh seeds by confirmed batch size, the best first."""
-    confirmed = in_force(history, history.of_phase(Phase.CONFIRM))
-    verdict = decide(confirmed, history.spec.confirm.runs, history.objective)
+    verdict = decide(in_force(history, history.of_phase(Phase.CONFIRM)), history.spec.confirm.runs, history.objective)
     if verdict is None or not verdict.confirmed:
         return {}
     shown, unit = history.objective.shown, history.objective.unit

@@ -1,14 +1,19 @@
-"""Pitfalls of a spec and its workload that prevent or distort a comparison of batch sizes."""
+"""Pitfalls that prevent or distort a comparison of batch sizes, from a spec and a check's measurements."""
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from bssearch.records import WorkloadDescription
+from bssearch.analysis.batches import about_default_model, about_fixed_constants
+from bssearch.analysis.build_answer import NAN_DATA
+from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
 from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
 from bssearch.spec import StudySpec
 from bssearch.spec.space import bounds, split_batch
 from bssearch.spec.space.micro_batches import GROUP_NORM, REMEDY, batch_norm_caveats
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 Finding = tuple[str, str]  # a code and a sentence
 
@@ -118,3 +123,196 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
             )
         if spec.default_configuration.optimizer == optimizer.name and default > most:
             yield ("fine_tuning_learning_rate", f"default.learning_rate = {default:g} is above {bound}")
+
+
+DROPPED_SHARE = 0.2  # a batch size that drops this share of the training samples per epoch is suspicious
+
+FEW_STEPS = 50  # with fewer steps per trial, learning rates are hardly comparable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckEvidence:
+    """Measurements of a check: step times by batch size, and the default's short trial with its curve."""
+
+    spec: StudySpec
+    found: WorkloadDescription
+    probes: Mapping[int, ProbeRecord]
+    outcome: TrialOutcome
+    curve: Sequence[Observation]
+    limit: float  # train seconds of the short trial
+
+
+Suspicion = tuple[str, object, str]  # a code, true if the suspicion applies, and a sentence
+
+
+def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
+    """Yield suspicious properties of spec and workload, as (code, sentence)."""
+    known = list(pitfalls(evidence.spec, evidence.found))
+    for code, holds, sentence in (
+        *_about_the_metric(evidence),
+        *_about_the_trial(evidence, {sentence for _, sentence in known}),
+        *_about_the_batch_sizes(evidence),
+        *_about_the_spec(evidence),
+        *((code, True, sentence) for code, sentence in known),
+    ):
+        if holds:
+            yield code, sentence
+
+
+def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
+    target = evidence.spec.record_target
+    info = evidence.found.metrics[target.metric]
+    untrained = evidence.found.model.initial_metrics.get(target.metric)
+    chance, start = info.chance or 0.0, untrained or 0.0
+    is_declared = untrained is not None and info.chance is not None
+    return [
+        (
+            "chance_unknown",
+            # A program cannot declare its chance level.
+            info.chance is None and evidence.found.train_samples is not None,
+            f"the workload declares no chance level of {target.metric}, so trials that learn nothing run to "
+            f"their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
+        ),
+        (
+            "chance_differs",
+            is_declared and abs(start - chance) > CHANCE_TOLERANCE * abs(target.value - chance),
+            f"an untrained model has {target.metric} = {start:.4g}, but the workload declares chance = "
+            f"{chance:.4g}; correct chance, unless the model starts from trained weights",
+        ),
+        (
+            "target_is_the_bound",
+            target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
+            f"target.value = {target.value:g} is the best possible {target.metric}; `bssearch check "
+            "--suggest-target` proposes a target that the default reaches",
+        ),
+    ]
+
+
+def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Suspicion]:
+    outcome, curve, target = evidence.outcome, evidence.curve, evidence.spec.record_target
+    found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
+    if outcome.state is TrialState.DIVERGED:
+        # The loss of step 1 precedes the first update.
+        cause = f"; {NAN_DATA}" if outcome.steps == 1 and not evidence.spec.is_program else ""
+        return [
+            *found,
+            ("default_diverges", True, f"the default configuration does not train: {outcome.reason}{cause}"),
+        ]
+    never_moves = len(curve) > 1 and len({one.metric for one in curve}) == 1
+    low, high = (end((one.metric for one in curve), default=math.nan) for end in (min, max))
+    in_other_unit = outcome.state is not TrialState.REACHED and target.is_in_other_unit(low, high)
+    covered, misses = 1.0, outcome.state is not TrialState.REACHED and not in_other_unit
+    if misses and not never_moves and curve and outcome.best_metric is not None:
+        covered = 1 - target.shortfall(outcome.best_metric) / target.shortfall(curve[0].metric)
+    first = curve[0].metric if curve else math.nan
+    return [
+        *found,
+        (
+            "metric_never_moves",
+            never_moves,
+            f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
+            f"{outcome.steps} steps; check that evaluate() uses its model argument, and raise the learning rate",
+        ),
+        (
+            "target_far",
+            covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
+            f"the default covers only {max(covered, 0.0):.0%} of the way to {target.value:g} in "
+            f"{outcome.train_seconds:.3g} train seconds; `bssearch check --suggest-target` proposes a target that "
+            "the default reaches",
+        ),
+        (
+            "target_in_other_unit",
+            in_other_unit,
+            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}; if one value is in "
+            f"percent, set target.value = {target.in_unit_of(high):g}",
+        ),
+        (
+            "target_too_easy",
+            outcome.time_to_target_s is not None and len(curve) <= 2,
+            f"the default reaches {target.metric} {target.value:g} at its first evaluation (step "
+            f"{outcome.first_hit_step}); set a harder target to compare batch sizes",
+        ),
+    ]
+
+
+def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
+    spec, found = evidence.spec, evidence.found
+    limit, samples = spec.budget.trial_train_seconds, found.train_samples or 0
+    evaluation = max(probe.evaluation_seconds or 0.0 for probe in evidence.probes.values())
+    worst = max(spec.batch_sizes, key=lambda size: dropped_share(found, size))
+    about = "about " if spec.training.counts_tokens else ""  # the tokens of padding vary from epoch to epoch
+    return [
+        *(one for probe in evidence.probes.values() for one in _about_a_batch_size(spec, probe)),
+        (
+            "evaluation_dear",
+            evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS,
+            f"an evaluation takes {evaluation:.3g} s, so {FEWEST_EVALUATIONS} evaluations take more than "
+            f"{EVALUATION_SHARE:.0%} of a trial of {limit:g} s; use fewer validation samples",
+        ),
+        (
+            "incomplete_batch_dropped",
+            dropped_share(found, worst) >= DROPPED_SHARE,
+            f"batch {worst} leaves {about}{samples % worst} of {samples} training {spec.training.batch_unit} out of "
+            f"each epoch ({dropped_share(found, worst):.0%}), because bssearch drops the incomplete last batch",
+        ),
+    ]
+
+
+def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
+    wanted, _ = split_batch(probe.batch_size, spec.space.max_micro_batch_size)
+    limit = spec.budget.trial_train_seconds
+    steps = limit / probe.step_seconds if probe.step_seconds else math.inf
+    return [
+        (
+            "out_of_memory",
+            probe.micro_batch_size < wanted,
+            f"a micro-batch of {wanted} does not fit into memory, so batch {probe.batch_size} accumulates "
+            f"micro-batches of {probe.micro_batch_size}",
+        ),
+        (
+            "few_steps",
+            steps < FEW_STEPS,
+            f"budget.trial_train_seconds = {limit:g} allows only {steps:.0f} steps at batch {probe.batch_size}",
+        ),
+    ]
+
+
+def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
+    spec, slowest = evidence.spec, evidence.probes[evidence.spec.batch_sizes[0]]
+    epochs, limit = spec.default_configuration.warmup_epochs, spec.budget.trial_train_seconds
+    warmup = epochs * (evidence.found.train_samples or 0) / slowest.batch_size * (slowest.step_seconds or 0.0)
+    wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
+    space, default = spec.space, spec.default_configuration.parameters
+    searched = {name for one in space.dimensions() for name in (one.name, one.name.rpartition(".")[2])}
+    fixed = {name: value for name, value in default.items() if name not in searched}
+    return [
+        *(
+            ("default_outside_space", True, f"the default is outside the space: {one}")
+            for one in space.outside(spec.default_configuration)
+        ),
+        *((code, True, sentence) for code, sentence in about_default_model(spec)),
+        *(
+            (code, True, sentence)
+            for code, sentence in about_fixed_constants(
+                [(size, space.carried(fixed, size)) for size in spec.batch_sizes]
+            )
+        ),
+        (
+            "warmup_outlasts_limit",
+            warmup > limit,
+            f"the default's warmup of {epochs:g} epochs takes {warmup:.3g} s at batch {slowest.batch_size}, longer "
+            f"than budget.trial_train_seconds = {limit:g}",
+        ),
+        (
+            "more_threads_than_cores",
+            evidence.found.environment.device_type == "cpu" and wanted > cores and spec.executor.address is None,
+            f"executor.slots × executor.threads = {wanted} on {cores} cores slows trials down; use fewer slots or "
+            "threads",
+        ),
+    ]
+
+
+def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
+    """Share of an epoch's samples (or tokens without padding) in the dropped last batch."""
+    samples = found.train_samples
+    return 0.0 if samples is None else samples % batch_size / samples

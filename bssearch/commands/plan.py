@@ -92,8 +92,8 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
     """Yield stored audits' verdicts on the rules."""
-    is_default = db is None and database_url() == DEFAULT_DATABASE_URL
-    if is_default and not Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///")).exists():
+    file = Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///"))
+    if db is None and database_url() == DEFAULT_DATABASE_URL and not file.exists():
         return
     with open_store(db, write=False) as store:
         for study in store.studies.summaries():

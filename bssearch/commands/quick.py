@@ -132,8 +132,7 @@ class QuickPlan:
         """Planner of one run of a configuration that has not run yet."""
 
         def plan(history: History) -> TrialPlan | None:
-            has_run = ended_run(history, configuration) is not None
-            return None if has_run else self._run(history, configuration, self.seconds)
+            return None if ended_run(history, configuration) else self._run(history, configuration, self.seconds)
 
         return plan
 
@@ -142,21 +141,15 @@ class QuickPlan:
         return run.state is TrialState.CAPPED and LONGER * longest <= min(full, SHARE_OF_A_RUN * self.seconds)
 
     def _run(self, history: History, configuration: Configuration, limit: float) -> TrialPlan:
-        return run_plan(history, configuration, limit, share=SHARE_OF_A_RUN * self.seconds)
-
-
-def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
-    """Run limited to ``limit`` and ``share`` seconds; a run with its whole ``share`` counts as uncapped."""
-    spec = history.spec
-    full = spec.budget.trial_train_seconds
-    limit, share = min(full, share, limit), min(full, share)
-    seed = trial_seed(spec.seed, Phase.SEARCH, history.length)
-    return replace(
-        repeat(history, history.as_run(configuration), seed, Phase.SEARCH),
-        train_seconds_limit=limit,
-        limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
-        uncapped=limit >= share,
-    )
+        full = history.spec.budget.trial_train_seconds
+        share = min(full, SHARE_OF_A_RUN * self.seconds)
+        seed = trial_seed(history.spec.seed, Phase.SEARCH, history.length)
+        return replace(
+            repeat(history, history.as_run(configuration), seed, Phase.SEARCH),
+            train_seconds_limit=min(limit, share),
+            limit_state=TrialState.EXHAUSTED if min(limit, share) >= full else TrialState.CAPPED,
+            uncapped=limit >= share,
+        )
 
 
 def rule_configuration(history: History, batch_size: int) -> Configuration:

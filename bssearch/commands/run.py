@@ -254,8 +254,10 @@ def audit_study(
     Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
     require(runs is None or runs >= 1, f"runs = {runs} must be >= 1")
-    is_finite = train_seconds is None or 0 <= train_seconds < math.inf
-    require(is_finite, f"train_seconds = {train_seconds} must be a finite number >= 0")
+    require(
+        train_seconds is None or 0 <= train_seconds < math.inf,
+        f"train_seconds = {train_seconds} must be a finite number >= 0",
+    )
     spec, launch = loaded(spec, launch)
     if not run or spec.is_imported:
         with open_store(launch.db, write=False) as store:

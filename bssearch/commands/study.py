@@ -119,8 +119,11 @@ class Study:
     @property
     def answer(self) -> Answer:
         """Answer of the ended study; raises `UsageError` before the end."""
-        hint = f"bssearch.best({self.spec.name!r})"
-        return required(self._search.answer, f"study {self.spec.name!r} has not ended", hint=hint)
+        return required(
+            self._search.answer,
+            f"study {self.spec.name!r} has not ended",
+            hint=f"for the answer so far, call bssearch.best({self.spec.name!r})",
+        )
 
     def close(self) -> None:
         """End the study now and keep ended trials."""

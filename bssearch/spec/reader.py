@@ -242,8 +242,7 @@ def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, ov
             origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"
     _check_values(data, source)
-    spec = _validated(data, origins, source)
-    return spec.from_preset(preset)
+    return _validated(data, origins, source).from_preset(preset)
 
 
 def _check_values(data: Any, source: str) -> None:

@@ -199,26 +199,6 @@ class NumberType(_Type):
         return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
-class BooleanType(_Type):
-    """Yes or no."""
-
-    type: Literal["boolean"]
-
-    @property
-    def wanted(self) -> str:
-        """Valid values in words."""
-        return "true or false"
-
-    @property
-    def example(self) -> Value:
-        """A valid value."""
-        return True
-
-    def takes(self, value: object) -> bool:
-        """True for a valid value."""
-        return isinstance(value, bool)
-
-
 class ChoiceType(_Type):
     """One of the ``choices``."""
 
@@ -227,7 +207,7 @@ class ChoiceType(_Type):
     @property
     def wanted(self) -> str:
         """Valid values in words."""
-        return f"one of {', '.join(map(str, self.choices))}"
+        return f"one of {', '.join(str(one).lower() if isinstance(one, bool) else str(one) for one in self.choices)}"
 
     @property
     def example(self) -> Value:
@@ -239,27 +219,22 @@ class ChoiceType(_Type):
         return any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in self.choices)
 
 
-ValueType = NumberType | BooleanType | ChoiceType
+ValueType = NumberType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
     """Value type from its description in a template file or worker row."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
-    kind: type[ValueType]
-    if "choices" in data:
-        kind = ChoiceType
-    elif data.get("type") == "boolean":
-        kind = BooleanType
-    elif data.get("type") in ("integer", "number", "integers", "numbers"):
-        kind = NumberType
-    else:
+    if data.get("type") == "boolean":
+        data = {"choices": [True, False], **{key: value for key, value in data.items() if key != "type"}}
+    if "choices" not in data and data.get("type") not in ("integer", "number", "integers", "numbers"):
         raise ValueError(
             f"type = {shortened(data.get('type'))} must be integer, number, integers, numbers or boolean; "
             "or the value has choices"
         )
     try:
-        return kind.model_validate(dict(data))
+        return (ChoiceType if "choices" in data else NumberType).model_validate(dict(data))
     except ValidationError as error:
         raise ValueError("; ".join(_problem(one) for one in error.errors())) from None
 

@@ -109,8 +109,9 @@ def test_both_files_or_none_where_the_second_cannot_be_written(tmp_path: Path) -
     assert not there.exists()
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "task.py").write_text("mine\n")
+    monkeypatch.setattr("os.path.lexists", lambda path: False)
     with pytest.raises(UsageError, match=r"task\.py cannot be written: File exists"):
         write_new({tmp_path / "task.yaml": "", tmp_path / "task.py": ""})
     assert files_in(tmp_path) == {"task.py": b"mine\n"}

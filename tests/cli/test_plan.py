@@ -204,7 +204,9 @@ def test_a_first_spec_is_written_to_a_new_file(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout == ""
     assert "next: bssearch check mine.yaml" in done.stderr
     assert load_spec(tmp_path / "mine.yaml") == api.plan_start().spec
-    assert "exists; name a new file" in refused(tmp_path, "plan", "start", "--defaults", "--out", "mine.yaml", code=2)
+    assert "exists; choose another name" in refused(
+        tmp_path, "plan", "start", "--defaults", "--out", "mine.yaml", code=2
+    )
 
 
 def test_on_a_terminal_what_no_option_says_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

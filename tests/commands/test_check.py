@@ -16,7 +16,7 @@ from bssearch.commands.check import (
     Advice,
     Check,
     DefaultRun,
-    advise as advise_on,
+    advise_target,
     check,
     summarise,
     towards_easier,
@@ -544,7 +544,9 @@ def test_the_luckiest_untrained_model_does_not_meet_the_proposal() -> None:
 
 def test_a_spec_whose_own_target_nothing_can_reach_is_no_obstacle() -> None:
     executor = LawExecutor()
-    advise_on(make_spec(target={"metric": "accuracy", "value": 97}), executor, runs=2)
+    advise_target(
+        make_spec(target={"metric": "accuracy", "value": 97}), Launch(make_executor=lambda *_: executor), runs=2
+    )
     # Only a trial at the study's own limit is judged by its way from chance to the target.
     assert [request.plan.limit_state for request in executor.requests] == [TrialState.CAPPED] * 2
 
@@ -553,7 +555,7 @@ def test_a_spec_whose_own_target_nothing_can_reach_is_no_obstacle() -> None:
 def test_a_margin_that_is_none_is_refused_before_anything_runs(margin: float) -> None:
     executor = LawExecutor()
     with pytest.raises(UsageError, match=r"margin = .* must be a finite number >= 0"):
-        advise_on(make_spec(), executor, runs=1, margin=margin)
+        advise_target(make_spec(), Launch(make_executor=lambda *_: executor), runs=1, margin=margin)
     assert executor.requests == []
 
 

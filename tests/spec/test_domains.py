@@ -283,7 +283,7 @@ def test_values_of_the_stated_types_make_a_study_of_the_template(templates: Temp
         ("space.batch_size", [8, "16"], "a list of"),
         ("space.batch_size", 8, "a list of"),
         ("space.batch_size", [8] * 65, "a list of"),
-        ("training.deterministic", 1, "must be true or false"),
+        ("training.deterministic", 1, "must be one of true, false"),
         ("seed", 2, "must be one of 0, 1"),
         ("seed", True, "must be one of 0, 1"),
         ("pruner.name", "my_package:Pruner", "must be one of race, none"),
@@ -447,3 +447,10 @@ def test_a_whole_number_s_example_lies_within_bounds_that_are_none() -> None:
 def test_a_whole_number_is_the_choice_that_equals_it_and_true_is_no_number() -> None:
     type_ = value_type({"choices": [0.0, 1]})
     assert (type_.takes(0), type_.takes(1.0), type_.takes(True), type_.takes("1")) == (True, True, False, False)
+
+
+def test_a_boolean_takes_true_and_false_alone_and_no_other_field() -> None:
+    type_ = value_type({"type": "boolean"})
+    assert [type_.takes(one) for one in (True, False, 1, 0, "true")] == [True, True, False, False, False]
+    with pytest.raises(ValueError, match="low is not known here"):
+        value_type({"type": "boolean", "low": 0})

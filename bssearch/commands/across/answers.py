@@ -63,8 +63,11 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
             f"no study {given!r} in any of {_listed(stores)}",
             hint=f"{guess}list the studies with `bssearch study list` and the same --db",
         )
-    several = f"study {given!r} is in several databases: {_listed(holders)}"
-    require(len(holders) == 1, several, hint="choose a database with --db")
+    require(
+        len(holders) == 1,
+        f"study {given!r} is in several databases: {_listed(holders)}",
+        hint="choose a database with --db",
+    )
     return holders[0], given
 
 
@@ -217,8 +220,9 @@ def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFo
         return NotFoundError(
             "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"
         )
-    hint = f"there are {'; '.join(_there_are(asked, studies))}"
-    return NotFoundError(f"no study matches {asked.in_words}", hint=hint)
+    return NotFoundError(
+        f"no study matches {asked.in_words}", hint=f"there are {'; '.join(_there_are(asked, studies))}"
+    )
 
 
 def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[str]:

@@ -7,6 +7,7 @@ A layer keeps the input for the gradients. An in-place activation's output is th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 from bssearch.errors import require
@@ -175,9 +176,8 @@ def _convnext(net: Network, stages: Sequence[int], channels: Sequence[int]) -> N
 def _unet(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
     *levels, middle = channels
     side = 2 ** len(levels)
-    fits = net.height % side == net.width % side == 0
     require(
-        fits,
+        net.height % side == net.width % side == 0,
         f"input_shape = {net.height}x{net.width} must have sides divisible by {side}, because {len(levels)} levels "
         "halve each",
     )
@@ -210,18 +210,10 @@ class Architecture:
     classes: int = 1000
 
 
-def _basic(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
-    _resnet(net, stages, channels, expansion=1)
-
-
-def _bottleneck(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
-    _resnet(net, stages, channels, expansion=4)
-
-
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "resnet18": Architecture(_basic, (2, 2, 2, 2), (64, 128, 256, 512)),
-        "resnet50": Architecture(_bottleneck, (3, 4, 6, 3), (64, 128, 256, 512)),
+        "resnet18": Architecture(partial(_resnet, expansion=1), (2, 2, 2, 2), (64, 128, 256, 512)),
+        "resnet50": Architecture(partial(_resnet, expansion=4), (3, 4, 6, 3), (64, 128, 256, 512)),
         "efficientnet_b0": Architecture(_efficientnet, (1, 2, 2, 3, 3, 4, 1), (16, 24, 40, 80, 112, 192, 320)),
         "convnext_tiny": Architecture(_convnext, (3, 3, 9, 3), (96, 192, 384, 768)),
         "unet": Architecture(_unet, (2, 2, 2, 2, 2), (64, 128, 256, 512, 1024), classes=2),
