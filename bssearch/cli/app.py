@@ -16,7 +16,7 @@ GUIDE = Path(__file__).resolve().parents[1] / "guide"
 
 def guide(
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Topic to print; without one, list the topics.")
+        str | None, typer.Argument(metavar="TOPIC", help="Topic to print; if missing, list the topics.")
     ] = None,
     form: Annotated[
         Literal["page", "text"],

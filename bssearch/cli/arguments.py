@@ -118,7 +118,7 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Spec of a file, a shipped study or a stored one with overrides, and a launch in its folder."""
+    """Spec of a file, a shipped study or a stored study, with overrides; and a launch in the spec's folder."""
     from bssearch.commands.opening import loaded, stored_spec
     from bssearch.spec import find_spec
 
@@ -172,7 +172,7 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
 
 
 def study_name(db: str | None, given: str | None) -> str:
-    """Given study's name, or the only one's; see `found_study`."""
+    """The given name, or the name of the only study; see `found_study`."""
     if given is not None:
         return given
     with study_to_read([db] if db else None, None) as (_, name):
@@ -188,13 +188,13 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` for another given option (neither None nor False)."""
+    """Raise `UsageError` if one of the other options is given (neither None nor False)."""
     for name, value in others.items():
         require(value is None or value is False, f"give either {option} or {name}, not both")
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` for given options that need this option."""
+    """Raise `UsageError` if an option is given that needs ``option``."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}")
 

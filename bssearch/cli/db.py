@@ -57,7 +57,7 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
 
 @app.command()
 def check(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Exit with 4 unless the schema is this version's."""
+    """Exit with code 4 unless the schema is up to date."""
     from bssearch.storage.migrate import SCHEMA_HEAD, check as require_head
 
     require_head(database_url(db))

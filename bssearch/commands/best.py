@@ -1,4 +1,4 @@
-"""A stored study's answer and best schedule in Python."""
+"""A stored study's answer and best batch schedule, for Python and for exports."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     assert verdict is not None, "a study with an answer has a verdict"
     require(
         are_of_one_model(spec, verdict),
-        f"the best configurations of study {study!r} have different models, which allow no prediction",
+        f"the best configurations of study {study!r} have different models, so bssearch cannot predict",
     )
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]
     return found, tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target)
@@ -137,7 +137,7 @@ DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is f
 
 
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
-    """Configuration values, rounded to `DIGITS` digits if searched in a range that has the rounded value."""
+    """Configuration values; a searched value has `DIGITS` digits if the rounded value is in its range."""
     found, space, size = dict(values), spec.space, values["batch_size"]
     own = spec.default_configuration.optimizer  # of a program, whose values have no optimizer
     for one in space.dimensions():
@@ -231,7 +231,7 @@ def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[
 
 NO_GAIN: Mapping[SavesTime, str] = {
     "no": "the schedule saves no time over the best constant batch size",
-    "undecided": "the runs leave open if the schedule saves time over the best constant batch size",
+    "undecided": "the runs leave open whether the schedule saves time over the best constant batch size",
     "not_run": "no runs over several seeds compare the schedule with the best constant batch size",
 }
 

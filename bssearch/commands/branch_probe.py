@@ -45,7 +45,7 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint to branch from; ``samples`` before the checkpoint is None if unknown."""
+    """A checkpoint to branch from, after a number of ``samples`` (None if unknown)."""
 
     path: Path
     digest: str
@@ -412,7 +412,7 @@ class Branching:
             )
         start = required(
             next((one.start_metric for one in measured if one.start_metric is not None), None),
-            f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite",
+            f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite; branch from another checkpoint",
         )
         sizes, notice = [_ends(base_size, measured)], None
         bound = bound_of(sizes[0], self._repeats, self._goal)
@@ -516,7 +516,7 @@ def notices(
 ) -> Iterator[str]:
     """Yield caveats on tokens, optimizer states and learning rates."""
     if tokens_per_sample is None:
-        yield "the workload has no tokens_per_sample: --tokens counts samples"
+        yield "the workload has no tokens_per_sample, so --tokens counts samples"
     optimizer = spec.default_configuration.optimizer
     if not is_known:
         yield f"optimizer {optimizer} has no known learning-rate rule; bssearch uses the square root of the batch size"

@@ -70,8 +70,8 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     if expected > LONGEST_S:
         yield (
             "parameters_not_tried",
-            f"bssearch did not try the use of {' and '.join(others)}: {1 + len(others)} runs of {STEPS} steps would "
-            f"take {expected:.3g} s, more than {LONGEST_S:g} s",
+            f"bssearch did not test whether the workload uses {' and '.join(others)}, because {1 + len(others)} runs "
+            f"of {STEPS} steps would take {expected:.3g} s, more than {LONGEST_S:g} s",
         )
         return
     before = _losses(spec, executor, 2, configuration)
@@ -146,7 +146,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """Trial of the default for ``limit_s`` train seconds; ``time_to_target_s`` is null if missed."""
+    """The default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if it missed the target."""
 
     batch_size: int
     limit_s: float

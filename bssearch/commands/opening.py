@@ -42,7 +42,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs this workload and cluster; content identifies files."""
+    """Record that this user runs this workload, with digests of its files, on this cluster."""
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
@@ -87,7 +87,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
     """Raise `UsageError` for a cluster that this user never used from this machine.
 
-    The cluster's owner can run code here.
+    The check is necessary, because the cluster's owner can run code on this machine.
     """
     address = spec.executor.address
     require(
@@ -172,7 +172,7 @@ GivenSpec = StudySpec | Mapping[str, Any] | str | Path
 
 
 def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tuple[StudySpec, Launch]:
-    """Spec (overridden unless a `StudySpec`), and launch in the spec file's folder unless the launch names another."""
+    """Spec with overrides (a `StudySpec` takes none), and launch in the file's folder if the launch names no folder."""
     if isinstance(spec, StudySpec | Mapping):
         return spec if isinstance(spec, StudySpec) else load_spec(spec, overrides), launch
     path = find_spec(spec)

@@ -122,7 +122,10 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
                 "pretrained weights",
             )
         if spec.default_configuration.optimizer == optimizer.name and default > most:
-            yield ("fine_tuning_learning_rate", f"default.learning_rate = {default:g} is above {bound}")
+            yield (
+                "fine_tuning_learning_rate",
+                f"default.learning_rate = {default:g} is above {bound}; lower the default",
+            )
 
 
 DROPPED_SHARE = 0.2  # a batch size that drops this share of the training samples per epoch is suspicious
@@ -171,7 +174,8 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
             # A program cannot declare its chance level.
             info.chance is None and evidence.found.train_samples is not None,
             f"the workload declares no chance level of {target.metric}, so trials that learn nothing run to "
-            f"their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
+            "their limit; declare MetricInfo(chance=…)"
+            + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
         ),
         (
             "chance_differs",
@@ -272,7 +276,8 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
         (
             "few_steps",
             steps < FEW_STEPS,
-            f"budget.trial_train_seconds = {limit:g} allows only {steps:.0f} steps at batch {probe.batch_size}",
+            f"budget.trial_train_seconds = {limit:g} allows only {steps:.0f} steps at batch {probe.batch_size}; raise "
+            "the limit",
         ),
     ]
 
@@ -301,7 +306,7 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
             "warmup_outlasts_limit",
             warmup > limit,
             f"the default's warmup of {epochs:g} epochs takes {warmup:.3g} s at batch {slowest.batch_size}, longer "
-            f"than budget.trial_train_seconds = {limit:g}",
+            f"than budget.trial_train_seconds = {limit:g}; shorten the warmup or raise the limit",
         ),
         (
             "more_threads_than_cores",

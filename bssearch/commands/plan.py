@@ -48,7 +48,7 @@ class BeyondRequest(Request):
 def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
     """Critical and best batch size at a harder target, or with more samples, from a study's curves.
 
-    Raises `UsageError` if the curves cannot tell.
+    Raises `UsageError` if the curves allow no prediction.
 
     Example: ``bssearch.plan_beyond(study="digits", target=0.98)``
     """
@@ -125,7 +125,7 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     if asked.step_times is not None:
         line = required(
             fit_step_time(list(read_step_times(asked.step_times).values())),
-            f"step_times = {asked.step_times} allows no line; give three batch sizes with growing step times",
+            f"step_times = {asked.step_times}: no line fits; give three batch sizes with growing step times",
         )
         found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
     for own in (("alpha_s", "beta_s"), ("b_crit", "b_crit_low", "b_crit_high"), ("samples_to_target", "at_batch")):

@@ -1,7 +1,7 @@
 """Probes of step times, memory and gradient noise.
 
-A micro-batch that leaves the reserve of `bssearch.training.probes` free fits. A micro-batch that exhausts all memory
-fails. Sizes in between are *marginal*: equal processes differ slightly.
+A micro-batch *fits* if it leaves the reserve of `bssearch.training.probes` free, and *fails* if it exhausts all memory.
+Sizes in between are *marginal*, because equal processes differ slightly.
 """
 
 import math
@@ -71,7 +71,7 @@ def run_default(
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run the default or another ``configuration`` with seed ``index``; return its outcome and curve.
 
-    Without ``stop_at_target``, the run continues past the target.
+    Unless ``stop_at_target``, the run continues past the target.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
@@ -159,7 +159,7 @@ def step_time(
 ) -> ProbeReport:
     """Time optimizer steps at every batch size, alone on the device.
 
-    This also fits the line t = α + β·B to the step times.
+    Also fit the line t = α + β·B to the step times.
     """
     with opened(spec, launch) as study:
         probes = probe_step_times(study, seconds)
@@ -203,7 +203,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
-    remarks = [] if probe.settled else ["the time limit ended before 2 % precision"]
+    remarks = [] if probe.settled else ["the time limit ended before a precision of 2 %"]
     if probe.micro_batch_size < probe.batch_size:
         remarks.append(f"in micro-batches of {probe.micro_batch_size}")
         if fit is not None:
@@ -226,7 +226,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
     """Time the default at every batch size, ascending.
 
-    A size's timing ends at a precision of 2 %, or after ``seconds_limit``. Times pool all visits of a size.
+    A size's timing ends at a precision of 2 %, or after ``seconds_limit``. The result pools all visits of a size.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
@@ -359,7 +359,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 
 
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
-    """Next micro-batch to try in [1, ceiling]; None at the end.
+    """Next micro-batch to try in [1, ceiling]; None once the boundary is known.
 
     First ``smallest``, then double or halve until a size fits and a size fails, then bisect to `BRACKET`. If marginal
     sizes keep the boundary wider, bisect the gaps on both sides to `FINE`.

@@ -41,7 +41,7 @@ ROUNDING = 1e-9  # κ(1 − β) counts as 1 within this distance, which is above
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule of thumb with the source."""
+    """A rule of thumb, its limits and its source."""
 
     rate: LearningRateRule | None = None  # None means the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class LearningRateRequest(Request):
     rate_rule: Annotated[
         str | None,
         Option(
-            "Learning-rate rule beside rules for other parameters.",
+            "Learning-rate rule to use with rules for other parameters.",
             label="Learning rate under other rules",
             shown_default="linear with sgd and lars, else sqrt",
             choices=tuple(LearningRateRule),
@@ -192,7 +192,7 @@ class LearningRateRequest(Request):
         require(
             self.rate_rule is None or any(RULES_OF_THUMB[name].rate is None for name in self.rules),
             f"rate_rule = {self.rate_rule!r} contradicts rule = {', '.join(self.rules)}, which scales the "
-            "learning rate; omit one of them",
+            "learning rate; omit rate_rule or rule",
         )
         return self
 

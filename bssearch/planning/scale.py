@@ -89,7 +89,7 @@ class AccumulationPlan(Plan):
 def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
     """Split a batch exactly into micro-batches on ``devices``.
 
-    Without ``micro``, the micro-batch is the largest divisor of a device's share up to ``max_micro``. If no split
+    If ``micro`` is missing, the micro-batch is the largest divisor of a device's share up to ``max_micro``. If no split
     exists, the `UsageError` names the nearest batches.
 
     Example: ``bssearch.plan_accumulation(batch=1024, max_micro=48, devices=2)``
@@ -248,7 +248,7 @@ class ScaleRequest(Request):
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),
-            f"step_times = {self.step_times} and alpha_s, beta_s contradict each other; give only one",
+            f"step_times = {self.step_times} and alpha_s, beta_s contradict each other; give either",
         )
         require(
             (self.alpha_s is None) == (self.beta_s is None),
@@ -442,7 +442,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
     if any(row.accumulation_steps > 1 for row in rows):
         yield "the plan counts α for each accumulated micro-batch; the real time may be shorter"
     if asked.samples_to_target is None:
-        yield "without samples_to_target, times are relative to one device"
+        yield "times are relative to one device, because samples_to_target is missing"
 
 
 BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and the micro-batch

@@ -285,12 +285,12 @@ class StudySpec(StrictModel):
         if self.arguments and (self.command or not self.is_program):
             raise ValueError(f"arguments need a script as workload, such as train.py; workload = {self.workload!r}")
         if self.command and self.workload != COMMAND:
-            raise ValueError(f"a command replaces the workload; workload = {self.workload!r}")
+            raise ValueError(f"command replaces the workload; remove workload = {self.workload!r}")
         if self.report and not self.command:
-            raise ValueError("report reads the log of a command, but there is no command")
+            raise ValueError("report reads the log of a command; add a command or remove report")
         growth = self.space.batch_schedule
         if growth is not None and self.training.counts_tokens:
-            raise ValueError("batch_schedule: a growing batch counts samples; training.batch_unit = tokens")
+            raise ValueError("batch_schedule counts samples, but training.batch_unit = tokens; remove either")
         if not self.is_program:
             return self
         if growth is not None and (self.command or self.workload == OBJECTIVE):
@@ -309,7 +309,7 @@ class StudySpec(StrictModel):
                 f"itself{hint}"
             )
         if self.executor.name == "inline":
-            raise ValueError("executor.name = inline runs a workload; a program runs in its own process")
+            raise ValueError("executor.name = inline cannot run a program; use local")
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
         return self

@@ -220,7 +220,9 @@ def text_of(path: Path, what: str, hint: str | None = None) -> str:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         require(
-            len(content) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes: it is no {what}", error=SpecError
+            len(content) <= MOST_BYTES,
+            f"{path} has more than {MOST_BYTES:,} bytes, too many for a {what}",
+            error=SpecError,
         )
         return content.decode("utf-8")
     except FileNotFoundError:

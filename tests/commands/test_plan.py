@@ -124,7 +124,7 @@ def test_step_times_of_a_file_are_a_line(tmp_path: Path) -> None:
     (row,) = plan_scale(devices=1, batch=20, step_times=path, b_crit=100.0).rows
     assert row.step_s == pytest.approx(0.3)
     path.write_text("batch_size,step_seconds\n8,0.18\n")
-    with pytest.raises(UsageError, match="allows no line"):
+    with pytest.raises(UsageError, match="no line fits"):
         plan_scale(devices=1, batch=20, step_times=path, b_crit=100.0)
 
 

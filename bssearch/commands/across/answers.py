@@ -47,9 +47,9 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 
 
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
-    """Store and name of the given or only study.
+    """Store and name of the given study, or of the only study.
 
-    With one store, do not check the name.
+    If there is a single store, the given name is not checked.
     """
     if given is None:
         return _only_study(stores)
@@ -215,7 +215,7 @@ def precision_of(study: StudyRecord) -> str:
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Error that lists the existing values."""
+    """An error for a filter that no study matches; it lists the existing values."""
     if not studies:
         return NotFoundError(
             "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"
@@ -320,13 +320,13 @@ class Finding:
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
 
     def accepts(self, batch_size: int) -> bool:
-        """True if a batch size, tried or not, is within 5 %."""
+        """True if a batch size, tried or not, is within 5 % of the best."""
         low, high = self.answer.flat_range
         return low <= batch_size <= high or batch_size in self.acceptable
 
     @property
     def question(self) -> Question:
-        """Question of the answer."""
+        """The question that the study answers."""
         target = self.answer.target
         return Question(
             workload=_without_folder(str(self.study.spec.get("workload", ""))),
@@ -408,7 +408,7 @@ def agreement_of(found: Sequence[Finding]) -> Agreement:
 
 
 def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
-    """Pair findings with study names, and databases if ambiguous."""
+    """Pair each finding with its study's name, and with its database if the name is ambiguous."""
     counts = Counter(one.study.name for one in found)
     return [(one.study.name if counts[one.study.name] == 1 else in_database(one), one) for one in found]
 
@@ -621,8 +621,8 @@ def best_across(
 ) -> AcrossAnswer:
     """All matching studies' answers, and whether they agree.
 
-    This ignores archived studies. Raises `UsageError` without a condition, `NotFoundError`, `TargetNotReachedError`
-    without any answer, `DatabaseError`.
+    Archived studies do not count. Raises `UsageError` if no condition is given, `NotFoundError` if no study matches,
+    `TargetNotReachedError` if no study has an answer, and `DatabaseError`.
 
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """

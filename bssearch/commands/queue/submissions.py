@@ -32,7 +32,7 @@ from bssearch.storage.statements import StudySummary
 
 
 def cancel_study(store: Store, study: str) -> Submission:
-    """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if done.
+    """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if the submission is done.
 
     Example: ``bssearch.cancel_study(bssearch.open_store("sqlite:///team.db"), "digits")``
     """
@@ -43,7 +43,7 @@ def cancel_study(store: Store, study: str) -> Submission:
 
 
 def pause_study(store: Store, study: str) -> Submission:
-    """Pause a submission; raise `NotFoundError`, or `UsageError` if over.
+    """Pause a submission; raise `NotFoundError`, or `UsageError` if the submission is over.
 
     Example: ``bssearch.pause_study(bssearch.open_store("sqlite:///team.db"), "digits")``
     """
@@ -51,7 +51,7 @@ def pause_study(store: Store, study: str) -> Submission:
 
 
 def resume_study(store: Store, study: str) -> Submission:
-    """Requeue a submission; raise `NotFoundError`, or `UsageError` if done.
+    """Requeue a submission; raise `NotFoundError`, or `UsageError` if the submission is done.
 
     Example: ``bssearch.resume_study(bssearch.open_store("sqlite:///team.db"), "digits")``
     """
@@ -144,7 +144,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Why all workers reject the values, or None."""
+    """An error with the reason that all workers reject the values, or None."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -165,7 +165,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 
 def asked_in_file(path: Path) -> AskedStudy:
     """Read a submission file."""
-    data = read_file(path, "file of a submission", "a template is named without a suffix")
+    data = read_file(path, "file of a submission", "name a template without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")
     if code := sorted(CODE & {str(key) for key in data}):

@@ -51,7 +51,7 @@ _LOOK_SECONDS = 0.1
 class Stop:
     """Handles SIGTERM and Ctrl-C: calls ``obey`` from a thread, later ``kill``.
 
-    In another thread than the main thread use `ask`.
+    Outside the main thread, signals have no effect; call `ask`.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:

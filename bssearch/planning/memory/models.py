@@ -35,7 +35,7 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module, with functions for a batch of a size and for the loss and output."""
+    """A module; ``batch`` makes a batch of a size, ``loss`` returns the loss and the output."""
 
     module: nn.Module
     batch: Callable[[int], Any]

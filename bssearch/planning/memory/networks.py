@@ -178,8 +178,8 @@ def _unet(net: Network, stages: Sequence[int], channels: Sequence[int]) -> None:
     side = 2 ** len(levels)
     require(
         net.height % side == net.width % side == 0,
-        f"input_shape = {net.height}x{net.width} must have sides divisible by {side}, because {len(levels)} levels "
-        "halve each",
+        f"input_shape = {net.height}x{net.width} must have sides divisible by {side}, because each of "
+        f"{len(levels)} levels halves the sides",
     )
     for blocks, width in zip(stages, levels, strict=False):
         _convolutions(net, width, blocks)
@@ -234,7 +234,7 @@ def network(
     given = f"stages = {','.join(map(str, blocks))} and channels = {','.join(map(str, widths))}"
     require(len(blocks) == len(widths), f"{given} must have equal lengths")
     if name == "efficientnet_b0":
-        require(len(blocks) == len(_EFFICIENT), f"{given} must be {len(_EFFICIENT)} each for {name}")
+        require(len(blocks) == len(_EFFICIENT), f"{given} must have {len(_EFFICIENT)} numbers each for {name}")
     net = Network(channels=shape[0], height=shape[1], width=shape[2])
     kind.build(net, blocks, widths)
     if name == "unet":

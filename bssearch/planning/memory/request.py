@@ -227,7 +227,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
     "master_weights": ("fp32 weights that the optimizer updates", "always"),
     "workspaces": ("cuBLAS, the context of a named device, and layouts of convolutions", "always"),
     "autocast_copies": ("16-bit copies of fp32 weights", "forward_backward"),
-    "gathered_weights": ("shards of two gathered layers (ZeRO stage 3)", "forward_backward"),
+    "gathered_weights": ("whole weights of two layers, gathered from shards (ZeRO stage 3)", "forward_backward"),
     "inputs": ("inputs of the batch", "forward_backward"),
     "activations": ("tensors for the backward pass", "forward_backward"),
     "attention_scores": (
@@ -319,7 +319,7 @@ class MemoryDevice:
 
     @property
     def has_flash(self) -> bool:
-        """True with flash attention and bf16 (compute capability ≥ 8.0)."""
+        """True if the device has flash attention and bf16 (compute capability ≥ 8.0)."""
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
@@ -508,11 +508,15 @@ class MemoryPlanRequest(Request):
     ] = None
     stages: Annotated[
         Shape | None,
-        Option("Blocks per stage of the network.", metavar="N,N,…", shown_default="usual, such as 3,4,6,3"),
+        Option("Blocks per stage of the network.", metavar="N,N,…", shown_default="the usual blocks, such as 3,4,6,3"),
     ] = None
     channels: Annotated[
         Shape | None,
-        Option("Channels per stage of the network.", metavar="N,N,…", shown_default="usual, such as 64,128,256,512"),
+        Option(
+            "Channels per stage of the network.",
+            metavar="N,N,…",
+            shown_default="the usual channels, such as 64,128,256,512",
+        ),
     ] = None
     trainable_parameters: Annotated[
         Parameters,
@@ -650,7 +654,7 @@ class MemoryPlanRequest(Request):
         require(self.mixed != "master", "a model does not support mixed = master; use autocast or pure")
 
     def has(self, name: str) -> bool:
-        """True if the field is not the default."""
+        """True if a field differs from its default."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
@@ -702,12 +706,12 @@ class MemoryPlanRequest(Request):
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Free bytes beside a safe micro-batch."""
+        """Bytes that a safe micro-batch leaves free."""
         return None if self.memory_bytes is None else round(HEADROOM * self.memory_bytes)
 
     @property
     def room_bytes(self) -> int | None:
-        """The most bytes of a step."""
+        """Most bytes that a step may take."""
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
@@ -745,4 +749,4 @@ class MemoryPlanRequest(Request):
         if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
             yield f"{self.device} has no fp8 (compute capability below 8.9) and widens weights to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
-            yield f"Without --stage, each of {self.devices} devices has all terms."
+            yield f"Each of {self.devices} devices has all terms; shard the terms with --stage."

@@ -278,7 +278,7 @@ TERM_OF_PHASE = {
 def trace(
     model: ModelUnderPlan, asked: MemoryPlanRequest, optimizer: str | None, micro_batch_size: int, mode: FakeTensorMode
 ) -> StepLifetimes:
-    """Trace a training step of a model with tensors of ``mode``, after the optimizer has state."""
+    """Trace a training step of a model with tensors of ``mode``, once the optimizer has its state."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error is raised
     module, dtype = model.module, DTYPES[asked.precision] if asked.form.mixed == "autocast" else None
     recorder = _Recorder(CUDA_BLOCK_BYTES if _is_cuda(asked) else 1)

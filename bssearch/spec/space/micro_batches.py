@@ -149,7 +149,10 @@ class BatchRules(StrictModel):
         """Raise `ValueError` for a rule without its parameter."""
         for field, about in (("betas", "beta2"), ("ema_decay", "ema_decay"), ("weight_decay", "weight_decay")):
             if field in self.followed and about not in parameters:
-                raise ValueError(f"batch_rules.{field} = {self.followed[field]}: the space has no {about}")
+                raise ValueError(
+                    f"batch_rules.{field} = {self.followed[field]}: the space has no {about}; remove the rule or add "
+                    f"{about}"
+                )
 
     def _rules(self, ratio: float, rate_factor: float) -> dict[str, Callable[[float], float]]:
         found: dict[str, Callable[[float], float]] = {}
@@ -196,8 +199,8 @@ def batch_norm_caveats(
     if ghost_batch_size is not None and micro_batch_size < ghost_batch_size:
         yield (
             "ghost_batch_not_filled",
-            f"a micro-batch of {micro_batch_size} does not fill a ghost batch of {ghost_batch_size}: its statistics "
-            "cover fewer samples than at larger batch sizes",
+            f"a micro-batch of {micro_batch_size} does not fill a ghost batch of {ghost_batch_size}, so the "
+            "statistics cover fewer samples than at larger batch sizes",
         )
 
 
@@ -244,7 +247,7 @@ class BatchGrowth(StrictModel):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"name lists {max(self.names, key=self.names.count)!r} twice")
+            raise ValueError(f"name lists {max(self.names, key=self.names.count)!r} twice; list each name once")
         if ("milestones" in self.names) != (self.milestones is not None):
             have = "is given" if self.milestones is not None else "is missing"
             raise ValueError(f"milestones {have}; name is {', '.join(self.names)}")
