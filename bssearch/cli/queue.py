@@ -20,7 +20,7 @@ from bssearch.cli.arguments import (
     store_to_read,
 )
 from bssearch.cli.output import Format, FormatOption, duration, print_table, say, show_model, tell
-from bssearch.commands.launch import Launch
+from bssearch.commands.launch import TURN_SECONDS, Launch
 from bssearch.errors import UsageError, require, required
 from bssearch.records.text import visible
 
@@ -44,8 +44,6 @@ TagsOption = Annotated[
     list[str] | None, typer.Option("--tag", "--tags", metavar="TAG", help="Tag, such as gpu:h200; may be repeated.")
 ]
 
-
-TURN_SECONDS = 300.0
 
 app = typer.Typer(help="Queue studies, and serve the queue on nodes.", no_args_is_help=True)
 

@@ -24,7 +24,7 @@ from bssearch.cli.arguments import (
     watched,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, say, show_model
-from bssearch.commands.launch import Launch
+from bssearch.commands.launch import QUICK_SECONDS, TARGET_RUNS, Launch
 from bssearch.errors import UsageError, require
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.text import plural
@@ -131,7 +131,8 @@ def run(
         bool, typer.Option("--quick", help="Print an unverified answer from a few runs and gradient noise.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="With --quick: approximate total time in seconds.", show_default="60")
+        float | None,
+        typer.Option(help="With --quick: approximate total time in seconds.", show_default=f"{QUICK_SECONDS:g}"),
     ] = None,
     from_quick: Annotated[
         bool, typer.Option("--from-quick", help="Start from the quick answer; make one if necessary.")
@@ -167,10 +168,10 @@ def run(
         show_model(form, plan, print_dry_run, [plan])
         return
     if quick:
-        from bssearch.commands.quick import SECONDS, quick as asked
+        from bssearch.commands.quick import quick as asked
 
         with watched(launch) as shown:
-            found = asked(study, shown, seconds=SECONDS if seconds is None else seconds)
+            found = asked(study, shown, seconds=QUICK_SECONDS if seconds is None else seconds)
         show_model(form, found, print_quick, found.runs)
         return
     from bssearch.cli.answer import print_found
@@ -236,9 +237,6 @@ def print_quick(found: QuickAnswer) -> None:
     )
 
 
-SEEDS = 5  # default runs of --suggest-target
-
-
 @launched("db", "data_dir", "allow_busy")
 def check(
     spec: SpecArgument,
@@ -248,7 +246,7 @@ def check(
         typer.Option("--suggest-target", help="Propose a target from runs of the default with several seeds."),
     ] = False,
     runs: Annotated[
-        int | None, typer.Option(min=1, help="With --suggest-target: number of seeds.", show_default="5")
+        int | None, typer.Option(min=1, help="With --suggest-target: number of seeds.", show_default=f"{TARGET_RUNS}")
     ] = None,
     margin: Annotated[
         float | None,
@@ -274,7 +272,7 @@ def check(
         show_model(form, found, print_check, found.findings, columns=("code", "message"))
         return
     require(margin is None or 0 <= margin < math.inf, f"--margin = {margin} must be a finite number >= 0")
-    runs = runs or SEEDS
+    runs = runs or TARGET_RUNS
     screen = console(stderr=True)
 
     def tell(run: DefaultRun) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bssearch.analysis.shape import Model, Notice
-from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.launch import HERE, TARGET_RUNS, Launch
 from bssearch.commands.opening import (
     GivenSpec,
     check_parts,
@@ -304,7 +304,7 @@ def advise_target(
     spec: GivenSpec,
     launch: Launch = HERE,
     *,
-    runs: int = 5,
+    runs: int = TARGET_RUNS,
     margin: float | None = None,
     on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:

@@ -1,4 +1,4 @@
-"""Launch options of every command that trains."""
+"""Launch options of every command that trains, and defaults that Python and the command line share."""
 
 # No `from __future__ import annotations`: the command line reads the `Option` of each field.
 
@@ -64,5 +64,9 @@ class Launch:
 
 
 HERE = Launch()
+
+QUICK_SECONDS = 60.0  # of a quick answer
+TARGET_RUNS = 5  # from which `check --suggest-target` proposes a target
+TURN_SECONDS = 300.0  # of a queued study until the next study runs; much longer than loading a workload
 
 OPTIONS = {one.name: note for one in fields(Launch) for note in get_args(one.type) if isinstance(note, Option)}

@@ -441,7 +441,7 @@ def _described(
     spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     refuse_while_importing()
-    require(not spec.is_imported, f"study {spec.name!r} was imported: it has runs of another program, but no workload")
+    _refuse_imported(spec)
     check_parts(spec)
     executor = _executor(spec, launch, given)
     try:
@@ -493,16 +493,21 @@ def stored_spec(
         spec = spec_of(record)
         if answered and not (to_run and spec.is_imported):
             answer(store, study)
-    require(
-        not to_run or not spec.is_imported,
-        f"study {study!r} was imported from another program and has no workload",
-        hint="make more runs in the original program, and import them under another name",
-    )
+    if to_run:
+        _refuse_imported(spec)
     if connects and not spec.is_imported:
         refuse_unknown_address(spec, record)
     if runs_code and not spec.is_imported:
         launch = replace(launch, folder=known_folder(spec, record, Path(launch.folder)))
     return spec, launch
+
+
+def _refuse_imported(spec: StudySpec) -> None:
+    require(
+        not spec.is_imported,
+        f"study {spec.name!r} was imported from another program and has no workload",
+        hint="make more runs in the original program, and import them under another name",
+    )
 
 
 def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:

@@ -21,7 +21,7 @@ from bssearch.analysis.law.quick import (
 )
 from bssearch.analysis.objectives import TimeToTarget, samples_after
 from bssearch.analysis.shape import Model, Notice
-from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.launch import HERE, QUICK_SECONDS, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import probe_noise
 from bssearch.commands.trials import any_configuration_of, configuration_of
@@ -342,12 +342,10 @@ def caveats(
     return [Notice(code=code, message=message) for code, holds, message in told if holds]
 
 
-SECONDS = 60.0
-
 WAY = 0.9  # if the default misses the target, the answer compares runs at this share of the default's progress
 
 
-def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
+def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = QUICK_SECONDS) -> QuickAnswer:
     """Measure, return and store a quick answer, in about ``seconds``."""
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()

@@ -177,7 +177,7 @@ def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer
     with worker(node, url, checkpoints) as served:
         wait_for((node / "loads").exists, served.process)
         served.stop()
-        assert "has stopped" in served.lines[-1] and "what runs is killed" not in served.said
+        assert "has stopped" in served.lines[-1] and "killing the running trials" not in served.said
     assert states(here) == {"mine": "waiting"}
 
 

@@ -102,25 +102,21 @@ def trained(names: dict[str, Any], until: int, targets: float = 0.0) -> tuple[Se
     return seen, steps, model
 
 
+def grown(warmup_epochs: float = 0.0, **decay: Any) -> Configuration:
+    """The configuration of the trials."""
+    schedule = {"batch_schedule": "milestones", "batch_stages": "55:20/5 200:40", "batch_rate_rule": "linear"}
+    return Configuration(
+        batch_size=10,
+        micro_batch_size=10,
+        learning_rate=0.1,
+        warmup_epochs=warmup_epochs,
+        parameters={**decay, **schedule},
+    )
+
+
 def test_steps_have_the_sizes_of_the_trials_and_an_epoch_has_each_sample_once() -> None:
     _, steps, _ = trained(module_of(*STAGES), until=500)
-    growth, place, epoch = (
-        Growth(
-            Configuration(
-                batch_size=10,
-                micro_batch_size=10,
-                learning_rate=0.1,
-                parameters={
-                    "batch_schedule": "milestones",
-                    "batch_stages": "55:20/5 200:40",
-                    "batch_rate_rule": "linear",
-                },
-            ),
-            SAMPLES,
-        ),
-        0,
-        list[int](),
-    )
+    growth, place, epoch = Growth(grown(), SAMPLES), 0, list[int]()
     for rows in steps:
         assert len(rows) == growth.stage.batch_size
         if growth.epoch > place:
@@ -144,18 +140,7 @@ DECAYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("decay", DECAYS, ids=[str(one["schedule"]) for one in DECAYS])
 def test_the_learning_rate_is_that_of_the_trials(decay: dict[str, Any], warmup_epochs: float) -> None:
     names = module_of(*STAGES, warmup_epochs=warmup_epochs, **decay)
-    configuration = Configuration(
-        batch_size=10,
-        micro_batch_size=10,
-        learning_rate=0.1,
-        warmup_epochs=warmup_epochs,
-        parameters={
-            **decay,
-            "batch_schedule": "milestones",
-            "batch_stages": "55:20/5 200:40",
-            "batch_rate_rule": "linear",
-        },
-    )
+    configuration = grown(warmup_epochs, **decay)
     growth, expected = Growth(configuration, SAMPLES), list[float]()
     factors = schedule_of(configuration, SAMPLES)
     while growth.samples < 600 and not factors.is_over(growth.position):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bssearch.analysis.headline import headline
-from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.launch import HERE, TURN_SECONDS, Launch
 from bssearch.commands.opening import opened
 from bssearch.commands.queue.submissions import settle_cancelled, settle_left_behind, why_not_offered
 from bssearch.commands.run import run_opened
@@ -216,8 +216,6 @@ def ended_by(error: BaseException) -> End:
     }
     return next(end for kinds, end in ends.items() if isinstance(error, kinds))
 
-
-TURN_SECONDS = 300.0  # a study's turn, after which the next study runs; much longer than loading a workload
 
 LOOK_SECONDS = 2.0  # poll interval for paused or cancelled studies and new work
 
