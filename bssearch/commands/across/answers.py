@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
@@ -560,9 +560,8 @@ def _told_of(one: QuestionAgreement) -> str:
         return f"One study answers: batch {size}{within}."
     if size is None:
         return f"The {answers} answers do not agree: no batch size is within 5 % of the best in every answer."
-    if one.agree:
-        return f"All {answers} answers agree on batch {size}{within and f'{within} in each answer'}."
-    return f"All {answers} answers agree on batch {size}{within and f'{within} in each answer'}, but not on its cost."
+    cost = "" if one.agree else ", but not on its cost"
+    return f"All {answers} answers agree on batch {size}{within and f'{within} in each answer'}{cost}."
 
 
 ANSWERED = (
@@ -651,15 +650,7 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
             else f"study {first.study!r} matches, but has no answer: {first.note}"
         )
     return AcrossAnswer(
-        query={
-            "workload": asked.workload,
-            "device": asked.device,
-            "target": asked.target,
-            "metric": asked.metric,
-            "objective": asked.objective,
-            "precision": asked.precision,
-            "databases": [store.masked_url for store in stores],
-        },
+        query={**asdict(asked), "databases": [store.masked_url for store in stores]},
         answers=_with_copies(found),
         agreement=agreement_of([finding for _, finding in found if finding is not None]),
     )
