@@ -338,7 +338,7 @@ def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("task")
 def test_check_says_what_was_tried_in_words(tmp_path: Path, by_law: LawExecutor) -> None:
     shown = printed(tmp_path, "check", "task.yaml")
-    assert "10 parameters; 1,000 training, 100 validation, 100 test samples" in shown
+    assert "10 parameters; 1,000 training samples; 100 validation and 100 test samples" in shown
     assert "the default (batch 32), tried for up to 2 train seconds:" in shown
     assert len(by_law.requests) == 1
 
