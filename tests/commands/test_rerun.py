@@ -151,7 +151,7 @@ FAULTS = (TrialState.FAILED, TrialState.OOM, TrialState.DIVERGED)
         (DIVERGED, 40, [*curve(to_step=40), replace(DIVERGED, steps=44)], False, "after 44 steps"),
         (DIVERGED, 40, [*curve(to_step=20), DIVERGED], False, "3 evaluations are in both, 2 only stored"),
         (DIVERGED, 20, [*curve(to_step=40), DIVERGED], False, "2 only new"),
-        (DIVERGED, 40, [*curve(to_step=40), replace(DIVERGED, reason="the loss")], False, "the rerun's reason is 'the loss'"),
+        (DIVERGED, 40, [*curve(to_step=40), replace(DIVERGED, reason="the loss")], False, "reason is 'the loss'"),
         (ended(TrialState.FAILED), None, [replace(ended(TrialState.FAILED), reason="no file")], False, "'no file'"),
         (
             ended(TrialState.OOM),
