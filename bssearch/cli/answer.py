@@ -222,7 +222,8 @@ def print_details(found: Answer) -> None:
     )
     print_trade_offs(found)
     noise = found.measured.noise_scale
-    say(*filter(None, (*about_law(found), about_device(found), noise and about_noise(noise))))
+    told = (*about_law(found), about_device(found), "" if noise is None else about_noise(noise))
+    say(*filter(None, told))
     if found.generalisation is not None:
         print_generalisation(found.generalisation, found.target.metric)
     if found.quick is not None:

@@ -28,7 +28,7 @@ from bssearch.analysis.rules.audit import (
     tuned_optima,
 )
 from bssearch.commands.best import Answer
-from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.launch import HERE, QUICK_SECONDS, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.commands.trials import configuration_of, enqueue
 from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
@@ -73,9 +73,9 @@ def run_study(
         if from_study is not None:
             begin_with(study, from_study)
         if from_quick and (stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)) is None:
-            from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
+            from bssearch.commands.quick import QuickPlan, stored_quick_answer
 
-            stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
+            stored_quick_answer(study, QuickPlan(QUICK_SECONDS, time.monotonic()), spec.preset)
         if (prior := quick_prior(study.store, study.spec)) is not None:
             low, high = prior.interval
             study.listener.note(
