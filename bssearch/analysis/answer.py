@@ -302,7 +302,7 @@ class Answer(Model):
     ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % off.
     ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
     Below 0.9 the answer is ``provisional``. ``configuration_within_5_percent``: the same probability for the printed
-    values. ``predicted``: a prediction for a harder target. `bssearch.commands.best` sets the class variables.
+    values. ``predicted``: a prediction for a harder target.
 
     ::
 
@@ -310,6 +310,7 @@ class Answer(Model):
         print(answer.optimal.batch_size, answer.speedup.over_default)
     """
 
+    # set by `bssearch.commands.best`
     plot: ClassVar[Callable[[Answer], Any]]
     frame: ClassVar[Any]
     _repr_html_: ClassVar[Callable[[Answer], str]]

@@ -150,7 +150,7 @@ SEEN_ALONE = 0.01
 
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
-"""The most runs in the posterior (the cost is quadratic), and the fewest runs per configuration."""
+"""A configuration counts `MOST_COUNTED` / configurations runs, at least `FEWEST_COUNTED`; the cost is quadratic."""
 
 NEAR = 0.15
 """The posterior ignores configurations slower than the batch size's best by more than this log ratio."""

@@ -148,8 +148,8 @@ def what_else(answer: Answer) -> str:
         return f"The prediction has {low} to {high} within 5 %."
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
-        verb = "is" if inside <= {*answer.tied} else "has a median"
-        return f"Anything from {low} to {high} {verb} within 5 %."
+        verb = "are" if inside <= {*answer.tied} else "have medians"
+        return f"Batch sizes {low} to {high} {verb} within 5 % of the best."
     lowest = min(figure.median for figure in figures.values())
     rivals = {
         size: figure

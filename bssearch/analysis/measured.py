@@ -67,7 +67,7 @@ class BatchNoise(NoiseFigures):
 
 
 class Measured(Model):
-    """Probe results; null if unknown."""
+    """Measured step time, memory and gradient noise scale; null if unknown."""
 
     step_time: StepTimeAnswer | None = None
     memory: MemoryAnswer | None = None

@@ -557,7 +557,7 @@ class MetricInBudget(Objective):
     @property
     def _target(self) -> Target:
         if self.target is None:
-            raise UsageError("metric_in_budget needs a target, which gives the metric and the direction")
+            raise UsageError("metric_in_budget needs a target; pass target=Target(...)")
         return self.target
 
     @property

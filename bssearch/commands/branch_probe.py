@@ -519,7 +519,7 @@ def notices(
         yield "the workload has no tokens_per_sample, so --tokens counts samples"
     optimizer = spec.default_configuration.optimizer
     if not is_known:
-        yield f"optimizer {optimizer} has no known learning-rate rule; bssearch uses the square root of the batch size"
+        yield f"optimizer {optimizer} has no known learning-rate rule; bssearch scales the rate ∝ √batch"
     for point in points:
         if point.has_optimizer is False:
             yield (

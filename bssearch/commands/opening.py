@@ -42,8 +42,8 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs this workload, with digests of its files, on this cluster."""
-    if spec.workload in SHIPPED and spec.executor.address is None:
+    """Record that this user runs this workload, with digests of its files, on this cluster with this sampler."""
+    if spec.workload in SHIPPED and spec.executor.address is None and _hub_package(spec) is None:
         return
     file = _file(study)
     text = json.dumps(_identity(spec, folder), sort_keys=True) + "\n"
@@ -84,18 +84,28 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     return folder
 
 
-def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` for a cluster that this user never used from this machine.
+def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
+    """Raise `UsageError` for a cluster or an OptunaHub package that this user never used from this machine.
 
-    The check is necessary, because the cluster's owner can run code on this machine.
+    The check is necessary, because the owners of both can run code on this machine.
     """
-    address = spec.executor.address
+    known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
-        address is None or _remembered(study).get("address") == address,
+        address is None or known.get("address") == address,
         f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but you never used this "
         "cluster from this machine",
         hint="run `bssearch run` with your own spec and this address first",
     )
+    require(
+        package is None or known.get("sampler") == package,
+        f"the stored study {study.name!r} names sampler = {package!r}, which OptunaHub downloads, but you never used "
+        "this package from this machine",
+        hint="run `bssearch run` with your own spec and this sampler first",
+    )
+
+
+def _hub_package(spec: StudySpec) -> str | None:
+    return spec.sampler.name if spec.sampler.name.startswith("optunahub:") else None
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
@@ -142,6 +152,8 @@ def _identity(spec: StudySpec, folder: Path) -> dict[str, Any]:
     }
     if spec.executor.address is not None:
         told["address"] = spec.executor.address
+    if (package := _hub_package(spec)) is not None:
+        told["sampler"] = package
     if spec.is_program:
         from bssearch.executors.programs.command import digest_of, files_of
 
@@ -341,7 +353,7 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
     require(
         given.settings is None or given.settings == said or (not said and not keeps_name),
         f"workload_settings = {said} of study {spec.name!r} differ from the settings of the workload: {given.settings}",
-        hint="pass the workload's class, which bssearch calls with workload_settings, or another object",
+        hint="pass the workload's class, or an object with these workload_settings",
     )
     return spec if keeps_name else with_workload(spec, given)
 
@@ -485,8 +497,8 @@ def stored_spec(
 ) -> tuple[StudySpec, Launch]:
     """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run`` refuses imported runs. ``runs_code`` and ``connects`` refuse code or a cluster that this user never used
-    here. ``answered`` raises `TargetNotReachedError`.
+    ``to_run`` refuses imported runs. ``runs_code`` refuses code, and ``connects`` a cluster or OptunaHub
+    package, that this user never used here. ``answered`` raises `TargetNotReachedError`.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)
@@ -496,7 +508,7 @@ def stored_spec(
     if to_run:
         _refuse_imported(spec)
     if connects and not spec.is_imported:
-        refuse_unknown_address(spec, record)
+        refuse_unknown_sources(spec, record)
     if runs_code and not spec.is_imported:
         launch = replace(launch, folder=known_folder(spec, record, Path(launch.folder)))
     return spec, launch

@@ -115,7 +115,7 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 
 @planned(ScaleRequest)
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
-    """Time, cost and efficiency of 1 … ``devices`` devices, and how many devices pay.
+    """Time, cost and efficiency of up to ``devices`` devices, and the most devices that are worth their cost.
 
     Stated values override ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
 

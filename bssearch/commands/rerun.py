@@ -14,7 +14,7 @@ from pydantic import Field
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.shape import Model
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.opening import described, known_folder, refuse_unknown_address
+from bssearch.commands.opening import described, known_folder, refuse_unknown_sources
 from bssearch.commands.probes import run_request
 from bssearch.errors import UsageError, require
 from bssearch.executors.base import Executor
@@ -154,7 +154,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
         stored = stored_trial(store, study, trial)
     if launch.workload is None:
         launch = replace(launch, folder=known_folder(stored.spec, stored.study, Path(launch.folder)))
-    refuse_unknown_address(stored.spec, stored.study)
+    refuse_unknown_sources(stored.spec, stored.study)
     listener = launch.listener or Listener()
     spec = stored.spec.model_copy(
         update={"executor": stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})}

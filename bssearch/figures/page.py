@@ -178,7 +178,7 @@ def _about_stages(found: BatchScheduleAnswer, noise: NoiseAnswer | None, run: Ru
     if run is not None:
         yield f"The charts show trial {run[0].number}, the median run of {plural(found.runs, 'run')}."
     if found.noise_share is None:
-        yield "The table shows the median run up to the target, with seconds as steps × step time."
+        yield "The table splits the steps to the target by stage; known seconds are steps × step time."
     else:
         yield "Batch sizes are samples / steps between evaluations; seconds are measured."
     if noise is not None and noise.scale:

@@ -139,7 +139,7 @@ _EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # the word before the numb
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:
     """Raise `WorkloadError` if a command that does not ask for its trial lacks a searched placeholder."""
     if lacking := _lacking(places, searched):
-        raise WorkloadError(lacking, hint="or have the program ask: trial = bssearch.current_trial(...)")
+        raise WorkloadError(lacking, hint="add the placeholder, or let the program call bssearch.current_trial()")
 
 
 def _lacking(places: Collection[str], searched: Sequence[str]) -> str | None:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
 from bssearch.errors import DatabaseError, SchemaError, UsageError, require
+from bssearch.records.text import plural
 from bssearch.settings import packaged_folder
 from bssearch.storage.connection.engine import (
     ALONE,
@@ -527,10 +528,13 @@ def _config() -> Config:
 def _check_references(connection: Connection) -> None:
     if connection.dialect.name != "sqlite":
         return
-    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+    found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA foreign_key_check")]
+    broken = [table for table in found if table.startswith(PREFIX)]
     require(
-        not any(str(row[0]).startswith(PREFIX) for row in broken),
-        f"the upgrade would leave {len(broken)} rows with missing references; the database is unchanged",
+        not broken,
+        f"the upgrade would leave {plural(len(broken), 'row')} of {', '.join(sorted(set(broken)))} with missing "
+        "references, so the database is unchanged",
+        hint="repair or delete these rows, then run `bssearch db upgrade` again",
         error=DatabaseError,
     )
 

@@ -40,7 +40,7 @@ class Link(Protocol):
     """Rank 0's connection to the other ranks."""
 
     def tell(self, order: Order) -> None:
-        """Send an order to all ranks."""
+        """Send an order to all other ranks."""
 
     def answers(self) -> list[Any]:
         """Wait for one answer of each rank; return the answers by rank."""

@@ -12,7 +12,7 @@ import pytest
 
 from bssearch.commands.check import check
 from bssearch.commands.launch import Launch
-from bssearch.commands.opening import known_folder, refuse_unknown_address, remember
+from bssearch.commands.opening import known_folder, refuse_unknown_sources, remember
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
 from bssearch.records import StudyRecord
@@ -260,12 +260,22 @@ def on_cluster(address: str) -> StudySpec:
 def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_from_here() -> None:
     ours, theirs = on_cluster("ray-1:6379"), on_cluster("ray-2:6379")
     with pytest.raises(UsageError, match="you never used this cluster"):
-        refuse_unknown_address(ours, known())
+        refuse_unknown_sources(ours, known())
     remember(ours, known(), FOLDER)
-    refuse_unknown_address(ours, known())
+    refuse_unknown_sources(ours, known())
     with pytest.raises(UsageError, match=r"executor\.address = 'ray-2:6379'"):
-        refuse_unknown_address(theirs, known())
-    refuse_unknown_address(make_spec(workload="digits", executor={"name": "ray"}), known())
+        refuse_unknown_sources(theirs, known())
+    refuse_unknown_sources(make_spec(workload="digits", executor={"name": "ray"}), known())
+
+
+def test_a_sampler_of_the_hub_is_not_taken_from_a_database_unless_this_user_ran_the_study_with_it() -> None:
+    ours, theirs = (make_spec(workload="digits", sampler={"name": f"optunahub:samplers/{one}"}) for one in ("a", "b"))
+    with pytest.raises(UsageError, match="you never used this package"):
+        refuse_unknown_sources(ours, known())
+    remember(ours, known(), FOLDER)
+    refuse_unknown_sources(ours, known())
+    with pytest.raises(UsageError, match="'optunahub:samplers/b'"):
+        refuse_unknown_sources(theirs, known())
 
 
 def test_a_shipped_workload_needs_no_record() -> None:

@@ -79,9 +79,10 @@ def make_studies(
         default_batch is None or default_batch in sizes,
         f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}",
     )
+    unpowered = next((run.origin for run in runs if run.reached and not run.mean_power_watts), None)
     require(
-        objective != EnergyToTarget.name or all(run.mean_power_watts for run in runs if run.reached),
-        f"--objective {objective} needs each run's mean power, which the runs lack",
+        objective != EnergyToTarget.name or unpowered is None,
+        f"--objective {objective} needs the mean power of each run that reached the target; {unpowered} has none",
         hint=f"import logs with the setting {POWER}, or choose another objective",
     )
     studies: list[FinishedStudy] = []

@@ -210,8 +210,8 @@ def current_trial(
     Outside a search the trial has the given values.
 
     Args:
-        evaluate_every: steps between evaluations outside a search. None evaluates after each pass.
-        steps: steps outside a search. None runs until the loop ends.
+        evaluate_every: steps between evaluations outside a search; by default an evaluation follows each pass.
+        steps: steps outside a search; by default the run continues until the loop ends.
         parameters: defaults of ``trial.parameters``.
 
     With a launcher such as torchrun, every rank must call this function after initializing torch.distributed.

@@ -501,7 +501,7 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test set if planned and the trial ended well."""
+        """Evaluate the test part, if planned and if the trial's state allows a test; then end the trial."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")

@@ -229,7 +229,9 @@ def _library(name: str, model: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise UsageError(f"--model {model} needs the package {name}, but the import failed: {error}") from error
+        raise UsageError(
+            f"--model {model} needs the package {name}, but the import failed: {error}", hint=f"pip install {name}"
+        ) from error
 
 
 @contextmanager

@@ -129,7 +129,7 @@ class PruningController:
         return self._standings
 
     def take(self, trial: TrialRecord) -> None:
-        """Add or update a trial of the history."""
+        """Update the standings with a trial of the history."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return
