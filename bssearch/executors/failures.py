@@ -80,11 +80,11 @@ def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
 def _ran_out_of_memory(error: BaseException | None) -> bool:
     from bssearch.training.memory import is_out_of_memory
 
-    while error is not None:
-        if is_out_of_memory(error):
-            return True
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:  # user code may raise an error from itself
+        causes.append(error)
         error = error.__cause__
-    return False
+    return any(map(is_out_of_memory, causes))
 
 
 def _device_works() -> bool:

@@ -74,7 +74,10 @@ class Ranks:
             yield
         except Exception as error:
             self.is_broken = True
-            raise (error if self._link is None else self._link.cause(error)) from error
+            found = error if self._link is None else self._link.cause(error)
+            if found is error:
+                raise
+            raise found from error
         finally:
             self.are_together = False
 

@@ -25,6 +25,7 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
+from bssearch.executors.failures import refused
 from bssearch.executors.process import (
     describe_exception,
     describe_exit,
@@ -144,6 +145,12 @@ def test_an_exception_without_a_line_of_the_user_is_told_by_its_type_and_one_of_
     error: Exception, told: str
 ) -> None:
     assert describe_exception(error) == told
+
+
+@pytest.mark.parametrize(("error", "lacks_memory"), [(MemoryError("full"), True), (ValueError("wrong"), False)])
+def test_an_error_that_is_its_own_cause_is_refused(error: Exception, lacks_memory: bool) -> None:
+    error.__cause__ = error
+    assert refused(error, None).out_of_memory is lacks_memory
 
 
 def test_a_batch_of_one_sample_names_the_layer_of_batch_normalisation() -> None:
