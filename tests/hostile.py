@@ -216,8 +216,8 @@ def change_database(rng: random.Random, file: Path, whole: bytes) -> None:
     damaged = bytearray(whole)
     for _ in range(rng.randint(1, 4)):
         place = max(0, rng.choice(known) + rng.randint(-300, 300))
-        for offset in range(rng.choice((1, 1, 2, 8, 40))):
-            damaged[place + offset] = rng.choice((0, 1, 127, 255, rng.randrange(256)))
+        for offset in range(place, min(place + rng.choice((1, 1, 2, 8, 40)), len(damaged))):
+            damaged[offset] = rng.choice((0, 1, 127, 255, rng.randrange(256)))
     file.write_bytes(damaged)
 
 
