@@ -396,7 +396,10 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
             is_tensor = one.tag in of_tensorflow and one.HasField("tensor")
             part = file.parent.name if file.parent != folder else ""
             if part in ("", *_PARTS_OF_RUN) and (is_tensor or one.HasField("simple_value")):
-                value = array(one.tensor).item() if is_tensor else one.simple_value
+                try:
+                    value = array(one.tensor).item() if is_tensor else one.simple_value
+                except (TypeError, ValueError):
+                    raise UsageError(f"{file} has a tensor for {one.tag!r}; expected a number") from None
                 rows.append({"step": at.step, CLOCK: at.wall_time, f"{part}/{one.tag}" if part else one.tag: value})
     of_lightning = _yaml(folder / "hparams.yaml")
     settings |= of_lightning
@@ -430,8 +433,14 @@ def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
     if value.tag == "_hparams_/session_start_info":
         kind = _library("tensorboard.plugins.hparams.plugin_data_pb2", folder).HParamsPluginData
         content = value.metadata.plugin_data.content
-        for name, one in kind.FromString(content).session_start_info.hparams.items():
-            yield name, getattr(one, one.WhichOneof("kind"))
+        messages = _library("google.protobuf.message", folder)
+        try:
+            found = kind.FromString(content).session_start_info.hparams
+        except messages.DecodeError:
+            raise UsageError(f"{folder} has hyperparameters that are damaged") from None
+        for name, one in found.items():
+            if (field_name := one.WhichOneof("kind")) is not None:
+                yield name, getattr(one, field_name)
 
 
 LIGHTNING = LogKind(("metrics.csv",), _lightning)
