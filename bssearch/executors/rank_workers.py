@@ -108,7 +108,7 @@ class RankProcess:
             while True:
                 kind, answer = _received(self._line)
                 if kind == "failure":
-                    self.failure = answer
+                    self.failure = Failure(*answer)
                     break
                 self.answers.put(answer)
         code = self._process.wait()
@@ -265,7 +265,8 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
     except BaseException as error:
         traceback.print_exception(error)
         with suppress(OSError):
-            _send(line, ("failure", _failure(error, rank)))
+            failure = _failure(error, rank)
+            _send(line, ("failure", (failure.error, failure.is_own)))  # no class of this module, which is __main__ here
 
 
 def _next_order(line: Connection[Any, Any]) -> Order | None:
