@@ -386,8 +386,8 @@ def _front(picture: StudyPicture) -> Section:
     best = str(answer.optimal.batch_size)
     absent = "Not shown, because no batch size has both seconds and samples to the target."
     drawn = (
-        "Along the line, less time costs more. All other batches are slower and costlier than a batch on the line. "
-        f"{cost}"
+        "Along the line, less time costs more. All other compared batches are slower and costlier than a batch on the "
+        f"line. {cost}"
     )
     return Section(
         name="front",

@@ -1,4 +1,4 @@
-"""Plans as key figures, tables and notes; each number has a path in the plan's JSON."""
+"""Plans as key figures, tables and notes; a `Cell` names its path in the plan's JSON."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -51,7 +51,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     """The objective's chart as a standalone SVG document."""
     chart = objective_chart(answer, default_batch_size)
     if chart is None:
-        raise UsageError(f"study {answer.study} has no figure to draw, because no trial reached the target")
+        raise UsageError(f"study {answer.study} has no figure to draw; run more trials")
     objective, best = objective_in(answer), answer.optimal
     title = f"{objective.axis_title.capitalize()} by batch size"
     if objective.stops_at_target:
@@ -438,7 +438,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """The metric over train seconds of trials, for a study without an answer."""
+    """The metric over train seconds of some trials."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None

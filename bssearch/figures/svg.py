@@ -22,7 +22,7 @@ STOPS = 4  # colours in ``colours.css``, from ``--sequence-0`` (best) to ``--seq
 
 PADDING = 0.06  # empty space at each end of an axis, as a share of the length
 
-MOST_TICKS = 7
+MOST_TICKS = 7  # steps between the ticks of a linear axis
 LONGEST_NAME = 40
 
 Tick = tuple[float, str]
@@ -33,7 +33,7 @@ Shape = Literal["straight", "hv", "vh"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``; ticks without room have no labels."""
+    """An axis from ``low`` to ``high``; the chart leaves out ticks without room."""
 
     title: str
     low: float
@@ -158,7 +158,7 @@ def extent(series: Iterable[Series]) -> list[float]:
 
 
 def linear_ticks(low: float, high: float) -> list[Tick]:
-    """At most `MOST_TICKS` multiples of 1, 2 or 5 times a power of ten."""
+    """Multiples of 1, 2 or 5 times a power of ten, in at most `MOST_TICKS` steps."""
     least = (high - low) / MOST_TICKS
     power = 10 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -168,7 +168,7 @@ def linear_ticks(low: float, high: float) -> list[Tick]:
 
 
 def round_numbers(low: float, high: float) -> list[float]:
-    """Three to nine round numbers for a logarithmic axis."""
+    """Two to nine numbers for a logarithmic axis, round if possible."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(step / 10 for step in range(10, 100))):

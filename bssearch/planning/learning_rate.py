@@ -187,7 +187,7 @@ class LearningRateRequest(Request):
             value = getattr(self, name)
             require(
                 value is None or name in self._own,
-                f"{name} = {value} contradicts optimizer = {self.optimizer!r}, which has no {name}",
+                f"{name} = {value} contradicts optimizer = {self.optimizer!r}, which has no {name}; omit {name}",
             )
         require(
             self.rate_rule is None or any(RULES_OF_THUMB[name].rate is None for name in self.rules),

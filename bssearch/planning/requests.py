@@ -151,7 +151,7 @@ def _must_be(known: Sequence[str] | Mapping[str, Any]) -> str:
 
 MANY_STEPS = 16  # a common claim says that gradients of more accumulation steps are stale
 
-# optimizers with running means of the gradient and of the squared gradient
+# Adam and its variants
 ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 
 
@@ -224,8 +224,8 @@ CLAIMS = {
     ),
     "largest_not_best": Claim(
         "more devices are always faster",
-        "from the critical batch size on, doubling the batch saves at most a quarter of the steps, for 1.5× the "
-        "samples",
+        "from the critical batch size on, doubling the batch saves at most a quarter of the steps, for at "
+        "least 1.5× the samples",
         "McCandlish et al. 2018, arXiv 1812.06162; Shallue et al. 2019, arXiv 1811.03600",
     ),
 }

@@ -296,7 +296,7 @@ class ScaleRequest(Request):
         return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
-        """Seconds of communication beyond ``compute_s``."""
+        """Seconds of communication outside ``compute_s``."""
         communication = self.all_reduce_seconds(devices)
         return communication - min(self.overlap * communication, compute_s)
 
@@ -352,7 +352,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for the numbers of devices that divide a fixed batch, from ``alpha_s``, ``beta_s`` and ``b_crit``."""
+    """Plan for 1 … ``devices`` devices (the divisors of a fixed batch), from ``alpha_s``, ``beta_s`` and ``b_crit``."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = _device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))

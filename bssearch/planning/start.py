@@ -313,7 +313,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a start"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: the metric of your training today, or a bit less; `check --suggest-target` proposes a value",
+        "target": "YOURS: the metric of your training today, or a bit worse; `check --suggest-target` proposes a value",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script

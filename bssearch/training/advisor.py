@@ -56,7 +56,7 @@ class BatchAdvice:
         batch_size: Samples per optimizer step, of all ranks together.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
         step_seconds: Median seconds of a step, if known.
-        reason: Reason why the latest failed measurement failed.
+        reason: Why the latest unmeasured step was not measured, and the remedy.
     """
 
     batch_size: int
@@ -182,7 +182,9 @@ class BatchAdvisor:
         self._paces: deque[float] = deque(maxlen=TIMED)  # seconds per step from one measured step to the next
         self._steps = 0
         self._norms: _StepNorms | None = None
-        self._reason = f"step() recorded fewer than {FIRST_EVERY + 1} steps"  # reason that a step was not measured
+        self._reason = (
+            f"step() recorded fewer than {FIRST_EVERY + 1} steps; train on"  # reason that a step was not measured
+        )
         self._expected = micro_batches
         self._micro_batches = 0.0  # largest number in a step; an epoch's last step may have fewer
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
@@ -273,7 +275,9 @@ class BatchAdvisor:
         if isinstance(found, str):
             self._reason = found
         elif self._expected not in {None, norms.backward_passes}:
-            self._reason = f"a step had {norms.backward_passes} backward passes instead of {self._expected}"
+            self._reason = (
+                f"a step had {norms.backward_passes} backward passes instead of {self._expected}; correct micro_batches"
+            )
         elif found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
             self._passes.append((self._samples, found))
@@ -435,16 +439,20 @@ class _StepNorms:
         count = 2 if is_split else self.backward_passes
         if count == 1:
             problem = self._halves.problem or "no output of the model has rows for each sample"
-            return f"a step had one micro-batch: {problem}"
+            return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
         if self._halves.splits and not is_split:
-            return f"a step had {count} backward passes instead of one"
-        if count == 0 or batch_size % count:
-            return f"a step had {count} micro-batches, which do not divide the batch"
+            return f"a step had {count} backward passes instead of one; train on"
+        if count == 0:
+            return "a step had no backward pass; call step() after backward()"
+        if batch_size % count:
+            return (
+                f"a step had {count} micro-batches, which do not divide batch {batch_size}; pass batch_size to step()"
+            )
         weights = float(count), float(count)
         found = pass_of(
             small.tolist(), big.tolist(), weights, batch=batch_size, samples=samples, divisors=self._divisors
         )
-        return found or "a gradient was not finite"
+        return found or "a gradient was not finite; train on, or lower the learning rate"
 
     def _total(self, norms: Iterable[torch.Tensor]) -> torch.Tensor:
         none = torch.zeros(2, dtype=torch.float64, device=self._device)

@@ -244,7 +244,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 def start_method(
     train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY
 ) -> Literal["forkserver"] | None:
-    """Forkserver if the part is plain tensors and fits free shared memory twice, else the default."""
+    """Forkserver for CUDA and plain tensors that fit free shared memory twice, else the default."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -325,7 +325,7 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
             position += 1
         require(
             position > begun_at,
-            f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch; give a batch",
+            f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch; give at least one",
             error=WorkloadError,
         )
         epoch += 1
@@ -480,7 +480,7 @@ class Growth:
 
 
 def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
-    """Yield each micro-batch's rows, (micro-batch size,), from ``growth``'s position on; ``ahead`` counts steps."""
+    """Yield each micro-batch's rows, (micro-batch size,), from ``growth``'s position on; count steps if ``ahead``."""
     with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):
             while growth.epoch == epoch:

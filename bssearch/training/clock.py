@@ -100,7 +100,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """A warning if the trial spent more than `LEDGER_GAP_SHARE` of its ``wall`` seconds outside all ledgers."""
+        """A warning if more than `LEDGER_GAP_SHARE` and `LEDGER_GAP_SECONDS` of ``wall`` are outside all ledgers."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
@@ -152,7 +152,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """True if other programs took the CPU; always False with several threads."""
+        """True if other programs took the CPU; always False with several threads or a GPU."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._share_of_train("undelayed", "host")
@@ -234,7 +234,7 @@ class CudaClock(Clock):
         self._segment: _Segment | None = None
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Wait for the device if the host is `RUN_AHEAD` micro-batches ahead."""
+        """After each `PACE` micro-batches, wait for all but the last `PACE`."""
         if self._segment is not None:
             self._segment.steps += 1
             if self._segment.steps == 1:

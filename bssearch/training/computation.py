@@ -269,6 +269,7 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
         checkpointed_modules is not None,
         "activation_checkpointing = true needs a workload that has checkpointed_modules(model); "
         f"{type(workload).__name__} has no such method",
+        hint="write the method, or set training: {activation_checkpointing: false}",
         error=WorkloadError,
     )
     modules: list[Any] = list(checkpointed_modules(model))

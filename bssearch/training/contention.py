@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus our own. The core's pace
-shows other load.
+GPU: NVML's processes and slowdowns, and growth of used memory. CPU: busy seconds in ``/proc/stat``, minus our own, and
+the core's pace.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Ending of a trial after saving a paused trial, which is pruned if ``save`` returns a problem."""
+    """The ending, after saving a paused trial; pruned if the trial has no ``checkpoint`` path or ``save`` fails."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:

@@ -146,7 +146,7 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
 
 
 def library_versions() -> tuple[str, ...]:
-    """Sorted ``name version`` of the libraries that affect training."""
+    """Sorted ``name version`` of `DEPENDENCIES` and imported `OF_WORKLOADS`."""
     names = {*DEPENDENCIES, *(name for name in OF_WORKLOADS if name in sys.modules)}
     return tuple(f"{name} {version}" for name in sorted(names) if (version := _version(name)) is not None)
 

@@ -353,7 +353,7 @@ class NoiseGrowth:
 
     @property
     def noise_scale(self) -> float | None:
-        """Noise scale (samples) of recent passes; None for a scale that may be infinite."""
+        """Noise scale (samples) of recent passes; None if unknown or possibly infinite."""
         if not self._moments:
             return None
         trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
@@ -391,6 +391,7 @@ def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
     require(
         reason is None,
         f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}",
+        hint="name another batch_schedule, or train with a constant batch",
         error=WorkloadError,
     )
     return NoiseGrowth(GradientPasses(trainer, request.plan.seed), trainer.growth)

@@ -11,7 +11,7 @@ Divisors = Mapping[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Functions for Adam's √v̂ + ε by parameter; None unless all groups have betas and epsilon."""
+    """Functions for Adam's √v̂ + ε by parameter; None if no optimizer has Adam's options and state."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(epsilon)

@@ -242,7 +242,9 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     ]
     if rates[0] != rates[1]:
         return None
-    return f"build_optimizer() does not use configuration.learning_rate: the rates are {rates[0]} in every trial"
+    return (
+        f"build_optimizer() does not use configuration.learning_rate: the rates are {rates[0]} in every trial; pass lr"
+    )
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -355,6 +355,7 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         not own,
         f"a workload with a method {' or '.join(own)} has no gradient noise scale, which needs loss() on random "
         "training samples",
+        hint="write loss() in place of the method, or compare batch sizes in a study",
         error=WorkloadError,
     )
     configuration = request.configuration
@@ -395,6 +396,7 @@ def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Com
         require(
             math.isfinite(metric),
             f"{request.target.metric} is not finite at step {trainer.steps}",
+            hint="choose a lower learning rate, or correct evaluate()",
             error=WorkloadError,
         )
         if approach.is_near(metric):

@@ -1,6 +1,6 @@
 """Learning rate schedules: factors on the peak, pure functions of the step from 0.
 
-Warmup and horizon are in samples or epochs.
+A configuration gives the warmup in epochs and the horizon in samples.
 """
 
 import math
@@ -67,7 +67,7 @@ class RateSchedule:
         return _half_cosine(min(1.0, (step - top) / max(1.0, last - top)), 1.0, ONE_CYCLE_END)
 
     def is_over(self, step: int) -> bool:
-        """True past the horizon."""
+        """True from the horizon on."""
         return self.horizon_steps is not None and step >= self.horizon_steps
 
 

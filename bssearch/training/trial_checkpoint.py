@@ -346,7 +346,7 @@ class SavedRun:
 
 def read_checkpoint(path: Path) -> SavedRun:
     """Read a checkpoint."""
-    require(path.exists(), f"checkpoint {path} does not exist", error=NotFoundError)
+    require(path.exists(), f"checkpoint {path} does not exist; check the path", error=NotFoundError)
     require(not path.is_dir(), f"checkpoint {path} is a folder; expected a file", hint=FORMAT_HINT)
     saved = _of_trial(path) or _of_run(path, _load(path))
     for name, value in saved.model.items():
@@ -355,7 +355,7 @@ def read_checkpoint(path: Path) -> SavedRun:
             and value.is_floating_point()
             and not bool((value.float() if value.element_size() == 1 else value).isfinite().all())
         ):
-            raise UsageError(f"checkpoint {path}: {name} has values that are not finite")
+            raise UsageError(f"checkpoint {path}: {name} has values that are not finite; choose an earlier checkpoint")
     return saved
 
 
@@ -412,7 +412,9 @@ def _of_trial(path: Path) -> SavedRun | None:
             samples=trainer["growth"]["samples"],
         )
     except Exception as error:
-        raise UsageError(f"checkpoint {path} of a trial cannot be read: {first_line(error)}") from error
+        raise UsageError(
+            f"checkpoint {path} of a trial cannot be read: {first_line(error)}", hint="choose another checkpoint"
+        ) from error
 
 
 def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
@@ -462,6 +464,9 @@ def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> Branc
     )
 
 
+MODEL_HINT = "choose a checkpoint of the study's model, or let build_model() build the checkpoint's model"
+
+
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
     """Copy saved weights into a model; ``saved`` may have buffers that the state_dict lacks."""
@@ -473,9 +478,10 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None
         if not isinstance(found, torch.Tensor) or found.shape != value.shape:
             there = f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else "missing"
             raise UsageError(
-                f"checkpoint {path} belongs to another model: {name} is {there}; expected shape {tuple(value.shape)}"
+                f"checkpoint {path} belongs to another model: {name} is {there}; expected shape {tuple(value.shape)}",
+                hint=MODEL_HINT,
             )
     buffers = dict(model.named_buffers())
     if unknown := [name for name in saved if name not in own and name not in buffers]:
-        raise UsageError(f"checkpoint {path} belongs to another model, which has no {unknown[0]}")
+        raise UsageError(f"checkpoint {path} belongs to another model, which has {unknown[0]}", hint=MODEL_HINT)
     model.load_state_dict({name: value for name, value in saved.items() if name in own})

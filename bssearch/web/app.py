@@ -304,8 +304,9 @@ class _Pages:
 
     def http_error(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        message = f"Unknown page {request.url.path}" if status == 404 else str(error)
-        return self._failed(request, status, message, "")
+        if status == 404:
+            return self._failed(request, status, f"Unknown page {request.url.path}", "Start at /studies")
+        return self._failed(request, status, str(error), "")
 
     def _answer(self, page: Page, request: Request) -> Response:
         query = request.query_params

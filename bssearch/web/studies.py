@@ -55,7 +55,7 @@ def studies_page(asked: PageRequest) -> Answered:
     return View(
         template="studies.html",
         values={
-            "studies": [_listed(asked, row) for row in reversed(rows)],
+            "studies": [_listed(asked, row) for row in reversed(sorted(rows, key=_created))],
             "filters": {name: asked.text(name) or "" for name in FILTERS},
             "offered": _offered([_conditions(study) for _, studies in known for study in studies]),
             "archived": archived,
@@ -83,12 +83,15 @@ def _study_filter(asked: PageRequest) -> StudyFilter:
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
+def _created(row: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(row["created_at"])
+
+
 def _listed(asked: PageRequest, row: dict[str, Any]) -> dict[str, Any]:
-    created = datetime.fromisoformat(row["created_at"])
     return {
         **row,
         "db": asked.databases.number_of(row["database"]),
-        "when": f"{created:%Y-%m-%d %H:%M}",
+        "when": f"{_created(row):%Y-%m-%d %H:%M}",
         "place": with_precision(row["device"], row["precision"]),
     }
 
@@ -304,7 +307,7 @@ HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
 
 
 def trials_page(asked: PageRequest) -> Answered:
-    """List a study's trials page by page, the newest first."""
+    """List a study's trials page by page, by default the newest first."""
     phase = asked.one_of("phase", {one.value: one for one in Phase})
     state = asked.one_of("state", {one.value: one for one in TrialState})
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
@@ -342,7 +345,7 @@ def trial_page(asked: PageRequest) -> Answered:
     """Show a trial."""
     number = asked.path["number"]
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
-        raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")
+        raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}; choose a trial of the study")
     with asked.databases.study(asked.study, asked.database) as store:
         study, trial = store.studies.get(asked.study), store.trials.get(asked.study, int(number))
         curve = store.trials.observations(asked.study, trial.number)

@@ -243,7 +243,7 @@ def found_attribute(name: str, folder: Path) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
-        raise WorkloadError(f"workload {name!r}: {location} has no {attribute!r}, only {offered}") from None
+        raise WorkloadError(f"workload {name!r}: {location} has no {attribute!r}; choose from {offered}") from None
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
@@ -252,7 +252,8 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
         made = found(**settings)
     except Exception as error:
         raise WorkloadError(
-            f"workload {name!r} cannot be built with workload_settings {dict(settings)}: {_own_line(error)}"
+            f"workload {name!r} cannot be built with workload_settings {dict(settings)}: {_own_line(error)}",
+            hint="correct workload_settings or the constructor",
         ) from error
     return whole(name, made)
 
@@ -298,7 +299,12 @@ def refuse_while_importing() -> None:
 
 def import_file(name: str, path: Path) -> ModuleType:
     """Import a file; `WorkloadError` if the file is missing or fails."""
-    require(path.is_file(), f"workload {name!r}: no file {path}", error=WorkloadError)
+    require(
+        path.is_file(),
+        f"workload {name!r}: no file {path}",
+        hint="correct the path, which is relative to the spec's folder",
+        error=WorkloadError,
+    )
     module_name = f"bssearch_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
@@ -343,6 +349,7 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
     require(
         metric in metrics,
         f"evaluate() returned no metric {metric!r}; it returned {', '.join(sorted(metrics)) or 'nothing'}",
+        hint="return each metric of the workload's metrics, or choose another metric in the target",
         error=WorkloadError,
     )
     try:

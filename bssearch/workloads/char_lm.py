@@ -207,9 +207,11 @@ def _read(files: list[Path], max_characters: int) -> str:
         try:
             text += file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise WorkloadError(f"text {file} is not UTF-8: {error.reason} at byte {error.start}") from error
+            raise WorkloadError(
+                f"text {file} is not UTF-8: {error.reason} at byte {error.start}; convert the file"
+            ) from error
         except OSError as error:
-            raise WorkloadError(f"text {file} cannot be read: {error.strerror}") from error
+            raise WorkloadError(f"text {file} cannot be read: {error.strerror}; choose a readable file") from error
         if len(text) >= max_characters:
             break
     return text[:max_characters]

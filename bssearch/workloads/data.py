@@ -237,7 +237,7 @@ def stratified_order(labels: np.ndarray) -> np.ndarray:
 
 
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """``count`` evenly spaced rows, which keep each label's share."""
+    """``count`` evenly spaced rows; from `stratified_order`, each label keeps its share."""
     return rows[np.arange(count) * len(rows) // count]
 
 

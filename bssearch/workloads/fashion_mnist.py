@@ -110,6 +110,9 @@ def _downloaded(folder: Path) -> dict[str, Path]:
 # as four big-endian bytes, then the values in C order (LeCun, Cortes, Burges, "The MNIST database", 1998).
 
 
+REPLACE = "replace the file with Fashion-MNIST's, or delete the file to download again"
+
+
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """An idx file's read-only uint8 values; `WorkloadError` for another format."""
     content = _content(path)
@@ -118,12 +121,14 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         content[:4] == magic,
         f"{path} starts with the bytes {content[:4].hex(' ') or '(none)'}; "
         f"an idx file of bytes in {dimensions} dimension{'s' * (dimensions > 1)} starts with {magic.hex(' ')}",
+        hint=REPLACE,
         error=WorkloadError,
     )
     header_bytes = len(magic) + 4 * dimensions
     require(
         len(content) >= header_bytes,
         f"{path} has {len(content)} bytes; the header alone has {header_bytes}",
+        hint=REPLACE,
         error=WorkloadError,
     )
     shape = tuple(np.frombuffer(content, dtype=">u4", count=dimensions, offset=len(magic)).tolist())
@@ -131,6 +136,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     require(
         found == expected,
         f"{path} has {found} bytes after the header; the header requires {' × '.join(map(str, shape))} = {expected}",
+        hint=REPLACE,
         error=WorkloadError,
     )
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
@@ -142,10 +148,10 @@ def _content(path: Path) -> bytes:
         return gzip.decompress(content) if path.suffix == ".gz" else content
     except EOFError as error:
         raise WorkloadError(
-            f"{path} ends early, after {len(content)} bytes: the gzip stream is not complete"
+            f"{path} ends early, after {len(content)} bytes: the gzip stream is not complete", hint=REPLACE
         ) from error
     except (OSError, zlib.error) as error:
-        raise WorkloadError(f"{path} cannot be read: {error}") from error
+        raise WorkloadError(f"{path} cannot be read: {error}", hint=REPLACE) from error
 
 
 SIDE = 28
@@ -235,17 +241,19 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     labels = read_idx(labels_file, dimensions=1)
     if len(labels) and labels.max() >= CLASSES:
         row = int(np.argmax(labels >= CLASSES))
-        raise WorkloadError(f"{labels_file}: label {row} is {labels[row]}; labels must be < {CLASSES}")
+        raise WorkloadError(f"{labels_file}: label {row} is {labels[row]}; labels must be < {CLASSES}", hint=REPLACE)
     images = read_idx(images_file, dimensions=3)
     count, height, width = images.shape
     require(
         height == width == SIDE,
         f"{images_file} has images of {height} × {width} pixels; expected {SIDE} × {SIDE}",
+        hint=REPLACE,
         error=WorkloadError,
     )
     require(
         count == len(labels),
         f"{images_file} has {count} images, but {labels_file} {len(labels)} labels",
+        hint=REPLACE,
         error=WorkloadError,
     )
     checksum = zlib.crc32(labels.tobytes())
@@ -253,6 +261,7 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
         checksum == _LABELS_CRC32[part],
         f"{labels_file} has other labels than Fashion-MNIST: the {len(labels)} labels have the CRC-32 "
         f"{checksum:08x} instead of {_LABELS_CRC32[part]:08x}; MNIST's files have the same names",
+        hint=REPLACE,
         error=WorkloadError,
     )
     return images.copy(), labels

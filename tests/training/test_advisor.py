@@ -272,7 +272,7 @@ def test_a_step_with_one_backward_pass_does_not_end_the_measurements_of_steps_wi
 def test_a_gradient_that_is_not_finite_is_not_measured() -> None:
     model = at_zero()
     found = followed(often(model), model, lambda advisor, model, x, y: accumulated(advisor, model, x, y / 0))
-    assert found.measured_steps == 0 and found.reason == "a gradient was not finite"
+    assert found.measured_steps == 0 and found.reason.startswith("a gradient was not finite")
 
 
 def test_a_parameter_may_be_frozen_while_the_advisor_follows() -> None:

@@ -121,7 +121,10 @@ def test_the_schedule_of_a_branch_is_the_runs_from_the_checkpoint_on() -> None:
             {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)},
             r"weight is of shape \(2, 3\); expected shape \(3, 2\)",
         ),
-        ({"weight": torch.zeros(3, 2), "bias": torch.zeros(3), "head": torch.zeros(1)}, "which has no head"),
+        (
+            {"weight": torch.zeros(3, 2), "bias": torch.zeros(3), "head": torch.zeros(1)},
+            "another model, which has head",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(

@@ -80,6 +80,15 @@ class TestStudies:
         text = pages.get("/").text
         assert text.index('href="/studies/task"') < text.index('href="/studies/other"')
 
+    def test_the_newest_study_of_several_databases_is_the_first(self, tmp_path: Path) -> None:
+        older, newer = (f"sqlite:///{tmp_path / name}" for name in ("older.db", "newer.db"))
+        running_study(older, "old")
+        running_study(newer, "new")
+        execute(tmp_path / "older.db", "UPDATE bss_study SET created_at = '2025-01-01 00:00:00.000000'")
+        for urls in ((older, newer), (newer, older)):
+            text = client_of(*urls).get("/studies").text
+            assert text.index('href="/studies/new') < text.index('href="/studies/old')
+
     def test_each_has_a_small_chart_of_its_answer(self, pages: TestClient) -> None:
         text = pages.get("/").text
         row = text[text.index('href="/studies/task"') :].partition("</tr>")[0]

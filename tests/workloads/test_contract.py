@@ -184,7 +184,7 @@ FORMS = f"neither a shipped workload ({', '.join(sorted(SHIPPED))}) nor of the f
         ("nowhere_at_all:Mine", {}, ["No module named 'nowhere_at_all'"]),
         ("broken.py:Mine", {}, ["SyntaxError", "{folder}/broken.py:2"]),
         ("failing.py:Mine", {}, ["AttributeError", "failing.py:3: x = math.nothing_there"]),
-        ("mine.py:Other", {}, ["mine.py has no 'Other', only Mine, ready"]),
+        ("mine.py:Other", {}, ["mine.py has no 'Other'; choose from Mine, ready"]),
         ("mine.py:Mine", {"hight": 3}, ["unexpected keyword argument 'hight'"]),
         ("half.py:Half", {}, ["lacks metrics (a mapping of names to MetricInfo), loss, evaluate"]),
         (

@@ -72,7 +72,9 @@ def checkpoint_blocks(module: Any, name: str) -> None:
         try:
             getattr(module, way)(**WAYS_TO_CHECKPOINT[way])
         except Exception as error:  # some models have a method that only raises
-            raise NoBlocksError(f"--checkpointing: {name} does not support checkpointing: {error}") from error
+            raise NoBlocksError(
+                f"--checkpointing: {name} does not support checkpointing: {error}; omit the option"
+            ) from error
     elif blocks := list(_blocks(module)):
         checkpoint_modules(blocks)
     else:
@@ -97,7 +99,10 @@ def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
         raise
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
-        raise UsageError(f"--model {asked.name} failed to build: {type(error).__name__}: {lines[0]}") from error
+        raise UsageError(
+            f"--model {asked.name} failed to build: {type(error).__name__}: {lines[0]}",
+            hint="correct the model or --model-setting, or plan with --parameters",
+        ) from error
 
 
 def _maker(asked: MemoryPlanRequest) -> ModelUnderPlan:

@@ -267,7 +267,7 @@ class MemoryOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryOption, Plan):
-    """A training step's memory per device in bytes, None for values not requested."""
+    """A training step's memory per device in bytes, None if unknown."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -582,11 +582,11 @@ class MemoryPlanRequest(Request):
         )
         require(
             mixed in (None, "master") or self.precision != "fp8",
-            f"mixed = {mixed!r} contradicts precision = fp8, which has fp32 master weights",
+            f"mixed = {mixed!r} contradicts precision = fp8, which has fp32 master weights; omit mixed",
         )
         require(
             not memory or not there or memory * GIB <= there,
-            f"memory_gib = {memory} contradicts device = {self.device}, which has {gib(there)}",
+            f"memory_gib = {memory} contradicts device = {self.device}, which has {gib(there)}; give no more than that",
         )
         require(
             not self.stage or self.devices is not None,
@@ -601,7 +601,7 @@ class MemoryPlanRequest(Request):
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
         lacking = f"{', '.join(missing)}, a transformer's dimensions"
-        require(self.model_settings is None, "model_settings needs a model")
+        require(self.model_settings is None, "model_settings needs a model; give both or none")
         self._agrees_about_network()
         require(
             self.has("parameters") or self.network,
@@ -620,11 +620,13 @@ class MemoryPlanRequest(Request):
     def _agrees_about_network(self) -> None:
         if self.network is None:
             for name in ("input_shape", "stages", "channels"):
-                require(not self.has(name), f"{name} needs a network or a model")
+                require(not self.has(name), f"{name} needs a network or a model; give both or none")
             return
         require(self.input_shape, f"network = {self.network} needs input_shape, such as 3x224x224")
         for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank"):
-            require(not self.has(name), f"{name} = {getattr(self, name)} contradicts network = {self.network}")
+            require(
+                not self.has(name), f"{name} = {getattr(self, name)} contradicts network = {self.network}; omit {name}"
+            )
         network(self.network, self.input_shape or (), self.stages, self.channels)
 
     def _agrees_about_frozen_weights(self) -> None:

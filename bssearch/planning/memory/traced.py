@@ -481,7 +481,10 @@ def _traces(asked: MemoryPlanRequest, optimizer: str | None) -> tuple[StepLifeti
         ) from error
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
-        raise UsageError(f"--model {asked.name} failed to train: {type(error).__name__}: {lines[0]}") from error
+        raise UsageError(
+            f"--model {asked.name} failed to train: {type(error).__name__}: {lines[0]}",
+            hint="correct the model or --input, or plan with --parameters",
+        ) from error
     return small, large, model.module
 
 

@@ -71,7 +71,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Fieldset:
-    """Options of a request; fieldsets of a ``group`` share defaults."""
+    """Options of a request; fieldsets of a ``group`` get defaults together."""
 
     name: str
     legend: str
@@ -431,7 +431,7 @@ class Asking(Generic[Asked]):
             if len(text) > LONGEST_VALUE:
                 found[option] = f"has {len(text):,} characters; enter at most {LONGEST_VALUE}"
             elif not text.isprintable():
-                found[option] = "has unprintable characters"
+                found[option] = "has unprintable characters; type the value again"
             elif type_of(self.request, option) is bool and text.lower() not in YES | NO:
                 found[option] = f"{text!r} must be yes or no"
         return found
@@ -630,7 +630,10 @@ def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
 def _split(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
     is_given = typed["micro"].strip() or typed["max_micro"].strip()
     if fitting == 0 and not is_given:
-        return replace(SPLIT, absent="No result, because no sample fits into the memory above.")
+        return replace(
+            SPLIT,
+            absent="No result, because no sample fits into the memory above; enter more memory, or a micro-batch.",
+        )
     unknown = "The largest micro-batch is unknown, so a device's share is one micro-batch."
     return Asking(
         part=SPLIT,
