@@ -55,7 +55,10 @@ def _url_from_file() -> str | None:
             url = file.readline().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"{DATABASE_URL_FILE_VARIABLE} names {name}, which cannot be read: {reason}") from None
+        raise UsageError(
+            f"{DATABASE_URL_FILE_VARIABLE} names {name}, which cannot be read: {reason}",
+            hint=f"name a readable text file whose first line is a database URL, or set {DATABASE_URL_VARIABLE}",
+        ) from None
     require(
         url,
         f"{DATABASE_URL_FILE_VARIABLE} names {name}, whose first line is empty",

@@ -414,7 +414,7 @@ def test_a_file_without_a_url_is_named_without_its_content(
     monkeypatch.setenv("BSSEARCH_DB_URL_FILE", str(file))
     with pytest.raises(UsageError, match="BSSEARCH_DB_URL_FILE") as caught:
         database_url()
-    assert str(file) in str(caught.value)
+    assert str(file) in str(caught.value) and caught.value.hint
     assert "secret" not in f"{caught.value} {caught.value.hint} {caught.value.__cause__}"
 
 
