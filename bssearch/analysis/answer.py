@@ -23,7 +23,7 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """The device on which the study ran; a predicted answer has only the device's name.
+    """The device on which the study ran; a prediction for another device has only the device's name.
 
     ``threads``: CPU threads per trial. ``compile_mode``: ``none`` (eager), ``own`` (the program decides) or ``unknown``
     (imported).
@@ -60,16 +60,15 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds to the target; a prediction for a harder target has 0 runs."""
+    """Seconds to the target; a prediction has 0 runs."""
 
     basis: Basis | Literal["predicted"]
 
 
 class Ratio(Model):
-    """A ratio of medians with its 95 % interval; ``at_least`` if the slower side never reached the target.
+    """A ratio of medians with its 95 % interval; ``at_least`` if half or more of the slower side's runs missed.
 
-    The posterior gives the interval between two batch sizes; Welch's test gives the interval against the default's
-    values.
+    The interval between two confirmed batch sizes is the posterior's if known, else Welch's.
     """
 
     value: float
@@ -119,9 +118,9 @@ class Optimal(Model):
 
 
 class Largest(Model):
-    """The largest batch size that ran without accumulation.
+    """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory``: a batch at most twice as large ran out of memory.
+    ``bounded_by_memory``: the next size, or a size at most twice as large, ran out of memory.
     """
 
     batch_size: int
@@ -301,7 +300,7 @@ class Answer(Model):
 
     ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % off.
     ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
-    Below 0.9 the answer is ``provisional``. ``configuration_within_5_percent``: the same probability for the printed
+    Below 0.9 or if unknown, the answer is ``provisional``. ``configuration_within_5_percent``: the same for the printed
     values. ``predicted``: a prediction for a harder target.
 
     ::

@@ -173,7 +173,7 @@ def build_answer(
         runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
         next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials), missing),
         settle=_settle(verdict, drawn),
-        front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
+        front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed, devices=spec.executor.world_size),
         by_devices=by_devices(verdict, law, on_devices, everything) if verdict.optimal.objective.trials_race else [],
         generalisation=final,
         batch_schedule=batch_schedule_answer(
@@ -518,6 +518,7 @@ def at_target(
         found.first_hit_step > 0,
         f"target {target.value:g} is met before the first step: trial {trial.number} starts with "
         f"{target.metric} = {curve[0].metric:.4g}",
+        hint="use a harder target",
     )
     hit = next(one for one in curve if one.step == found.first_hit_step)
     before, tokens, undelayed = trial.outcome, trial.outcome.tokens, trial.outcome.undelayed_train_seconds
@@ -674,7 +675,8 @@ def predict_for_device(
         ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
         raise UsageError(
             f"no batch size of study {study.name!r} has a step time; trials ran at {ran or 'no batch size'}, but step "
-            f"times are of {timed}"
+            f"times are of {timed}",
+            hint="give step times of batch sizes at which trials ran",
         )
     _check_reached(study, trials, step_times, " with the default's model" if others else "")
     moved = [

@@ -150,7 +150,7 @@ SEEN_ALONE = 0.01
 
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
-"""A configuration counts `MOST_COUNTED` / configurations runs, at least `FEWEST_COUNTED`; the cost is quadratic."""
+"""At most `MOST_COUNTED` / configurations runs count, but at least `FEWEST_COUNTED`; the cost is quadratic."""
 
 NEAR = 0.15
 """The posterior ignores configurations slower than the batch size's best by more than this log ratio."""
@@ -192,7 +192,7 @@ class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
     ``configuration_within_5_percent``: the same probability for the recommended values, without further tuning.
-    ``runs``: runs of each contending batch size that would settle the answer, on an idle machine if `settles` says so.
+    ``runs``: runs of each contending batch size that would settle the answer, for `idle_machine` on an idle machine.
     """
 
     within_5_percent: float

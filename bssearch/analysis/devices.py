@@ -40,7 +40,7 @@ class Cell:
 def by_devices(
     verdict: Verdict, law: LawFit | None, probes: Collection[ProbeRecord], trials: Sequence[TrialRecord]
 ) -> list[OnDevices]:
-    """The best batch size on each timed number of devices; empty if only one number was timed.
+    """The best batch size on each timed number of devices; empty without the optimum's time or a second number.
 
     ``probes`` and ``trials`` cover all numbers of devices.
     """

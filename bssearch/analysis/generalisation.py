@@ -100,7 +100,7 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
 
 
 def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
-    """True if a trial trains past the target to the limit."""
+    """True if a trial trains past the target, to ``limit`` if given."""
     return trial.phase is Phase.TO_BUDGET and limit in (None, trial.train_seconds_limit)
 
 

@@ -247,14 +247,16 @@ def about_device(answer: Answer) -> str:
     return " ".join(filter(None, sentences))
 
 
-def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:
+def front(
+    batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool, devices: int = 1
+) -> list[FrontPoint]:
     """Time and cost of each batch size that reached the target; ``confirmed`` compares confirmed sizes only."""
     price = price_per_device_hour
     found = [
         (
             row.batch_size,
             row.time_to_target_s.median,
-            row.samples_to_target if price is None else row.time_to_target_s.median * price / 3600,
+            row.samples_to_target if price is None else row.time_to_target_s.median * devices * price / 3600,
             row.confirmed or not confirmed,
         )
         for row in batches

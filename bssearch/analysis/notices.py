@@ -80,7 +80,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "running",
             any(trial.state is TrialState.RUNNING for trial in trials),
-            "trials are still running; the answer may change",
+            "trials are still running, and the answer may change; run the command again after they end",
         ),
         ("queued", queued, f"{queued} enqueued trials have not run; `bssearch run` starts enqueued trials"),
         (
@@ -89,7 +89,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             "the answer is from single runs, and the best of many runs is partly luck; repeat the best runs with other "
             "seeds"
             if spec.is_imported
-            else "the answer is from single search trials, so the best time is partly luck until confirmed",
+            else "the answer is from single search trials, so the best time is partly luck; "
+            f"`{confirm}` repeats the best",
         ),
         (
             "confirmation_incomplete",
@@ -105,7 +106,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_missed",
             confirming and not verdict.confirmed and not lacks_runs,
-            "no finalist reached the target in at least half of the confirmation runs",
+            "no finalist reached the target in more than half of the confirmation runs; raise "
+            "budget.trial_train_seconds, or set an easier target under a new name",
         ),
         *(
             ("confirmation_stopped", True, f"{plainly_missed(one)}; bssearch stopped the confirmation")
@@ -177,12 +179,17 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
             "runs with different seeds are equal, so the training ignores the seed; seed the training from the trial "
             "to measure the spread",
         ),
-        ("missed_runs", missed, f"{missed} of {known.runs} runs of the optimum missed the target"),
+        (
+            "missed_runs",
+            missed,
+            f"{missed} of {known.runs} runs of the optimum missed the target; a longer limit may help",
+        ),
         (
             "seed_noise",
             variation > NOISE,
-            f"run-to-run variation is {variation:.0%}: the mean of {known.runs} runs has an interval of ± "
-            f"{student_t(max(1, known.runs - 1)) * variation / math.sqrt(max(1, known.runs)):.0%}",
+            f"the seed-to-seed spread is {variation:.0%}: the mean of {known.reached} runs has an interval of ± "
+            f"{student_t(max(1, known.reached - 1)) * variation / math.sqrt(max(1, known.reached)):.0%}; more runs "
+            "narrow this interval",
         ),
         (
             "chosen_by_law",
@@ -199,7 +206,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "not_separated",
             overlapping,
-            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}",
+            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}; more runs may "
+            "separate these batch sizes",
         ),
         (
             "unconfirmed_rival",
@@ -230,7 +238,8 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     optimal, best = verdict.optimal, verdict.optimal.configuration.batch_size
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
-    shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
+    shared = [trial for trial in compared if trial.outcome is not None and trial.outcome.contended]
+    timed = sum(optimal.objective.basis(trial) == "steps_x_step_time" for trial in shared)
     known, hits, name = optimal.outcomes, optimal.hits, shlex.quote(spec.name)
     dropped = max((one.dropped_samples_per_epoch or 0 for one in known), default=0)
     skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
@@ -246,14 +255,15 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
         (
             "contended",
             shared,
-            f"{shared} of {len(compared)} {'confirmation runs' if verdict.confirmed else 'runs of the optimum'} "
+            f"{len(shared)} of {len(compared)} {'confirmation runs' if verdict.confirmed else 'runs of the optimum'} "
             "shared the device with other work; "
             + (
                 f"the answer compares all by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
-                else "their times are steps × the step time from a quiet device, if the model was timed"
-                if spec.varied_in_model
                 else "their times are steps × the step time from a quiet device"
+                if timed == len(shared)
+                else f"{timed} of these times are steps × the step time from a quiet device, the others as measured; "
+                "repeat the runs on an idle machine"
             ),
         ),
         (
@@ -322,7 +332,7 @@ def retargeted(target: Target) -> Notice:
     return Notice(
         code="retargeted",
         message=f"the search aimed at {target.metric} {target.value:g} and may have missed a better batch size "
-        "for the easier target",
+        "for the easier target; a new study with this target finds the best",
     )
 
 
@@ -333,7 +343,8 @@ def about_versions(versions: Sequence[str]) -> list[Notice]:
     return [
         Notice(
             code="torch_changed",
-            message=f"trials ran with torch {' and '.join(versions)}; step times may differ between versions",
+            message=f"trials ran with torch {' and '.join(versions)}; step times may differ between versions; in a new "
+            "study, use one version",
         )
     ]
 
@@ -346,7 +357,7 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
     unlike = Notice(
         code="generalisation_contended",
         message=f"{shared} of {runs} runs of {found.train_seconds:g} s shared the device with other work "
-        "and therefore trained for fewer steps",
+        "and therefore trained for fewer steps; repeat these runs on an idle machine",
     )
     return [unlike] * bool(shared) + [
         Notice(code="generalisation_gap", message=_gap_sentence(found, row, row.gap, target))

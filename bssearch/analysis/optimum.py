@@ -32,7 +32,7 @@ from bssearch.records.step_times import PooledStepTime, StepSeconds
 
 FEWEST_ALIKE = 3  # this many equal runs show that the training ignores seeds
 
-HALF = 0.5  # least share of runs that reach the target, for a median
+HALF = 0.5  # a median needs a larger share of runs that reach the target
 
 BEATEN_MARGIN = 0.17  # log ratio that neither the range of interest (5 %) nor better tuning (12 % on average) makes up
 
@@ -144,7 +144,7 @@ def too_few_runs(runs: int, wanted: int | None) -> str:
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
     needs = f"an interval needs {FEWEST_RUNS}"
     if wanted is None:
-        return f"{made} and {needs}"
+        return f"{made} and {needs}; add runs with other seeds"
     if wanted < FEWEST_RUNS:
         return f"{made} (confirm.runs = {wanted}) and {needs}; set `confirm.runs: {FEWEST_RUNS}`"
     return f"{made} and {needs}; `bssearch study confirm` adds runs"
@@ -578,7 +578,7 @@ def decide(
     Incomplete late neighbours do not count. A plain miss is no optimum.
 
     The optimum is the smallest batch size shown to be within 5 % of the least median, else the size with the least
-    median. With many contended confirmation runs, all runs compare by steps × ``step_seconds``.
+    median. Confirmation runs compare by `Objective.between`.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.has_result]

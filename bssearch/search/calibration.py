@@ -246,7 +246,7 @@ def _confirm_out_of_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
-            tell(f"the second test of a micro-batch of {size} failed: {error}")
+            tell(f"the second test of a micro-batch of {size} failed, so trials use smaller micro-batches: {error}")
             break
         check()
         store.probes.save_memory(spec.name, environment, found)

@@ -57,9 +57,9 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Configurations to confirm, in current micro-batches.
 
-    Finalists are the two best of each of the ``confirm.top`` best batch sizes, and the configurations `beside` the best
-    size. Finalists are also the default, and the best at the default's batch size. The last finalist is the best, or
-    nearest to the target, at the largest batch size without accumulation.
+    Each of the ``confirm.top`` best batch sizes has two finalists: the best, and the best size's values or the second
+    best. Further finalists are the configurations `beside` the best size, the default, and the best at the default's
+    batch size. The last finalist is the best, or nearest to the target, at the largest batch size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -84,7 +84,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """The best configuration of each neighbour of a batch size; for an untried neighbour, ``batch_size``'s best.
+    """The best configuration of each neighbour of a batch size; for a neighbour without a hit, ``batch_size``'s best.
 
     A neighbour gets no run if this configuration missed the target in a whole trial there. Trials that stopped early do
     not count, because the seed may be unlucky.
@@ -223,8 +223,9 @@ def in_vain(history: History) -> str | None:
         return None
     target = history.spec.record_target
     return (
-        f"the confirmation has ended, because each of {len(missed)} configurations reaches {target.metric} "
-        f"{target.goal.sign} {target.value:g} in fewer than half of the runs (95 % confidence)"
+        f"the confirmation has ended, because no configuration reaches {target.metric} {target.goal.sign} "
+        f"{target.value:g} in at least half of the runs (95 % confidence); raise "
+        "budget.trial_train_seconds, or set an easier target under a new name"
     )
 
 

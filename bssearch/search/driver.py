@@ -620,7 +620,9 @@ class Driver:
                 self._recorder.cancel(number, running.last)
                 self._checkpoints.forget(number)
             except BSSearchError as error:
-                self.listener.note(f"storing trial {number} as cancelled failed: {error}")
+                self.listener.note(
+                    f"storing trial {number} as cancelled failed; the next run retries this trial: {error}"
+                )
         for leave in (self._checkpoints.leave, partial(self._leases.give_back, self._confirming)):
             with suppress(BSSearchError):
                 leave()

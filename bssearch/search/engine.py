@@ -57,8 +57,8 @@ class Planner:
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
         """The next search trial or None, and the reason if the search ends.
 
-        The order is: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped
-        trials and promising paused trials run even beyond the budget.
+        The order is: enqueued, lost, paused, default, evidence trials, then the sampler's proposal. Enqueued, lost
+        uncapped and promising paused trials run even beyond the budget of trials.
         """
         history, ending = self._history, self._spent()
         if asked_for := next(iter(history.in_state(TrialState.QUEUED)), None) or history.to_retry(uncapped=True):
@@ -129,7 +129,9 @@ class Planner:
                 f"search trials of all drivers spent budget.wall_seconds = {budget.wall_seconds:g}; raise the budget "
                 "to continue"
             )
-        return f"the budget of {budget.trials} trials is spent" if self._history.spent >= budget.trials else None
+        if self._history.spent < budget.trials:
+            return None
+        return f"the budget of {budget.trials} trials is spent; raise budget.trials to continue"
 
     def _next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         return None if self._history.time_share >= 1 else self._pruning.next_waiting(fresh=fresh)

@@ -279,7 +279,7 @@ class History:
         return seed_noise((self._key(trial), trial) for trial in self.all_trials if trial.phase is not Phase.DEVICES)
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Trials at a batch size, except missing and out-of-memory trials."""
+        """Search trials at a batch size, except missing and out-of-memory trials."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def of_phase(self, phase: Phase) -> list[TrialRecord]:

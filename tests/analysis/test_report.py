@@ -608,6 +608,16 @@ def test_another_batch_size_with_fewer_samples_or_less_energy_is_told_in_one_sen
     assert "batch 32 takes the least energy, 90 against 200 J, at 1.5 times the time" in message
 
 
+def test_the_front_counts_the_hours_of_each_device() -> None:
+    spec = make_spec(price_per_device_hour=3600.0, executor={"devices": 2})
+    on_two = [
+        replace(one, configuration=one.configuration.on_devices(2, one.configuration.batch_size // 2))
+        for one in confirmed(64, 1.0, 1.1, 0.9)
+    ]
+    (point,) = build_answer(study(spec), spec, on_two, {}).front
+    assert (point.time_to_target_s, point.cost) == (1.0, 2.0)
+
+
 def test_a_batch_size_that_is_best_in_all_is_told_of_nothing_and_so_is_one_within_5_percent() -> None:
     best_in_all = [*powered(16, 1.0, 100.0, 100), *powered(64, 2.0, 100.0, 100)]
     assert trade_offs(answer(best_in_all)) == []

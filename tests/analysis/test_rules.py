@@ -15,7 +15,7 @@ from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialR
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
-from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
+from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome
 
 DEFAULT = {"batch_size": 16, "learning_rate": 0.1, "weight_decay": 1e-4, "dropout": 0.1, "warmup_epochs": 0.0}
 SPACE = {
@@ -345,6 +345,21 @@ def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed(
     assert one.verdict == verdict
     assert one.regret is not None and one.regret.at_least
     assert one.regret.value == pytest.approx(regret)
+
+
+@pytest.mark.parametrize(("contended", "verdict"), [(False, "broke"), (True, "undecided")])
+def test_misses_of_a_rule_with_known_slowdowns_break_it_unless_other_work_used_the_device(
+    contended: bool, verdict: str
+) -> None:
+    known: dict[str, Any] = {"undelayed_train_seconds": 1.0, "reference_seconds": 1e-4}
+    missed = runs_of(
+        replace(TUNED, learning_rate=0.8), 1.0, 1.0, 1.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED,
+        last_miss_step=90, contended=contended, **known,
+    )  # fmt: skip
+    runs = [*runs_of(TUNED, 1.0, 1.2, 0.9, start=10, **known), *missed]
+    one = of(audited(*(with_outcome(run, steps=100) for run in runs)), Rule.LINEAR_RATE)
+    assert one.verdict == verdict
+    assert not_none(one.regret).value < 1.1, "the bound alone does not break the rule"
 
 
 @pytest.mark.parametrize(

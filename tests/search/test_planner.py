@@ -293,7 +293,10 @@ def test_a_resumed_trial_has_the_current_limit() -> None:
 def test_the_budget_counts_trials_that_cost_something() -> None:
     trials = [default_trial(), make_trial(2, batch_size=16, state=TrialState.RUNNING)]
     in_vain = [make_trial(n, state=TrialState.CANCELLED) for n in (3, 4)]
-    assert Case(*trials, *in_vain, spec=spec_of(budget={"trials": 2})).ending() == "the budget of 2 trials is spent"
+    assert (
+        Case(*trials, *in_vain, spec=spec_of(budget={"trials": 2})).ending()
+        == "the budget of 2 trials is spent; raise budget.trials to continue"
+    )
     assert Case(*trials, *in_vain, spec=spec_of(budget={"trials": 3})).next() is not None
 
 

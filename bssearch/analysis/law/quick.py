@@ -98,7 +98,7 @@ class Promise(Model):
     def in_words(self) -> str:
         """Both answers in a sentence."""
         low, high = self.interval
-        kept = "which contains the answer" if self.holds else "which misses the answer"
+        kept = f"which {'overlaps' if self.holds else 'misses'} the sizes within 5 % of the best"
         ratio = "" if self.time_ratio is None else f", which takes {self.time_ratio:.2g}× as long to the target"
         return f"the quick answer was batch {self.batch_size}{ratio}, with a 90 % interval from {low} to {high}, {kept}"
 

@@ -135,7 +135,8 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
     """One micro-batch per step with β₂^κ, κ = 1 / accumulation steps (Marek et al. 2025, arXiv 2507.07101).
 
-    ``near``: the tuned configuration at this size; if None, the learning rate follows the space's rule.
+    ``near``: the tuned configuration at this size; if None or with another optimizer, the learning rate follows the
+    space's rule.
     """
     if reason := _without_beta2(accumulated, accumulated) or _unknown(accumulated, accumulated, "learning_rate"):
         return reason
@@ -258,7 +259,8 @@ def judge(
         counted = f"0 of {made} runs reached the target" if made > 1 else "the only run missed the target"
         if made < wanted:
             return Judgement("undecided", f"{counted}; {made} of {wanted} runs made", regret)
-        if basis and not _has_diverged(rule) and (regret is None or regret.value <= BROKE):
+        shared = any(run.outcome is not None and run.outcome.contended for run in rule.runs)
+        if basis and shared and not _has_diverged(rule) and (regret is None or regret.value <= BROKE):
             return Judgement("undecided", f"{counted}, but other work used the device", regret)
         return Judgement("broke", counted, regret)
     missed = [

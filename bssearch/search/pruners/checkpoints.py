@@ -240,7 +240,10 @@ class CheckpointStore:
         except Exception as error:
             text = self._described(error)
             kind: type[CheckpointError] = SilentStoreError if isinstance(error, _SilentError) else CheckpointError
-        raise kind(f"the checkpoint store {self._shown}: {failure}: {text}")
+        raise kind(
+            f"the checkpoint store {self._shown}: {failure}: {text}",
+            hint=f"check {CHECKPOINT_DIR_VARIABLE}, the network and your permissions",
+        )
 
     def _described(self, error: Exception) -> str:
         text = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
@@ -538,7 +541,7 @@ class WaitingTrials(Checkpoints):
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"cannot resume trials {', '.join(gone)} without their checkpoints")
+            self._note(f"ending paused trials without checkpoints, which cannot resume: {', '.join(gone)}")
         for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()

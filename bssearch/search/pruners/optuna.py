@@ -12,7 +12,7 @@ from optuna.trial import TrialState as OptunaState
 from bssearch.records import TrialState
 from bssearch.search.pruners.base import Action, Cap, Standings
 
-GRID = 81  # grid positions, a power of Optuna's reduction factor
+GRID = 81  # grid positions, a power of `FACTOR`
 
 FACTOR = 3  # Hyperband's default reduction factor
 

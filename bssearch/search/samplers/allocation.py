@@ -4,7 +4,7 @@
 2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
    Compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent. Sizes
-   with a hit get theirs after step 4.
+   with a hit get evidence trials after step 4.
 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
 5. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
 

@@ -4,7 +4,7 @@ A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. E
 trials within an octave of the batch size, or within more octaves if trials are few. Optuna gets:
 
 * trials with a figure, as complete
-* pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the gain behind the
+* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the gain behind the
   incumbent's at equal time
 * trials out of memory, as pruned with a violated constraint
 * running trials, as running
