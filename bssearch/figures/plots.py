@@ -57,11 +57,12 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     if objective.stops_at_target:
         title += f": {answer.target.in_words}"
     value = "" if best.objective_value is None else f" at {number(best.objective_value.median)}{objective.unit}"
+    figured = [row for row in answer.batches if row.objective_value is not None]
+    seeds = " over fresh seeds" if all(row.confirmed for row in figured) else ""
     return picture(
         chart,
         title=title,
-        subtitle="median and 95 % interval over fresh seeds, with the learning rate and the rest tuned at each batch "
-        "size",
+        subtitle=f"median and 95 % interval{seeds}, with the learning rate and the rest tuned at each batch size",
         footnote=", ".join(
             [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
         ),

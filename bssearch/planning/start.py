@@ -117,7 +117,7 @@ class StartRequest(Request):
         require(
             self.price_per_device_hour is None or self.priority == "cost",
             f"price_per_device_hour = {self.price_per_device_hour} needs priority = 'cost', but priority = "
-            f"{self.priority!r}",
+            f"{self.priority!r}; change priority or omit the price",
         )
         require(
             (self.batch or 0) <= (self.samples or math.inf),

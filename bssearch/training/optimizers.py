@@ -54,7 +54,7 @@ def timm_optimizers(name: str) -> ModuleType:
 
 
 class OptimizersAsOne(torch.optim.Optimizer):
-    """Several optimizers as one; loss scaling skips all of them."""
+    """Several optimizers as one; loss scaling skips all or none."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = tuple(parts)

@@ -64,8 +64,9 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Median seconds of a step (with interval), its update and an evaluation.
 
-    Steps run between evaluations, whose cold caches slow them by 10% or more. Short runs repeat until the median's 95%
-    interval is within the precision, up to the limit. Runs on a slow core are dropped unless few others remain.
+    With ``trial_train_seconds``, steps run between evaluations, whose cold caches slow steps by 10% or more. Short runs
+    repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
+    unless fewer than six others remain.
     """
     try:
         return _measure(request, workload, data, computation)

@@ -82,6 +82,7 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
     require(
         horizon is not None or kind == "constant",
         f"schedule = {kind!r} needs horizon_samples, the samples after which the schedule ends",
+        hint="give schedule: {horizon_samples: N}, or name the constant schedule",
     )
     return RateSchedule(
         kind=kind,

@@ -215,6 +215,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
         separator and location and attribute,
         f"workload {name!r} is neither a shipped workload ({', '.join(sorted(SHIPPED))}) "
         "nor of the form package.module:attribute or path/file.py:attribute",
+        hint="use one of these forms",
         error=WorkloadError,
     )
     require(
@@ -274,6 +275,8 @@ def whole(name: str, found: object) -> Workload:
     return cast(Workload, found)
 
 
+CORRECT = "correct the file, or install the packages that the file imports"
+
 _importing: list[str] = []  # workloads whose modules are being imported
 
 
@@ -283,7 +286,7 @@ def _imports(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
+        raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}", hint=CORRECT) from error
     finally:
         _importing.pop()
 

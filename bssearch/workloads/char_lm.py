@@ -69,7 +69,8 @@ class CharLM:
         require(
             held_out > self.context,
             f"the text has {len(text)} characters (max_characters = {self.max_characters}); one validation window "
-            f"needs {_HELD_OUT_SHARE} × (context + 1) = {_HELD_OUT_SHARE * (self.context + 1)}; give a longer text",
+            f"needs {_HELD_OUT_SHARE} × (context + 1) = {_HELD_OUT_SHARE * (self.context + 1)}",
+            hint="give a longer text, or raise max_characters",
             error=WorkloadError,
         )
         # A worker's stderr is the log of the worker's slot.

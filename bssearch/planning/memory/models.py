@@ -174,7 +174,7 @@ def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.T
 def _of_timm(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
     timm = _library("timm", asked.name)
     if not timm.is_model(rest):
-        near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "no similar model"
+        near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "timm.list_models()"
         raise UsageError(f"--model {asked.name}: timm has no model {rest!r}; choose from {near}")
     module = timm.create_model(rest, pretrained=False, **asked.settings)
     return ModelUnderPlan(

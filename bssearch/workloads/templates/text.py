@@ -37,7 +37,7 @@ class Text:
         # YOURS: a sequence of tokens as int64; if documents resemble each other, split between them.
         text = b"\n".join(path.read_bytes() for path in sorted(self.folder.glob(self.pattern)))
         if not text:
-            raise FileNotFoundError(f"no {self.pattern} in {self.folder}")
+            raise FileNotFoundError(f"no {self.pattern} in {self.folder}; set folder and pattern in workload_settings")
         tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
         samples = (len(tokens) - 1) // LENGTH
