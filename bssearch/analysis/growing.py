@@ -1,6 +1,7 @@
 """Growing batches against the best constant batch size."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,7 +38,11 @@ def batch_schedule_answer(
     found = (
         judge_growing(best, tuned, step_seconds, wanted=wanted, limit=limit)
         if is_repeated
-        else Judgement("not_run", "no run repeats the schedule with the confirmation's seeds")
+        else Judgement(
+            "not_run",
+            "no run repeats the schedule with the confirmation's seeds; "
+            f"`bssearch run {shlex.quote(spec.name)}` adds these runs",
+        )
     )
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
     schedule = growing_schedule(best.configuration)

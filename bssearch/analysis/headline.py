@@ -118,7 +118,7 @@ def how_sure(answer: Answer) -> str:
         return f"{text}; more runs, trials or step times would not settle the answer"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
-    return f"{text}, and the values found for it with {_percent(printed)}"
+    return f"{text}, and the recommended values are with {_percent(printed)}"
 
 
 def _percent(share: float) -> str:

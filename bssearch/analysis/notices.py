@@ -110,7 +110,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             "budget.trial_train_seconds, or set an easier target under a new name",
         ),
         *(
-            ("confirmation_stopped", True, f"{plainly_missed(one)}; bssearch stopped the confirmation")
+            ("confirmation_stopped", True, f"{plainly_missed(one)}; this configuration gets no more runs")
             for one in plain_misses(trials, objective)
         ),
     ]
@@ -154,7 +154,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
             "optimum_at_edge",
             len(sizes) > 1 and best in (min(sizes), max(sizes)),
             f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} of the study; the optimum may be "
-            "beyond this size",
+            f"beyond this size; run {'smaller' if best == min(sizes) else 'larger'} batch sizes",
         ),
         (
             "learning_rate_at_edge",

@@ -357,7 +357,7 @@ class BySeconds(Objective):
 
 
 class TimeToTarget(BySeconds):
-    """Train seconds to the target without other work on the device."""
+    """Train seconds to the target, as without other work on the device."""
 
     name = "time_to_target"
     own_unit = " s"

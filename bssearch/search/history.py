@@ -287,7 +287,7 @@ class History:
         return [trial for trial in self.all_trials if trial.phase is phase]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """The best trial at a batch size."""
+        """The search trial with the least figure at a batch size, if any."""
         return self._best.get(batch_size)
 
     def in_state(self, *states: TrialState) -> list[TrialRecord]:

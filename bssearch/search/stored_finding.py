@@ -49,7 +49,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def seconds(self) -> float | None:
-        """Median seconds to the target; None for objectives without a time."""
+        """Median seconds to the target; None if unknown."""
         return None if self.optimal.time_to_target_s is None else self.optimal.time_to_target_s.median
 
     @property

@@ -126,7 +126,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
     if holds(BranchedSize(batch_size=base.batch_size, ends=(start,)), bound, goal):
         return (
             f"the branches at batch size {base.batch_size} do not improve beyond their spread: "
-            f"{start:.5g} at the checkpoint, {base.mean:.5g} at their end"
+            f"{start:.5g} at the checkpoint, {base.mean:.5g} at their end; use more samples per branch"
         )
     return None
 

@@ -87,9 +87,8 @@ def about_memory(
         return _finding(Rule.MEMORY, size, Judgement("held", f"{where}, the optimum", NONE), numbers)
     for one in (tuned, there):
         if not one.is_confirmed:
-            return _not_run(
-                Rule.MEMORY, size, f"{where}; confirmation of batch {one.configuration.batch_size} is incomplete"
-            )
+            known = f"{where}; confirmation of batch {one.configuration.batch_size} is incomplete"
+            return _not_run(Rule.MEMORY, size, known + command(spec, "study confirm"))
     judgement = judge(there, tuned, step_seconds, wanted=len(there.runs), limit=spec.budget.trial_train_seconds)
     reason = f"{judgement.reason}; {where}, against the optimum's batch {answer.optimal.batch_size}"
     return _finding(Rule.MEMORY, size, Judgement(judgement.finding, reason, judgement.regret), numbers)
@@ -173,7 +172,8 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
         return _finding(Rule.GENERALISATION, largest.batch_size, _of_best_largest(found.batches[:-1], points), numbers)
     gap = largest.gap
     if gap is None or gap.low is None or gap.high is None:
-        known = "the runs did not finish" if gap is None else f"a gap of {gap.value:.3g} without an interval"
+        known = "no run finished" if gap is None else f"the gap of {gap.value:.3g} has no interval"
+        known += f"; {FEWEST_RUNS} runs per batch size are necessary{command(spec, 'study confirm', ' --to-budget')}"
         return _not_run(Rule.GENERALISATION, largest.batch_size, known)
     reason = (
         f"the metric ends {gap.value:.3g} [{gap.low:.3g}, {gap.high:.3g}] worse than batch {found.best_batch_size}; "
