@@ -277,11 +277,13 @@ def _about_study(asked: PageRequest, far: Mapping[str, Any] | None = None) -> di
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 
-def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[PageContent | None, str | None]:
+def _found(
+    store: Store, name: str, trials: Sequence[TrialRecord]
+) -> tuple[PageContent | None, TargetNotReachedError | None]:
     try:
         return page_of(picture_of(store, name, trials)), None
     except TargetNotReachedError as error:
-        return None, error.message
+        return None, error
 
 
 PAGE_TRIALS = 100  # trials per page
@@ -403,4 +405,4 @@ def _again(store: Store, study: str, trial: TrialRecord) -> Reproduction | str:
     try:
         return reproduction(store, study, trial.number)
     except UsageError as error:
-        return error.message
+        return "; ".join(filter(None, (error.message, error.hint)))

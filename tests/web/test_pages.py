@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from bssearch.commands.trials import status
-from bssearch.errors import DatabaseError
+from bssearch.errors import DatabaseError, TargetNotReachedError
 from bssearch.figures.svg import ACCENT
 from bssearch.records import Lease
 from bssearch.records.text import number as in_digits
@@ -145,6 +145,18 @@ class TestAStudy:
         text = client_of(empty).get("/studies/toy").text
         for part in ("No answer yet", f'href="/studies/toy/trials/{number}"', 'data-live-seconds="2.0"', "<svg"):
             assert part in text
+
+    def test_a_resting_study_without_an_answer_shows_the_remedy(
+        self, empty: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with open_store(empty) as store:
+            store_study(store, make_spec(name="toy"))
+            with pytest.raises(TargetNotReachedError) as missing:
+                answer(store, "toy")
+        hint = not_none(missing.value.hint)
+        assert hint not in client_of(empty).get("/studies/toy").text, "a driver may be about to start a trial"
+        monkeypatch.setattr(studies, "PAUSE_SECONDS", 0.0)
+        assert hint in client_of(empty).get("/studies/toy").text
 
     def test_the_newest_version_is_not_sent_again(self, empty: str, number: int) -> None:
         client = client_of(empty)
