@@ -30,7 +30,7 @@ SLICED = (
     [
         (WHOLE, None, NAMES),
         (WHOLE, "2,0", [NAMES[2], NAMES[0]]),
-        pytest.param(WHOLE, NAMES[5], [NAMES[5]], id="one"),
+        (WHOLE, NAMES[5], [NAMES[5]]),
         (WHOLE, "", []),
         (WHOLE, "99", []),
         (SLICED, None, ["MIG-a", "MIG-b", "GPU-1"]),
@@ -38,6 +38,7 @@ SLICED = (
         (SLICED, "1", ["GPU-1"]),
         ("", None, []),
     ],
+    ids=["all", "two", "one", "none", "unknown", "slices", "slice", "unsliced", "no GPU"],
 )
 def test_what_the_environment_shows_of_a_node_is_used(listed: str, chosen: str | None, uuids: list[str]) -> None:
     assert visible(listed, chosen) == uuids
