@@ -85,21 +85,21 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 
 def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` for a cluster or an OptunaHub package that this user never used from this machine.
+    """Raise `UsageError` for a cluster or an OptunaHub package that this user never used here for this study.
 
     The check is necessary, because the owners of both can run code on this machine.
     """
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
         address is None or known.get("address") == address,
-        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but you never used this "
-        "cluster from this machine",
+        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but you never ran "
+        "this study on this cluster from this machine",
         hint="run `bssearch run` with your own spec and this address first",
     )
     require(
         package is None or known.get("sampler") == package,
-        f"the stored study {study.name!r} names sampler = {package!r}, which OptunaHub downloads, but you never used "
-        "this package from this machine",
+        f"the stored study {study.name!r} names sampler = {package!r}, which OptunaHub downloads, but you never ran "
+        "this study with this package from this machine",
         hint="run `bssearch run` with your own spec and this sampler first",
     )
 

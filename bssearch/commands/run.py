@@ -78,9 +78,8 @@ def run_study(
             stored_quick_answer(study, QuickPlan(QUICK_SECONDS, time.monotonic()), spec.preset)
         if (prior := quick_prior(study.store, study.spec)) is not None:
             low, high = prior.interval
-            study.listener.note(
-                f"the search starts from the quick answer: batch {prior.optimal.batch_size}, {low} to {high} with 90 %"
-            )
+            found = f"batch {prior.optimal.batch_size} (90 % interval {low} to {high})"
+            study.listener.note(f"the search starts from the quick answer: {found}")
         return run_opened(study)
 
 

@@ -259,7 +259,7 @@ def on_cluster(address: str) -> StudySpec:
 
 def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_from_here() -> None:
     ours, theirs = on_cluster("ray-1:6379"), on_cluster("ray-2:6379")
-    with pytest.raises(UsageError, match="you never used this cluster"):
+    with pytest.raises(UsageError, match="you never ran this study on this cluster"):
         refuse_unknown_sources(ours, known())
     remember(ours, known(), FOLDER)
     refuse_unknown_sources(ours, known())
@@ -270,7 +270,7 @@ def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_f
 
 def test_a_sampler_of_the_hub_is_not_taken_from_a_database_unless_this_user_ran_the_study_with_it() -> None:
     ours, theirs = (make_spec(workload="digits", sampler={"name": f"optunahub:samplers/{one}"}) for one in ("a", "b"))
-    with pytest.raises(UsageError, match="you never used this package"):
+    with pytest.raises(UsageError, match="you never ran this study with this package"):
         refuse_unknown_sources(ours, known())
     remember(ours, known(), FOLDER)
     refuse_unknown_sources(ours, known())

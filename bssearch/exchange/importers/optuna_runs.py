@@ -337,8 +337,9 @@ def _reader(
             raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
         if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
             raise UsageError(
-                f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {own.in_words}, "
-                f"not to {wanted.in_words}"
+                f"{option} {place}: bssearch exported {found.name!r} with figures to {own.in_words}, but the target is "
+                f"{wanted.in_words}",
+                hint=f"omit {option}, or omit --target",
             )
     takes_own = is_ours and wanted == own and seconds is None and steps is None
     return _Reader(

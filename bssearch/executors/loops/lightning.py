@@ -264,9 +264,9 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the advisor. Raises `UsageError` if several processes scale their losses in fp16."""
         require(
-            trainer.world_size <= 1 or not str(trainer.precision).startswith("16"),
-            f"precision = {trainer.precision!r} of {trainer.world_size} processes: Lightning undoes the loss "
-            "scaling before the advisor reads the gradients",
+            trainer.world_size <= 1 or trainer.precision != "16-mixed",
+            f"precision = {trainer.precision!r} with {trainer.world_size} processes: Lightning undoes the loss scaling "
+            "between the advisor's readings of the gradients, so the noise scale would be wrong",
             hint='Trainer(precision="bf16-mixed")',
         )
         self.advisor = BatchAdvisor(pl_module, self._batch_size, optimizer=trainer.optimizers[0])

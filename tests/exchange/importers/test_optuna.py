@@ -524,7 +524,13 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
     file = exported(tmp_path / "toy.db")
     for seconds in ("value", "user_attr:time_to_target_s"):
         assert outcomes(import_optuna(file, seconds=seconds))[0].time_to_target_s == 8.0
-        refuse(UsageError, file, said="it is to accuracy ≥ 0.9, not to accuracy ≥ 0.5", target=0.5, seconds=seconds)
+        refuse(
+            UsageError,
+            file,
+            said="figures to accuracy ≥ 0.9, but the target is accuracy ≥ 0.5",
+            target=0.5,
+            seconds=seconds,
+        )
     refuse(UsageError, file, said="--steps user_attr:steps", target=0.5, steps="user_attr:steps_to_target")
     samples = exported(tmp_path / "samples.db", objective="samples_to_target")
     refuse(UsageError, samples, said="are samples_to_target", seconds="value")
