@@ -241,7 +241,7 @@ def measured(case: Case, size: int, checkpointing: bool) -> int:
         next(steps, None)
         return torch.cuda.max_memory_allocated()
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiled:
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiled:
         next(steps := step(case, size, checkpointing))
         with torch.profiler.record_function(MARK):
             pass

@@ -114,7 +114,8 @@ def test_channels_last_holds_for_images_and_filters_alone() -> None:
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert not built(on_cpu())[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(model(inputs), built(on_cpu())(images()), atol=1e-6)
-    assert (plain := images()) is on_cpu().inputs(plain)
+    plain = images()
+    assert on_cpu().inputs(plain) is plain
 
 
 def test_ghost_batch_norm_normalises_each_group_separately() -> None:
