@@ -32,8 +32,8 @@ from bssearch.search.confirmation import CompletedRuns, interleaved, repeat, ver
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.parts import MOST_DEVICES
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
-from bssearch.spec.space.domains import DECAY_SHARE, FOLLOWED, Range, RelativeLearningRate, ScheduleName
-from bssearch.training.schedule import RateSchedule
+from bssearch.spec.space.domains import FOLLOWED, Range, RelativeLearningRate
+from bssearch.training.schedule import schedule_of
 
 BELOW, ABOVE = 8, 16  # default range of schedules: these factors of the best constant batch size
 
@@ -136,13 +136,9 @@ def changes_at_decay(base: Configuration, sizes: Sequence[int]) -> list[tuple[in
 
     The decay counts from the first sample, as if there were no warmup.
     """
-    horizon = int(base.parameters["horizon_samples"] or 0)
-    decay = RateSchedule(
-        kind=cast(ScheduleName, base.parameters["schedule"]),
-        horizon_steps=horizon,
-        decay_share=float(base.parameters.get("decay_share") or DECAY_SHARE),
-    )
-    starts = [bisect_left(range(horizon), -sizes[0] / size, key=lambda one: -decay.factor(one)) for size in sizes[1:]]
+    decay = schedule_of(replace(base, batch_size=1, micro_batch_size=1, accumulation_steps=1, warmup_epochs=0.0), 1)
+    samples = range(decay.horizon_steps or 0)
+    starts = [bisect_left(samples, -sizes[0] / size, key=lambda one: -decay.factor(one)) for size in sizes[1:]]
     return list(zip(starts, sizes[1:], strict=True))
 
 

@@ -15,7 +15,6 @@ if not __package__:
 
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -27,11 +26,11 @@ from bssearch.records.scaling import LearningRateRule
 from bssearch.search.after_search import changes_at_decay
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Workload, resolve
-from bssearch.workloads.data import Data, check_data
+from bssearch.workloads.base import Workload
+from bssearch.workloads.data import Data
+from tests.benchmarks.advisor import CPU, ROOT, loaded
 from tests.benchmarks.harness import script, verdict
 
-ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
 MOST_STEPS = 0.75
 RATES = [1.6**power for power in range(-2, 4)]
 """Factors on the middle of the rates."""
@@ -60,8 +59,7 @@ def trained(workload: Workload, data: Data, configuration: Configuration, seed: 
 def compared(study: str, size: int, samples: int, middle: float, seeds: int) -> bool:
     """Print steps and losses, and judge."""
     spec = bssearch.load_spec(ROOT / f"studies/{study}.yaml")
-    workload = resolve(spec.workload, dict(spec.workload_settings), ROOT)
-    data = check_data(workload.load(CPU), workload)
+    workload, data = loaded(spec.workload, tuple(spec.workload_settings.items()))
     base = replace(
         spec.default_configuration,
         batch_size=size,
