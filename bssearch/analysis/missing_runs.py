@@ -7,6 +7,7 @@ from itertools import islice
 from bssearch.analysis.answer import Batch
 from bssearch.records import Configuration, TrialRecord
 from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
+from bssearch.records.text import plural
 
 MOST = 3
 RATES_TRIED = 3  # a batch size with fewer learning rates counts as untuned
@@ -68,7 +69,9 @@ def _wanted(
         is_new = carried is not None and not any(1 / ALIKE < carried / one < ALIKE for one in tried)
         if len(tried) < RATES_TRIED and is_new:
             yield MissingRun(
-                size, carried, f"batch {best}'s learning rate, scaled; this size has {len(tried)} tried learning rates"
+                size,
+                carried,
+                f"batch {best}'s learning rate, scaled; this size has {plural(len(tried), 'tried learning rate')}",
             )
         elif rate in (tried[0], tried[-1]):
             at = "only one" if len(tried) == 1 else "highest" if rate == tried[-1] else "lowest"
