@@ -434,11 +434,9 @@ def beliefs(
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The posterior's columns: each batch size's level, then each configuration.
-
-    ``of_size``: index of each column's batch size. ``printed`` and ``following`` (sizes,): columns of the recommended
-    and of the next configuration. ``hidden``: deviation of hidden gains.
-    """
+    # The posterior's columns: each batch size's level, then each configuration. ``of_size``: index of each column's
+    # batch size. ``printed`` and ``following`` (sizes,): columns of the recommended and of the next configuration.
+    # ``hidden``: deviation of hidden gains.
 
     of_size: Indices
     printed: Indices

@@ -130,7 +130,7 @@ def infer(
 
 @dataclass(frozen=True, eq=False)
 class _Noise:
-    """The grid (n,) over the noise: scales (n, configurations), shared part, and log prior weights."""
+    # The grid (n,) over the noise: scales (n, configurations), shared part, and log prior weights.
 
     scales: Numbers
     shared: Numbers
@@ -154,7 +154,7 @@ class _Noise:
 
 @dataclass(frozen=True, eq=False)
 class _Law:
-    """Means (B_crit, configurations), precisions (departures, configurations, configurations) and log prior weights."""
+    # Means (B_crit, configurations), precisions (departures, configurations, configurations) and log prior weights.
 
     log_b_crit: Numbers
     departures: Numbers
@@ -193,7 +193,7 @@ class _Law:
 
 @dataclass(frozen=True, eq=False)
 class _Sites:
-    """Gaussian approximations of runs (n,): values, weights of the noise's precision, and variances of missed runs."""
+    # Gaussian approximations of runs (n,): values, weights of the noise's precision, and variances of missed runs.
 
     values: Numbers
     weights: Numbers
@@ -202,10 +202,8 @@ class _Sites:
 
 @dataclass(frozen=True, eq=False)
 class _Gaussian:
-    """The c levels and the law's level, given the noise (n,), departure (m,) and B_crit (k,).
-
-    Means (n, m, k, c + 1) and covariances (n, m, c + 1, c + 1). ``weights`` (n, m, k) sum to 1.
-    """
+    # The c levels and the law's level, given the noise (n,), departure (m,) and B_crit (k,). Means (n, m, k, c + 1)
+    # and covariances (n, m, c + 1, c + 1). ``weights`` (n, m, k) sum to 1.
 
     means: Numbers
     covariances: Numbers
