@@ -27,6 +27,7 @@ from bssearch.records.text import plural, visible
 from bssearch.search.confirmation import in_force
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
+from bssearch.spec.reader import spec_of
 
 BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal, and between redraws during a trial
 
@@ -36,36 +37,40 @@ LONGER = 4  # if the answer is still provisional, it needs about a quarter more 
 
 TUNED = 0.5  # wall seconds of a search trial / those of the default, the first trial, in five studies
 
+LIMIT_SHARE = 1 / 8  # wall seconds of a trial / its limit, about the median of five studies on idle cores
+
 BETWEEN_TRIALS = 10.0  # seconds from a trial to the next; a longer time is a break of the study
 
 BAR = 20  # characters
 
 
-def seconds_left(history: History) -> float | None:
-    """Expected wall seconds until the answer is final; None before two trials ended, one at the target."""
+def seconds_left(history: History) -> float:
+    """Expected wall seconds until the answer is final; a guess from the trials' limit until two trials ended."""
     ended = sorted(
         (one.ended_at.timestamp(), one.outcome.wall_seconds, one.state)
         for one in history.all_trials
         if one.phase is Phase.SEARCH and not one.state.is_missing and one.outcome and one.ended_at
     )
-    walls = [wall for _, wall, _ in ended]
-    reached = [wall for _, wall, state in ended if state is TrialState.REACHED]
-    if not reached or len(ended) < 2:
-        return None
-    at_once = max(1.0, math.fsum(walls) / max(history.busy_seconds, 1e-9))
-    first = TUNED * walls[0]
-    # Seconds from end to end: decisions and the starts of processes count, breaks of the study hardly.
-    turns = [min(end - before, wall + BETWEEN_TRIALS) for (before, *_), (end, wall, _) in pairwise(ended)]
-    turn = statistics.mean([first, *turns])
-    between = max(0.0, turn - statistics.mean([first, *walls[1:]]) / at_once)
-    fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
     budget = history.spec.budget
+    if len(ended) < 2:
+        turn = run = LIMIT_SHARE * budget.trial_train_seconds / history.spec.executor.least_slots
+    else:
+        walls = [wall for _, wall, _ in ended]
+        reached = [wall for _, wall, state in ended if state is TrialState.REACHED]
+        at_once = max(1.0, math.fsum(walls) / max(history.busy_seconds, 1e-9))
+        first = TUNED * walls[0]
+        # Seconds from end to end: decisions and the starts of processes count, breaks of the study hardly.
+        turns = [min(end - before, wall + BETWEEN_TRIALS) for (before, *_), (end, wall, _) in pairwise(ended)]
+        turn = statistics.mean([first, *turns])
+        between = max(0.0, turn - statistics.mean([first, *walls[1:]]) / at_once)
+        # the mean, because finalists include the default and the largest batch size, which are slow
+        run = statistics.mean(reached or walls) / at_once + between
+    fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
     search = 0.0 if fresh else max(0, budget.trials - len(ended)) * turn
     if budget.wall_seconds is not None:
         search = min(search, max(0.0, budget.wall_seconds - history.busy_seconds))
     runs = max(1, CONFIRMATION_RUNS - fresh, fresh // LONGER) if history.spec.confirm.runs else 0
-    # the mean, because finalists include the default and the largest batch size, which are slow
-    return search + runs * (statistics.mean(reached) / at_once + between)
+    return search + runs * run
 
 
 def in_hours(seconds: float) -> str:
@@ -95,8 +100,14 @@ class Lines(Listener):
         self._history: History | None = None
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """Print the study and its database."""
+        """Print the study and its database, and how long a new study may take."""
         self.note(f"{'resuming' if continued else 'new'} study {study.name} in {database}")
+        if not continued:
+            spec = spec_of(study)
+            self.note(
+                f"expected time: {in_hours(seconds_left(History(spec)))}, guessed from budget.trial_train_seconds = "
+                f"{spec.budget.trial_train_seconds:g}; the estimate improves as trials end"
+            )
 
     def note(self, message: str) -> None:
         """Print a line."""
@@ -140,7 +151,7 @@ class Lines(Listener):
             fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
             runs = f"{history.spent} search trials, {plural(fresh, 'confirmation run')}"
         elapsed, left = self._clock() - self._began, seconds_left(history)
-        time = in_hours(elapsed) if left is None else f"{in_hours(elapsed)} of about {in_hours(elapsed + left)}"
+        time = f"{in_hours(elapsed)} of about {in_hours(elapsed + left)}"
         best = "no trial has reached the target yet" if history.incumbent is None else so_far(history)
         return " · ".join(filter(None, (runs, time, best, trainings_so_far(history))))
 
@@ -186,7 +197,7 @@ class Display(Lines):
             f"{number} (batch {sizes_in_words(one.configuration)})" for number, one in self._running.items()
         )
         elapsed, left = self._clock() - self._began, seconds_left(history)
-        filled = 0 if left is None else round(BAR * elapsed / (elapsed + left))
+        filled = round(BAR * elapsed / (elapsed + left)) if left else BAR
         return f"{'█' * filled}{'░' * (BAR - filled)} {self.progress(history)}\nrunning: {running or 'no trial'}"
 
 

@@ -20,10 +20,11 @@ import typer
 from bssearch.commands.display import seconds_left
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.records import TrialRecord
+from bssearch.records import StudyRecord, TrialRecord
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
 from bssearch.settings import shipped_studies
+from bssearch.spec.reader import spec_of
 from tests.benchmarks.harness import script, verdict
 from tests.documents import ROOT
 
@@ -51,16 +52,21 @@ class Expected(Listener):
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.times: list[float] = []
-        self.totals: list[float | None] = []
+        self.totals: list[float] = []
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self._began
 
+    def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
+        self.note_of(History(spec_of(study)))
+
     def ended(self, trial: TrialRecord, history: History) -> None:
-        left, elapsed = seconds_left(history), self.elapsed
-        self.times.append(elapsed)
-        self.totals.append(None if left is None else elapsed + left)
+        self.note_of(history)
+
+    def note_of(self, history: History) -> None:
+        self.times.append(self.elapsed)
+        self.totals.append(self.times[-1] + seconds_left(history))
 
     def at(self, elapsed: float) -> float | None:
         place = bisect(self.times, elapsed)

@@ -59,6 +59,7 @@ def test_it_answers_in_words_and_a_table(folder: Path) -> None:
         assert any(line.lstrip(" ▶").split()[:1] == [str(size)] for line in out.splitlines()), out
     progress = (folder / "stderr.txt").read_text()
     assert "new study task in sqlite:///bssearch.db" in progress
+    assert "expected time: 0:" in progress
     assert "so far: best single run: batch " in progress
     assert "\x1b[" not in out + progress
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.display import CONFIRMATION_RUNS, seconds_left
+from bssearch.commands.display import CONFIRMATION_RUNS, LIMIT_SHARE, seconds_left
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import enqueue
@@ -432,7 +432,9 @@ def fresh(count: int) -> float:
 
 
 def test_a_study_takes_the_rest_of_its_trials_at_their_pace_and_the_usual_confirmation() -> None:
-    assert seconds_left(history([])) is None
+    guess = LIMIT_SHARE * make_spec().budget.trial_train_seconds
+    assert seconds_left(history([])) == pytest.approx((20 + CONFIRMATION_RUNS) * guess)
+    assert seconds_left(history(searched(1))) == pytest.approx((19 + CONFIRMATION_RUNS) * guess)
     assert seconds_left(history(searched(5))) == pytest.approx(15 * 3.0 + fresh(5)), (
         "though the last trial ended long ago"
     )
@@ -453,6 +455,11 @@ def test_two_trials_at_once_take_half_the_time_and_a_lost_trial_is_no_progress()
     assert seconds_left(history([*searched(5), lost])) == pytest.approx(15 * 3.0 + fresh(5))
 
 
+def test_if_no_trial_has_reached_the_target_a_confirmation_run_takes_as_long_as_a_trial() -> None:
+    missed = [replace(one, state=TrialState.CAPPED) for one in searched(5)]
+    assert seconds_left(history(missed)) == pytest.approx(15 * 3.0 + fresh(5))
+
+
 def test_a_budget_of_wall_seconds_ends_the_search_sooner() -> None:
     spec = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0, "wall_seconds": 23.0})
     assert seconds_left(history(searched(5), spec)) == pytest.approx(5.0 + fresh(5))
@@ -461,7 +468,7 @@ def test_a_budget_of_wall_seconds_ends_the_search_sooner() -> None:
 
 def test_a_confirmation_run_is_one_less_to_make_and_ends_the_search() -> None:
     known = history(searched(10))
-    before = not_none(seconds_left(known))
+    before = seconds_left(known)
     plan = not_none(next_run(known))
     known.take(make_trial(11, configuration=plan.configuration, seed=plan.seed, phase=Phase.CONFIRM, seconds=9.0))
     assert seconds_left(known) == pytest.approx(before - 10 * 3.0 - 3.3)
