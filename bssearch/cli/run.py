@@ -7,7 +7,9 @@ import keyword
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,17 +23,19 @@ from bssearch.cli.arguments import (
     launched,
     only_with,
     spec_to_run,
+    store_to_read,
     watched,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, say, show_model
 from bssearch.commands.launch import QUICK_SECONDS, TARGET_RUNS, Launch
-from bssearch.errors import UsageError, require
+from bssearch.errors import BSSearchError, UsageError, require
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.text import plural
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer
     from bssearch.commands.check import Advice, Check, DefaultRun, DryRun
+    from bssearch.spec import StudySpec
 
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "workloads" / "templates"
@@ -167,6 +171,7 @@ def run(
         plan = planned(study)
         show_model(form, plan, print_dry_run, [plan])
         return
+    study = asked_about_max_runs(study, launch.db)
     if quick:
         from bssearch.commands.quick import quick as asked
 
@@ -179,6 +184,24 @@ def run(
     with watched(launch) as shown:
         answer = bssearch.run_study(study, shown, from_quick=from_quick, from_study=from_study)
     print_found(answer, form, db=launch.db)
+
+
+def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
+    """Ask on a terminal before the spec, which gives no ``confirm.max_runs``, removes the stored one."""
+    if study.confirm.max_runs is not None or not study.confirm.runs or not sys.stdin.isatty():
+        return study
+    from bssearch.spec.reader import spec_of
+
+    with suppress(BSSearchError), store_to_read(db) as store:
+        stored = spec_of(store.studies.get(study.name)).confirm.max_runs
+        if stored is not None and not typer.confirm(
+            f"study {study.name} has confirm.max_runs = {stored}, but the spec gives none; undecided batch sizes would "
+            f"get only {plural(study.confirm.runs, 'run')} each. Remove confirm.max_runs from the study?",
+            err=True,
+        ):
+            kept = study.confirm.model_copy(update={"max_runs": max(stored, study.confirm.runs)})
+            return study.model_copy(update={"confirm": kept})
+    return study
 
 
 def print_dry_run(found: DryRun) -> None:

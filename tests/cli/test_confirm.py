@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bssearch.cli.study import audit_row
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import INLINE, bssearch, printed, ran, read, refused, space_of, write_task
@@ -85,6 +87,25 @@ def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecuto
         study = store.studies.get("toy")
     assert study.spec["confirm"] == {"top": 1, "runs": 3, "max_runs": 5, "train_seconds": 60.0}
     assert study.spec_hash == make_spec().question_hash
+
+
+@pytest.mark.parametrize(("answer", "kept"), [("n", 5), ("", 5), ("y", None), (None, None)])
+def test_on_a_terminal_a_spec_without_max_runs_asks_before_it_removes_the_stored_one(
+    folder: Path, by_law: LawExecutor, monkeypatch: pytest.MonkeyPatch, answer: str | None, kept: int | None
+) -> None:
+    ran(folder, "study", "confirm", "toy", "--max-runs", "5")
+    if answer is not None:
+        monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+    said = ran(folder, "run", "toy", "--set", "confirm.max_runs=null").stderr
+    assert ("Remove confirm.max_runs from the study? [y/N]" in said) is (answer is not None)
+    assert ("confirm.max_runs was 5, and is now not given" in said) is (kept is None)
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        assert spec_of(store.studies.get("toy")).confirm.max_runs == kept
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as_it_is(
