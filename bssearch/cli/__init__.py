@@ -47,7 +47,8 @@ def main() -> None:
             raise
         from bssearch.records.text import shortened, visible
 
-        sys.stderr.write(visible(f"error: {shortened(str(error.filename), 200)}: {error.strerror}\n"))
+        fault = f"{shortened(str(error.filename), 200)}: {error.strerror}"
+        sys.stderr.write(visible(f"error: {fault}\nhint: check the path, its permissions and the free space\n"))
         sys.exit(2)
 
 

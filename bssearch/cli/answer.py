@@ -116,9 +116,9 @@ def _certainty(found: Answer) -> list[str]:
     if found.predicted is not None:
         return [f"Critical batch size {found.predicted.b_crit.in_words}."]
     if found.within_5_percent is not None:
-        lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: {how_sure(found)}.")
+        lines = _wrapped(f"{'Provisional' if found.provisional else 'Final'}: {how_sure(found)}.")
     else:
-        lines = _wrapped("Not final: fresh seeds have confirmed no batch size.") if found.provisional else []
+        lines = _wrapped("Provisional: fresh seeds have confirmed no batch size.") if found.provisional else []
     step = found.settling
     if found.provisional and step is not None:
         lines += [f"  next: {step.command}", *_wrapped(step.why, "        ")]

@@ -222,7 +222,7 @@ def worker(
 def _slots(text: str | None) -> int | Literal["auto"] | None:
     if text is None or text == "auto":
         return "auto" if text else None
-    require(re.fullmatch(r"[1-9]\d{0,3}", text), f"--slots {text} must be a number of at least 1, or auto")
+    require(re.fullmatch(r"[1-9]\d{0,3}", text), f"--slots {text} must be from 1 to 9999, or auto")
     return int(text)
 
 

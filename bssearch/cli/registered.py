@@ -252,6 +252,7 @@ def export(
     require(
         file is None or len(names) <= 1,
         f"--file = {file} takes one study, not {len(names)}: {', '.join(names)}",
+        hint="export one study, or omit --file",
     )
     with store_to_read(db) as store:
         made = [exporter(store, study, file) for study in names]

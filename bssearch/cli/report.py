@@ -92,7 +92,9 @@ def best(
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
-            raise UsageError(f"--target {asked.metric}: the target metric of study {name!r} is {metric}")
+            raise UsageError(
+                f"--target {asked.metric}: the target metric of study {name!r} is {metric}; write {metric}=VALUE"
+            )
         found = predict(store, name, step_times, device) if step_times else answer_at(store, name, asked.target)
         if export is not None:
             spec = spec_of(store.studies.get(name))

@@ -274,7 +274,7 @@ def compare(
     from bssearch.commands import report as reporting
     from bssearch.commands.across.answers import found_study, open_databases
 
-    require(len(studies) > 1, f"compare needs at least two studies, not only {studies[0]!r}")
+    require(len(studies) > 1, f"compare needs at least two studies, not only {studies[0]!r}; name another study")
     with open_databases(db) as stores:
         found = reporting.compare([found_study(stores, name) for name in studies])
     document = [one.model_dump(mode="json") for one in found]
@@ -353,6 +353,7 @@ def delete(
             require(
                 typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
                 "the name does not match, so bssearch keeps the study",
+                hint=f"repeat the command and type {study}",
             )
         checkpoints = Checkpoints(store.studies.get(study))
         store.studies.delete(study)

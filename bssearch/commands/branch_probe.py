@@ -85,13 +85,14 @@ def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> 
         if horizon is not None and point.samples is not None and point.samples + samples > horizon:
             raise UsageError(
                 f"checkpoint {point.path}: {point.samples} samples + {samples} of a branch must be <= "
-                f"schedule.horizon_samples = {horizon:g}"
+                f"schedule.horizon_samples = {horizon:g}",
+                hint="shorten the branches with --tokens, or leave this checkpoint out",
             )
 
 
 def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
     batch_size = spec.default.batch_size
-    require(path.exists(), f"checkpoint {path}: the file does not exist", error=NotFoundError)
+    require(path.exists(), f"checkpoint {path}: the file does not exist; correct --checkpoint", error=NotFoundError)
     from bssearch.training.trial_checkpoint import read_checkpoint
 
     saved = None if spec.is_program else read_checkpoint(path)
@@ -110,7 +111,7 @@ def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
 def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
     require(
         point.samples is None or point.samples <= MOST_SAMPLES,
-        f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}",
+        f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}; correct --at or the file",
     )
     if point.samples is None and (several or _horizon(spec) is not None):
         why = "to distinguish several checkpoints" if several else "for the learning-rate schedule"
@@ -337,7 +338,7 @@ def branch(
     octaves: Annotated[int, Option("Largest number of doublings of the default's batch size.", min=1)] = OCTAVES,
     repeats: Annotated[
         int, Option("Branches at each batch size; each branch has another order of the data.", min=3)
-    ] = (FEWEST_REPEATS),
+    ] = FEWEST_REPEATS,
     at: Annotated[
         list[int] | None,
         Option("Samples before each checkpoint, if missing in the checkpoint.", min=0, metavar="SAMPLES"),
@@ -463,7 +464,10 @@ class Branching:
         is_whole = bool(curve) and curve[-1].samples >= self._plan.samples
         if outcome.state is not TrialState.DIVERGED and not (outcome.state in RAN and is_whole):
             short = "" if outcome.state not in RAN else f" after {outcome.samples} of {self._plan.samples} samples"
-            raise UsageError(f"the branch at batch size {batch_size} from {point.path} ended{short}: {outcome.reason}")
+            raise UsageError(
+                f"the branch at batch size {batch_size} from {point.path} ended{short}: {outcome.reason}",
+                hint="correct the cause and run the probe again; bssearch reuses the finished branches",
+            )
         ends = [one.metric for one in curve if self._plan.is_in_window(one.samples)]
         measured = BranchMeasurement(
             digest=digest,
@@ -519,7 +523,10 @@ def notices(
         yield "the workload has no tokens_per_sample, so --tokens counts samples"
     optimizer = spec.default_configuration.optimizer
     if not is_known:
-        yield f"optimizer {optimizer} has no known learning-rate rule; bssearch scales the rate ∝ √batch"
+        yield (
+            f"optimizer {optimizer} has no known learning-rate rule, so the rate scales ∝ √batch; "
+            "set space.learning_rate.rule for another rule"
+        )
     for point in points:
         if point.has_optimizer is False:
             yield (

@@ -326,6 +326,7 @@ def advise_target(
             require(
                 curve and outcome.state is not TrialState.DIVERGED,
                 f"the default configuration does not train: {outcome.reason}",
+                hint="change the default, for example default.learning_rate, or correct the workload",
                 error=LaunchError,
             )
             best = max(curve, key=lambda one: target.gain(one.metric))

@@ -212,7 +212,10 @@ def check_parts(spec: StudySpec) -> None:
         except BSSearchError:
             raise
         except Exception as error:
-            raise UsageError(f"{named} failed to load: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"{named} failed to load: {type(error).__name__}: {error}",
+                hint="correct this part's options in the spec, or the package that contains this part",
+            ) from error
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
@@ -256,6 +259,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         untrained is not None,
         f"target.metric = {target.metric!r} is not a finite number for an untrained model; "
         "trials with such a metric end as diverged",
+        hint="choose another metric, or correct the workload's evaluation",
         error=SpecError,
     )
 
@@ -272,8 +276,8 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
         raise QuestionChangedError(
             f"study {spec.name!r} exists and asks another question: {listed}",
             changes=differing,
-            hint="give the spec another name, or undo the change; only budget, sampler, pruner, confirm, seed, slots "
-            "and log may change",
+            hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed, log and "
+            "executor.slots may change",
         )
 
 

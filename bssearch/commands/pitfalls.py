@@ -108,8 +108,8 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     if smallest >= FINE_TUNING_BATCH:
         yield (
             "fine_tuning_batch_size",
-            f"space.batch_size starts at {smallest}, but fine-tuning usually needs a tenth of the batch size from "
-            "scratch; include 8 to 32",
+            f"space.batch_size starts at {smallest}, but fine-tuning usually needs a tenth of the batch size of "
+            "training from scratch; include 8 to 32",
         )
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]
@@ -197,7 +197,9 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
     found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
     if outcome.state is TrialState.DIVERGED:
         # The loss of step 1 precedes the first update.
-        cause = f"; {NAN_DATA}" if outcome.steps == 1 and not evidence.spec.is_program else ""
+        cause = (
+            f"; {NAN_DATA}" if outcome.steps == 1 and not evidence.spec.is_program else "; lower default.learning_rate"
+        )
         return [
             *found,
             ("default_diverges", True, f"the default configuration does not train: {outcome.reason}{cause}"),

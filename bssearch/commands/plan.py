@@ -39,7 +39,7 @@ class BeyondRequest(Request):
     def _asks_one(self) -> Self:
         require(
             (self.target is None) != (self.samples is None),
-            f"give either target = {self.target} or samples = {self.samples}, not both",
+            f"target = {self.target} and samples = {self.samples}: give exactly one of the two",
         )
         return self
 

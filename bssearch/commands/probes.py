@@ -97,6 +97,7 @@ def run_default(
     require(
         outcome.state not in {TrialState.FAILED, TrialState.OOM},
         f"the default configuration (batch {run.batch_size}) fails: {outcome.reason}",
+        hint="correct the workload, or the default in the spec",
         error=LaunchError,
     )
     return outcome, curve

@@ -369,7 +369,8 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
     history = study.history()
     default = required(
         ended_run(history, spec.default_configuration),
-        f"the run of the default configuration of study {spec.name!r} has not ended",
+        f"no run of the default configuration of study {spec.name!r} has a result",
+        hint=f"see how the runs ended with `bssearch trial list {spec.name}`",
     )
     target = comparable_target(study, default, plan)
     noise, warnings = _noise_scale(study, plan)

@@ -174,10 +174,11 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
     environment, curve = store.trials.environments(study).get(number), store.trials.observations(study, number)
     reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
     reasons = {
-        "the trial was imported and has no workload": spec.is_imported,
+        "the trial was imported and has no workload; repeat the run in its original program": spec.is_imported,
         "the trial has not started yet; start the study with `bssearch run`": trial.state is TrialState.QUEUED,
-        "the trial still runs": trial.outcome is None,
-        f"the trial ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
+        "the trial still runs; wait until the trial ends": trial.outcome is None,
+        f"the trial ended before its first evaluation ({trial.state}: {reason}); choose another trial": not curve
+        and not has_failed,
     }
     for why_not, holds in reasons.items():
         require(not holds, f"cannot rerun trial {number} of {study!r}: {why_not}")
@@ -196,7 +197,9 @@ def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
     try:
         return admitted(spec, plan, trial.number, checkpoint=None)
     except UsageError as error:
-        raise UsageError(f"cannot rerun trial {trial.number} of {spec.name!r}: {error.message}") from None
+        raise UsageError(
+            f"cannot rerun trial {trial.number} of {spec.name!r}: {error.message}", hint=error.hint
+        ) from None
 
 
 def _warn(stored: Stored, now: Environment, listener: Listener) -> None:

@@ -53,7 +53,7 @@ def run_study(
     """Run or resume a study and return the answer.
 
     Several processes and machines may run one study. ``from_quick`` starts from a quick answer, making one if missing.
-    The best configuration and missing runs of ``from_study`` come first; their seconds do not count.
+    The first trials repeat the best configuration and missing runs of ``from_study``, whose seconds do not count.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
@@ -200,7 +200,7 @@ def confirm_study(
         return answer(study.store, spec.name)
 
 
-FRONTS = 4  # runs on more devices may reveal another best batch size, which must run, too
+FRONTS = 4  # most rounds of runs on more devices; a round may reveal another best batch size, which must run, too
 
 FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget of a small search
 

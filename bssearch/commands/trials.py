@@ -131,7 +131,8 @@ def with_schedule(
     )
     require(
         NOISE_SHARE not in given or schedule.is_measured,
-        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)} does not fit a {schedule.name} schedule, which has no {NOISE_SHARE}",
+        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)} does not fit a {schedule.name} schedule, whose stages are given; "
+        f"leave {NOISE_SHARE} out",
     )
     require(
         spec.workload != OBJECTIVE,
@@ -145,7 +146,7 @@ def with_schedule(
     for stage in schedule.stages[1:]:
         require(
             stage.batch_size in spec.batch_sizes,
-            f"batch_stages: {stage.batch_size} is not a batch size of the study: "
+            f"batch_stages: {stage.batch_size} is not a batch size of the study; choose from "
             f"{', '.join(map(str, spec.batch_sizes))}",
         )
     limit, spent = spec.budget.trial_train_seconds, 0.0
@@ -157,7 +158,7 @@ def with_schedule(
         require(
             stage.start_samples - before.start_samples <= left,
             f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples, but a trial of "
-            f"{limit:g} s trains only {before.start_samples + left:.0f} samples",
+            f"{limit:g} s trains only {before.start_samples + left:.0f} samples; begin this stage earlier",
         )
         spent += (stage.start_samples - before.start_samples) / before.batch_size * seconds
     return with_batch_schedule(
@@ -182,7 +183,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
         outside = [one for one in outside if not one.startswith("batch_size")]
-    require(not outside, f"outside the study's space: {'; '.join(outside)}")
+    require(not outside, f"outside the study's space: {'; '.join(outside)}", hint="choose values inside the space")
     return configuration
 
 
@@ -220,14 +221,15 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
     for name in ("horizon_samples", "decay_share"):
         require(
             values.get(name) is None or name in configuration.parameters,
-            f"{name} = {values.get(name)}: a {configuration.parameters.get('schedule')} schedule has no {name}",
+            f"{name} = {values.get(name)}: a {configuration.parameters.get('schedule')} schedule has no {name}; "
+            f"leave {name} out",
         )
     return configuration
 
 
 def _optimizer(spec: StudySpec, name: str) -> dict[str, Any]:
     offered = {optimizer.name: optimizer for optimizer in spec.space.optimizers}
-    require(name in offered, f"optimizer = {name!r} is not {' or '.join(offered)}")
+    require(name in offered, f"optimizer = {name!r} must be {' or '.join(offered)}")
     default = spec.default.optimizer
     return (default if default is not None and default.name == name else offered[name]).model_dump()
 

@@ -122,8 +122,8 @@ def _check_numbers(trial: FrozenTrial) -> None:
 
 def _check_file(url: URL) -> None:
     path = sqlite_file(url)
-    require(path is None or not path.is_dir(), f"{path} is a folder, not a database")
-    require(path is None or path.exists(), f"no file {str(path)!r}", error=NotFoundError)
+    require(path is None or not path.is_dir(), f"{path} is a folder, not a database; name a file")
+    require(path is None or path.exists(), f"no file {str(path)!r}; check the path", error=NotFoundError)
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
     except Exception as error:  # rows that Optuna did not write raise any exception
         first = _first_line(error.__cause__ or error, url)
         if sqlite_file(url) is None and isinstance(error, SQLAlchemyError):
-            raise DatabaseError(f"cannot read {shown(url)}: {first}") from None
+            raise DatabaseError(f"cannot read {shown(url)}: {first}", hint="check the server and the URL") from None
         raise UsageError(
             f"{shown(url)} is not a readable Optuna database: {first}",
             hint="convert a journal with optuna.copy_study",
@@ -158,7 +158,7 @@ def _reading(url: URL) -> Iterator[RDBStorage]:
         own = "bss_study" in tables
         raise UsageError(
             f"{shown(url)} is {'a bssearch database' if own else 'not an Optuna database'}",
-            hint="open this database with --db" if own else None,
+            hint="open this database with --db" if own else "name a database that Optuna made",
         )
     with ExitStack() as stack:
         try:
@@ -198,7 +198,7 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
     require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
     require(
         study in names,
-        f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}: it has {listed}",
+        f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}; choose from {listed}",
         error=NotFoundError,
     )
     return str(study)
@@ -225,7 +225,7 @@ def load_optuna_study(
 
     Args:
         db: the database's URL, ignored if ``store`` is given.
-        phases: Repeats (``"confirm"``, ``"audit"``) count in parameter importances.
+        phases: phases to include; repeats (``"confirm"``, ``"audit"``) count as separate trials.
         store: an open store.
 
     Raises `NotFoundError`, `DatabaseError`, and `UsageError` for an unknown phase.
@@ -464,7 +464,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     if not study.trials:
         imported = spec_of(store.studies.get(name)).is_imported
         none = "no search trials: its runs were imported as repeats" if imported else "no trials"
-        raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
+        raise UsageError(f"study {name!r} has {none}, so nothing can go to Optuna; run the study first")
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
     note = f"note: unfinished trials stay unfinished in this copy: {unfinished}"
@@ -499,7 +499,10 @@ def _failures(url: URL, name: str) -> Iterator[None]:
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
         # The wrapped error has the reason; Optuna's own message is about the length of strings.
         cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-        raise DatabaseError(f"cannot write to {shown(url)}: {_first_line(cause, url)}") from None
+        raise DatabaseError(
+            f"cannot write to {shown(url)}: {_first_line(cause, url)}",
+            hint="check the database, or name another with --file",
+        ) from None
 
 
 def _refuse_others(url: URL) -> None:
@@ -507,7 +510,7 @@ def _refuse_others(url: URL) -> None:
     if path is not None and not path.exists():
         require(
             path.absolute().parent.is_dir(),
-            f"cannot write to {path}: there is no folder {path.parent}",
+            f"cannot write to {path}: there is no folder {path.parent}; make the folder",
             error=DatabaseError,
         )
         return

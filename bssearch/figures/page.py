@@ -237,7 +237,7 @@ def page_of(picture: StudyPicture) -> PageContent:
     return PageContent(
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
-        heading=f"Train with batch {best}{', not final' if picture.answer.provisional else ''}",
+        heading=f"Train with batch {best}{' (provisional)' if picture.answer.provisional else ''}",
         headline=headline(picture.answer),
         tiles=_tiles_of(picture.answer, picture.spec),
         warnings=[sentence(warning.message) for warning in picture.answer.warnings],

@@ -230,7 +230,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """A message that the recommendation is final or not final; None if there is no verdict."""
+    """A message that the recommendation is final or provisional; None if there is no verdict."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)
@@ -242,7 +242,7 @@ def ending(history: History) -> str | None:
     if is_final(history, trials, known) or (known.are_sure and not known.contenders()):
         count = sum(trial.state.has_result for trial in in_force(history, trials))
         return f"final after {count} confirmation runs: batch {known.recommended} is {sure}"
-    text = f"not final after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
+    text = f"provisional after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
     rivals = ", ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
     return f"{text}; batch {rivals} may be better" if rivals else text
 

@@ -59,9 +59,9 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """A text such as ``batch 64, 0.131 s, 93 % sure``; ``final`` or ``not final`` if the probability is unknown."""
+        """A text such as ``batch 64, 0.131 s, 93 % sure``; final or provisional if the probability is unknown."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
-        sure = "not final" if self.provisional else "final"
+        sure = "provisional" if self.provisional else "final"
         if self.within_5_percent is not None:
             sure = f"{math.floor(100 * self.within_5_percent)} % sure"
         return f"batch {self.optimal.batch_size}{seconds}, {sure}"

@@ -240,7 +240,7 @@ class Database:
     def writing(self) -> Iterator[Connection]:
         """Open a transaction that commits on exit and ends this thread's turn."""
         if not self._write:
-            raise DatabaseError(f"{self.masked_url} was opened read-only")
+            raise DatabaseError(f"{self.masked_url} was opened read-only; open the store with write=True")
         held, self._turn.connection = self._turn.connection, None
         if held is None:
             with writing(self._engine) as connection:

@@ -311,7 +311,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Schema revision of a database; None without bssearch tables."""
+    """Schema revision of a database; None if it has no bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
     with opened_engine(database, write=False) as engine:
@@ -435,7 +435,12 @@ def _current(engine: Engine, *, to_write: bool = False) -> str | None:
 
 def _revision(connection: Connection) -> str | None:
     revisions = list(connection.scalars(text(f"SELECT version_num FROM {VERSION_TABLE}")))
-    require(len(revisions) <= 1, f"{VERSION_TABLE} has several revisions: {', '.join(revisions)}", error=SchemaError)
+    require(
+        len(revisions) <= 1,
+        f"{VERSION_TABLE} has several revisions: {', '.join(revisions)}",
+        hint="restore a backup, or delete the wrong revisions with SQL",
+        error=SchemaError,
+    )
     return str(revisions[0]) if revisions else None
 
 

@@ -207,7 +207,9 @@ class QueueStore(StorePart):
         if found.state is state:
             return found
         require(
-            found.state in _MAY_BECOME[state], f"the submission {name!r} is {found.state} and cannot become {state}"
+            found.state in _MAY_BECOME[state],
+            f"the submission {name!r} is {found.state} and cannot become {state}",
+            hint="a finished study continues after another `bssearch queue submit`",
         )
         values = {"state": state, "reason": reason}
         connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == name).values(values))

@@ -287,7 +287,10 @@ def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundErro
         )
     ).one()
     there_are = "the study has no trials yet" if low is None else f"the trials are {low} to {high}"
-    return NotFoundError(f"the study {name!r} has no trial {number}: {there_are}")
+    return NotFoundError(
+        f"the study {name!r} has no trial {number}: {there_are}",
+        hint=f"list the trials with `bssearch trial list {name}`",
+    )
 
 
 def no_study(connection: Connection, name: str) -> NotFoundError:

@@ -75,7 +75,7 @@ def bind_study(
     elif not same_kind:
         raise OtherDeviceError(
             f"the study {study.name!r} was measured on {study.environment.fingerprint}, and this device is "
-            f"{environment.fingerprint}; different devices are never pooled",
+            f"{environment.fingerprint}; trials of different devices are never pooled",
             hint="give the spec another name for this device",
         )
 

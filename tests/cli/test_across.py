@@ -161,7 +161,7 @@ def test_a_copy_of_a_study_in_another_database_does_not_count_again(folder: Path
 def test_archived_studies_do_not_answer(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'b.db'}") as store:
         store.studies.archive("other")
-    assert "there are devices" in refused(folder, "best", "--device", "h100", "--db", B, code=3)
+    assert "choose from devices" in refused(folder, "best", "--device", "h100", "--db", B, code=3)
 
 
 def test_what_does_not_match_or_has_no_answer_has_its_exit_code(folder: Path) -> None:

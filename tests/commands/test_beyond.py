@@ -105,8 +105,8 @@ def test_more_samples_are_planned_from_the_same_curves(studied: str) -> None:
 
 def test_what_cannot_be_planned_is_refused(studied: str) -> None:
     for asked, says in (
-        ({"study": "task"}, "give either"),
-        ({"study": "task", "target": HARDER, "samples": 1e5}, "give either"),
+        ({"study": "task"}, "give exactly one"),
+        ({"study": "task", "target": HARDER, "samples": 1e5}, "give exactly one"),
         ({"study": "task", "target": 0.7}, "must be harder"),
         ({"study": "frugal", "target": HARDER}, "not samples_to_target"),
     ):

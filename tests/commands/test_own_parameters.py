@@ -313,7 +313,7 @@ def test_a_horizon_goes_with_a_decaying_schedule_only() -> None:
         ({"batch_size": 128, "learning_rate": 3.0}, r"learning_rate = 3 at batch_size 128 is not in \[0\.02, 2\]"),
         ({"label_smoothing": 0.1}, r"label_smoothing = 0\.1 is not the fixed 0"),
         ({"momentum": 0.5}, r"momentum = 0\.5 is not the fixed 0\.9"),
-        ({"optimizer": "lamb"}, r"optimizer = 'lamb' is not sgd"),
+        ({"optimizer": "lamb"}, r"optimizer = 'lamb' must be sgd"),
         ({"drop_out": 0.1}, r"unknown parameter 'drop_out'; did you mean 'dropout'"),
         ({"batch_size": "many"}, r"batch_size = 'many': must be a valid integer"),
         ({"batch_size": 0}, r"batch_size = 0: must be >= 1"),

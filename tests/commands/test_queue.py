@@ -455,7 +455,7 @@ class TestSubmitting:
         submit_study(store, "unknown", {}, name="before")  # no worker has been seen: nothing is known
         store.queue.keep_worker(record())
         cases: list[tuple[str, dict[str, Any], str]] = [
-            ("other", {}, "no worker has a template 'other'; the workers have digits"),
+            ("other", {}, "no worker has a template 'other'; choose from digits"),
             ("digits", {"budget.trials": 10}, r"budget.trials = 10 must be a whole number from 1 to 9"),
             ("digits", {"workload": "x.py:X"}, "no value of the template 'digits'"),
         ]

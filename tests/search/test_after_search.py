@@ -249,7 +249,7 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"batch_size": 8, "batch_stages": "400:33"}, "33 is not a batch size of the study: 4, 8, 16"),
+        ({"batch_size": 8, "batch_stages": "400:33"}, "33 is not a batch size of the study; choose from 4, 8, 16"),
         ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 after 8: a batch may only grow"),
         (
             {"batch_size": 8, "batch_stages": "4:32"},

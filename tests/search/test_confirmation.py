@@ -329,7 +329,7 @@ def test_confirmation_proposes_no_runs_that_could_not_settle_the_answer(cell: Ce
     said, answer = not_none(ending(made_up)), answer_in(made_up)
     assert f"probability of {math.floor(100 * not_none(answer.within_5_percent))} %" in said
     assert remaining(made_up, made_up.of_phase(Phase.CONFIRM)) == []
-    assert answer.provisional == said.startswith("not final")
+    assert answer.provisional == said.startswith("provisional")
     if answer.provisional:
         assert "more runs would hardly help" in said
         assert answer.would_settle in {"step_times", "tuning"}
@@ -410,11 +410,11 @@ def test_a_spent_budget_names_the_open_question(begun: Path) -> None:
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
-    assert notes[-1].startswith("not final after confirm.max_runs = 4 per batch size: ")
+    assert notes[-1].startswith("provisional after confirm.max_runs = 4 per batch size: ")
     assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
     count = len(confirmation(begun))
     _, notes = go_on(begun, noisy_law(), max_runs=9, train_seconds=1.0)
-    assert notes[-1].startswith("not final after confirm.train_seconds = 1: ")
+    assert notes[-1].startswith("provisional after confirm.train_seconds = 1: ")
     assert len(confirmation(begun)) == count
 
 

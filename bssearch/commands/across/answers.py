@@ -221,7 +221,7 @@ def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFo
             "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"
         )
     return NotFoundError(
-        f"no study matches {asked.in_words}", hint=f"there are {'; '.join(_there_are(asked, studies))}"
+        f"no study matches {asked.in_words}", hint=f"choose from {'; '.join(_there_are(asked, studies))}"
     )
 
 
@@ -254,7 +254,7 @@ def study_rows(store: Store, studies: Iterable[StudyRecord], *, archived: bool =
     with store:
         records = {one.name: one for one in studies}
         for one in store.studies.summaries():
-            study = records.get(one.name)  # None if the caller left the study out, or for a study of this moment
+            study = records.get(one.name)  # None if the caller left the study out, or if the study is newer
             if study is None or (one.archived_at is not None and not archived):
                 continue
             found = short_answer(store, one.name)
@@ -647,7 +647,8 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
         raise TargetNotReachedError(
             f"{len(found)} studies match, but no study has an answer: {first.study}: {first.note}"
             if len(found) > 1
-            else f"study {first.study!r} matches, but has no answer: {first.note}"
+            else f"study {first.study!r} matches, but has no answer: {first.note}",
+            hint=f"see the study's trials with `bssearch study show {first.study}`",
         )
     return AcrossAnswer(
         query={**asdict(asked), "databases": [store.masked_url for store in stores]},

@@ -148,7 +148,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
-        return UsageError(f"no worker has a template {shortened(template)}; the workers have {known}")
+        return UsageError(f"no worker has a template {shortened(template)}; choose from {known}")
     problems: list[UsageError] = []
     for worker in offers:
         try:
@@ -177,10 +177,10 @@ def asked_in_file(path: Path) -> AskedStudy:
     if not isinstance(template, str):
         raise SpecError(f"{path}: template is missing; name a worker's template, as in `template: digits`")
     if name is not None and not isinstance(name, str):
-        raise SpecError(f"{path}: name = {shortened(name)} must be a text")
+        raise SpecError(f"{path}: name = {shortened(name)} must be a text; put the name in quotes")
     values: dict[str, Value] = {}
     for key, value in _leaves(path, {key: value for key, value in data.items() if key not in {"template", "name"}}):
-        twice = f"{path}: {key} is given twice: {shortened(values.get(key))} and {shortened(value)}"
+        twice = f"{path}: {key} is given twice: {shortened(values.get(key))} and {shortened(value)}; delete one"
         require(key not in values, twice, error=SpecError)
         values[key] = value
     return AskedStudy(template, values, name)
@@ -201,6 +201,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
     require(
         field not in OFFERS_NONE,
         f"{where}: {key} cannot be submitted, because only the worker's operator sets {field}",
+        hint=f"delete {key}",
         error=SpecError,
     )
     if isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(is_number, value))):

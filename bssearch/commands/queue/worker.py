@@ -244,7 +244,7 @@ class Serving:
     def __post_init__(self) -> None:
         check_tags(self.tags)
         require(not isinstance(self.slots, int) or self.slots >= 1, f"slots = {self.slots} must be at least 1, or auto")
-        require(0 < self.turn_seconds < math.inf, f"turn_seconds = {self.turn_seconds:g} must be > 0")
+        require(0 < self.turn_seconds < math.inf, f"turn_seconds = {self.turn_seconds:g} must be a finite number > 0")
 
     @property
     def overrides(self) -> tuple[str, ...]:

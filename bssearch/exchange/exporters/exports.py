@@ -298,7 +298,13 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         for number, group in groupby(observations_of(store, name, list(finished.values())), key=itemgetter(0))
     ]
     empty = "imported runs" if spec.is_imported else f"{len(finished)} finished trials"
-    require(recorded, f"study {name!r} has no learning curves: its {empty} have no evaluations")
+    require(
+        recorded,
+        f"study {name!r} has no learning curves: its {empty} have no evaluations",
+        hint="import logs with `bssearch import curves`"
+        if spec.is_imported
+        else f"run the study: `bssearch run {name}`",
+    )
     return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
 
 

@@ -27,7 +27,7 @@ ROUNDING = 1.01  # keeps carried learning rates inside the written bounds
 def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``; the notes name missing runs."""
     spec, trials, found = spec_of(store.studies.get(name)), store.trials.of(name), answer(store, name)
-    require(spec.is_imported, f"study {name!r} was not imported: it has a spec", hint="`bssearch run` takes its name")
+    require(spec.is_imported, f"study {name!r} was not imported, so it has a spec", hint=f"`bssearch run {name}`")
     best = next(one.configuration for one in trials if one.number in found.optimal.trial_numbers)
     missing = missing_runs(trials, found.batches, best.batch_size, found.worse)
     own = f"my-{name}"
@@ -75,7 +75,7 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
         with path.open("x", encoding="utf-8") as opened:
             opened.write(header + yaml.safe_dump(document, sort_keys=False, default_flow_style=None))
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="name another file with --file") from None
     adds = [" ".join(f"{key}={value}" for key, value in one.values.items()) for one in missing]
     return Exported(
         [str(path)],

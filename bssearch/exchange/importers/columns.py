@@ -137,7 +137,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
         formula = Formula.parse(theirs, names)
         if formula.name not in names:
             raise UsageError(
-                f"{option} {text}: no {kind} {formula.name!r}; there are {', '.join(sorted(names)) or 'none'}"
+                f"{option} {text}: no {kind} {formula.name!r}; choose from{', '.join(sorted(names)) or 'none'}"
             )
         if formula.of is None:
             check_logarithm(theirs, ours)
@@ -148,7 +148,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column by its name in the file, and the name that it is taken for: None if it is ignored."""
+    """A column: ``theirs`` is its name in the file, ``ours`` our name, None for an ignored column."""
 
     theirs: str
     ours: str | None = None
@@ -180,12 +180,12 @@ def recognize(
     mapped: Sequence[str],
     ignored: Sequence[str],
 ) -> list[Column]:
-    """Return the columns in order; raise `UsageError` with all that are unknown."""
+    """Return the columns in order; raise `UsageError` with all unknown columns."""
     names = [name.strip() for name in header]
     given = mappings("--column", mapped, [name for name in names if name], "column")
     for name in ignored:
         if name not in names:
-            raise UsageError(f"--ignore {name}: no column {name!r}; there are {', '.join(filter(None, names))}")
+            raise UsageError(f"--ignore {name}: no column {name!r}; choose from {', '.join(filter(None, names))}")
     columns: list[Column] = []
     unknown: list[str] = []
     own = {*names, *(ours for ours, _ in given.values())}
@@ -295,7 +295,7 @@ def _check_twice(columns: Sequence[Column], origin: str) -> None:
             if column.ours in seen:
                 raise UsageError(
                     f"the columns {seen[column.ours]!r} and {column.theirs!r} are both {column.ours} ({origin})",
-                    hint="--ignore NAME leaves one out",
+                    hint="leave one column out with --ignore NAME",
                 )
             seen[column.ours] = column.theirs
 
@@ -307,7 +307,7 @@ HINT = (
 
 
 def check_kind(text: str, header: Sequence[str], origin: str) -> None:
-    """Raise `UsageError` that names a file of another kind: JSON, or the curves of runs."""
+    """Raise `UsageError` if the file is of another kind: JSON, or the curves of runs."""
     kind = None
     names = {name.strip().lower() for name in header}
     if text.lstrip()[:1] in ("{", "["):

@@ -79,7 +79,7 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, its name in the log, and how far that name is from ours: 0 if given by the user."""
+    """A value, its name in the log, and ``distance``: 0 if given by the user, else 1 plus the groups in the name."""
 
     theirs: str
     value: Any
@@ -99,10 +99,14 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
     for text in given:
         name, separator, value = text.partition("=")
         if not (name and separator and value):
-            raise UsageError(f"--with {text}: must be NAME=VALUE, as in world_size=2")
+            raise UsageError(f"--with {text} must be NAME=VALUE, as in world_size=2")
         if not (_is_known(_ours(name)) or name in there):
             near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
-            raise UsageError(f"--with {text}: unknown setting {name!r}" + (f"; {near[0]}?" if near else ""))
+            raise UsageError(
+                f"--with {text}: unknown setting {name!r}",
+                hint=f"{f'did you mean {near[0]}? ' if near else ''}name a setting of the logs, or a usual one such as "
+                "batch_size or world_size",
+            )
         added[_ours(name)] = Setting(GIVEN, value)
     return [{**_of_log(log, renamed, run), **added} for log in logs]
 
@@ -123,7 +127,7 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
         if known is not None and known.distance == one.distance and str(known.value) != str(one.value):
             raise UsageError(
                 f"{known.theirs} = {known.value} and {name} = {value} are both {ours} ({log.origin})",
-                hint=f"--column NAME={ours} says which",
+                hint=f"choose one with --column NAME={ours}",
             )
         if known is None or one.distance < known.distance:
             found[ours] = one
@@ -187,7 +191,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
     if changing:
         raise UsageError(
             f"{changing[0]} changes or is missing in {log.origin}",
-            hint="--run NAME names the column of runs",
+            hint="name the column of runs with --run NAME",
         )
     raise UsageError(
         f"the batch size of {log.origin} is unknown: its settings are {listed(list(settings))}",
@@ -390,7 +394,10 @@ def _runs(
         repeated += [log.origin] if curve.repeats else []
         runs.append(_run(log, own, batch, varied, curve, named))
     if not runs:
-        raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
+        raise UsageError(
+            f"no run has an evaluation of {names.metric}: {listed(without)}",
+            hint="choose the metric with --metric NAME",
+        )
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     if "learning_rate" not in varied:
         notes.append(
@@ -491,7 +498,9 @@ def _judged(run: ImportedRun, target: Target) -> ImportedRun:
     # The run with its crossing or end
     found, last = first_crossing(run.curve, target), run.curve[-1]
     require(
-        found is None or found.first_hit_step != 0, f"{target.in_words} is met before the first step ({run.origin})"
+        found is None or found.first_hit_step != 0,
+        f"{target.in_words} is met before the first step ({run.origin})",
+        hint="set a harder target with --target VALUE",
     )
     end = last if found is None else next(one for one in run.curve if one.step == found.first_hit_step)
     seconds = last.train_seconds if found is None else found.train_seconds

@@ -40,16 +40,21 @@ def read_text(path: Path) -> str:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        raise NotFoundError(f"no file {str(path)!r}") from None
+        raise NotFoundError(f"no file {str(path)!r}", hint="check the path") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            hint="correct the file or its permissions",
+        ) from None
     require(len(data) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
     encoding = "UTF-16" if data[:2] in UTF_16_MARKS else "UTF-8"
     try:
         return data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path}:{line} is not {encoding} text: byte 0x{data[error.start]:02x}") from None
+        raise UsageError(
+            f"{path}:{line} is not {encoding} text: byte 0x{data[error.start]:02x}", hint="save the file as UTF-8"
+        ) from None
 
 
 def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any:
@@ -57,11 +62,12 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
     try:
         return json.loads(text, **options)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{origin}:{line + error.lineno - 1} is not valid JSON: {error.msg}") from None
+        place, why = f"{origin}:{line + error.lineno - 1}", error.msg
     except RecursionError:
-        raise UsageError(f"{origin} is not valid JSON: its lists or objects are nested too deeply") from None
+        place, why = origin, "its lists or objects are nested too deeply"
     except ValueError as error:  # an integer with too many digits
-        raise UsageError(f"{origin} is not valid JSON: {error}") from None
+        place, why = origin, str(error)
+    raise UsageError(f"{place} is not valid JSON: {why}", hint="correct the file")
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
@@ -72,7 +78,9 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
     except ValueError:
         found = int(value) if value.is_integer() else None
     if found is None or not low <= found <= high:
-        raise UsageError(f"{label} = {text!r} must be an integer in [{low}, {high}] ({origin})", hint=comma_hint(text))
+        raise UsageError(
+            f"{label} = {text!r:.60} must be an integer in [{low}, {high}] ({origin})", hint=comma_hint(text)
+        )
     return found
 
 
@@ -110,7 +118,7 @@ def csv_rows(
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise UsageError(f"{source}:{line} is not valid CSV: {error}") from None
+            raise UsageError(f"{source}:{line} is not valid CSV: {error}", hint="correct this line") from None
         if cells is None:
             return
         if cells:
@@ -149,7 +157,7 @@ class ImportedRun:
     precision: str | None = None
     mean_power_watts: float | None = None
     curve: tuple[Observation, ...] = ()
-    crossing: Crossing | None = None  # where the curve meets the target; without it, steps and train_seconds tell
+    crossing: Crossing | None = None  # of the target by the curve; if None, steps and train_seconds give the crossing
     seconds_basis: SecondsBasis | None = None
 
 
@@ -316,7 +324,9 @@ class GivenBatch:
                 text = str(text.count(",") + 1)
             number = integer(text, label(name), origin, low=1)
             if parts.get(ours, number) != number:
-                raise UsageError(f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ ({origin})")
+                raise UsageError(
+                    f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ; delete one ({origin})"
+                )
             parts[ours], labels[ours] = number, label(name)
         return cls(origin=origin, parts=parts, labels=labels)
 
@@ -353,12 +363,12 @@ def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tup
     if why and per_device:
         notes.append(
             f"assuming that batch_size is per device, because {why}; a step's batch is × {_factors(open_ones)}; "
-            f"if it is per step, {_renamed(open_ones[0], rename, STEP_BATCH)}"
+            f"if batch_size is per step, {_renamed(open_ones[0], rename, STEP_BATCH)}"
         )
     elif why:
         notes.append(
             f"assuming that batch_size is per step, because {why}; "
-            f"if it is per device, {_renamed(open_ones[0], rename, MICRO)}"
+            f"if batch_size is per device, {_renamed(open_ones[0], rename, MICRO)}"
         )
     if products := [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
@@ -410,7 +420,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         micro = micro or parts[MICRO]
         for name in (ACCUMULATION, WORLD):
             if name in known and name not in parts:
-                raise UsageError(f"the batch size is unknown because {name} is missing ({one.origin})")
+                raise UsageError(f"the batch size is unknown because {name} is missing; add {name} ({one.origin})")
         batch = micro * one.factor
         require(
             batch <= LARGEST,
@@ -508,7 +518,7 @@ def import_study(
     if studies:
         copies = [copy for copy in copies if copy.name in studies]
         for missing in {*studies} - {copy.name for copy in copies}:
-            raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}")
+            raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}; correct --study")
     notes += [
         f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import again after they end"
         for copy in copies
@@ -522,7 +532,7 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
     from bssearch.storage.repository import open_store
 
     file = sqlite_file(parse_url(url))
-    require(file is None or file.exists(), f"no file {_shown(url)}", error=NotFoundError)
+    require(file is None or file.exists(), f"no file {_shown(url)}; correct the URL", error=NotFoundError)
     with open_store(url, write=False) as store:
         there = {one.name: one for one in store.studies.summaries()}
         if names:

@@ -35,7 +35,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Target and notes; by default the worst final metric that reached it."""
+    """Target and notes; by default the worst ``final_metric`` of a run that reached the target."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -104,7 +104,7 @@ def make_studies(
 
 
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
-    """Studies to store, names of the stored ones that they replace, and notes.
+    """Studies to store, names of stored studies to replace, and notes.
 
     An import of more runs replaces the imported study of its name. Stored runs keep their numbers.
     """

@@ -113,7 +113,7 @@ class Names:
             )
         for option, name in (("--metric", metric), ("--step", step), ("--seconds", seconds)):
             if name is not None and name not in there:
-                raise UsageError(f"{option} {name}: the logs have {listed(there)} ({place})")
+                raise UsageError(f"{option} {name}: no log has this name; choose from {listed(there)} ({place})")
         found = metric or _metric(there, place)
         if not found.isprintable():
             raise UsageError(f"the metric's name {found!r} must be printable ({place})")
@@ -129,7 +129,8 @@ class Names:
             missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
             raise UsageError(
                 f"the log has no {missing}: it has {listed(list(there))} ({log.origin})",
-                hint="--step NAME; if it counts epochs, with --epoch-samples N; if it counts samples, with N = 1",
+                hint="name the steps with --step NAME; if NAME counts epochs, add --epoch-samples N; if NAME counts "
+                "samples, add --epoch-samples 1",
             )
         timed = self.seconds if self.seconds in there else None
         clock = None
@@ -164,7 +165,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """The log's own name of the first ``wanted`` name that it has; a prefix or a unit in its name is ignored."""
+    """The log's spelling of the first ``wanted`` name in the log; a prefix or a unit in the name is ignored."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
@@ -250,7 +251,8 @@ def _metric(there: Sequence[str], place: str) -> str:
     found = [one for one in found if "test" not in one.lower()] or found
     if len(found) != 1:
         raise UsageError(
-            f"the metric is ambiguous: the logs have {listed(found or there)} ({place})", hint="--metric NAME"
+            f"the metric is ambiguous: the logs have {listed(found or there)} ({place})",
+            hint="choose one with --metric NAME",
         )
     return found[0]
 

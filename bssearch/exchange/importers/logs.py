@@ -33,6 +33,8 @@ from bssearch.spec.reader import TAGS, Loader
 
 MOST_LOGS = 10_000  # runs of one import
 
+DAMAGED = "copy the log again from its source, or export the run as a table (.csv, .jsonl)"
+
 LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
 
 SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too short after a resume)"
@@ -109,8 +111,8 @@ def _of_place(place: str, run: str | None) -> Iterator[Log]:
     if not path.exists():
         before, _, choice = place.partition("#")
         path = Path(before)
-    require(path.exists(), f"no file or folder {place!r}", error=NotFoundError)
-    require(path.is_dir() or path.is_file(), f"{place} is neither a file nor a folder")
+    require(path.exists(), f"no file or folder {place!r}; check the path", error=NotFoundError)
+    require(path.is_dir() or path.is_file(), f"{place} is neither a file nor a folder; name a file or folder")
     return _of_folder(path, choice) if path.is_dir() else _of_file(path, run, choice)
 
 
@@ -262,7 +264,7 @@ def _mlflow_database(address: str) -> Iterator[Log]:
                 "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
             ).all()
     except UnicodeDecodeError:
-        raise UsageError(f"{place} is damaged: it has text that is not UTF-8") from None
+        raise UsageError(f"{place} is damaged: it has text that is not UTF-8", hint=DAMAGED) from None
     finally:
         engine.dispose()
     settings = grouped((run, (str(key), value)) for run, key, value in params)
@@ -295,7 +297,9 @@ def _mlflow_server(address: str) -> Iterator[Log]:
             rows.sort(key=itemgetter(CLOCK))
             yield Log(origin=f"{address}: run {run.info.run_id}", rows=rows, settings=run.data.params)
     except failure.MlflowException as error:
-        raise UsageError(f"{address} cannot be read: {str(error).partition(': ')[0][:200]}") from None
+        raise UsageError(
+            f"{address} cannot be read: {str(error).partition(': ')[0][:200]}", hint="check the URL"
+        ) from None
 
 
 def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
@@ -320,7 +324,7 @@ def _wandb(folder: Path) -> Iterator[Log]:
             try:
                 values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
             except (ValueError, RecursionError) as error:
-                raise UsageError(f"{folder} holds {name}, whose values are not JSON: {error}") from None
+                raise UsageError(f"{folder} holds {name}, whose values are not JSON: {error}", hint=DAMAGED) from None
             if record.HasField("history"):
                 rows.append(values)
             else:
@@ -347,7 +351,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
     whole = b""
     with file.open("rb") as opened:
         if opened.read(len(_WANDB_HEADER)) not in (_WANDB_HEADER, b""):
-            raise UsageError(f"{file} is no file of a W&B run, or of an unknown version")
+            raise UsageError(f"{file} is not a W&B run's file, or has an unknown version", hint=DAMAGED)
         while True:
             left = _BLOCK_BYTES - opened.tell() % _BLOCK_BYTES
             if left < 7:
@@ -360,13 +364,15 @@ def wandb_records(file: Path) -> Iterator[Any]:
             if len(part) < length:
                 return
             if zlib.crc32(head[6:] + part) != checksum:
-                raise UsageError(f"{file} is damaged before byte {opened.tell():,}")
+                raise UsageError(f"{file} is damaged before byte {opened.tell():,}", hint=DAMAGED)
             whole += part
             if kind not in _PARTS:
                 try:
                     yield record_of.FromString(whole)
                 except messages.DecodeError:
-                    raise UsageError(f"{file} has an unknown record before byte {opened.tell():,}") from None
+                    raise UsageError(
+                        f"{file} has an unknown record before byte {opened.tell():,}", hint=DAMAGED
+                    ) from None
                 whole = b""
 
 
@@ -399,7 +405,7 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
                 try:
                     value = array(one.tensor).item() if is_tensor else one.simple_value
                 except (TypeError, ValueError):
-                    raise UsageError(f"{file} has a tensor for {one.tag!r}; expected a number") from None
+                    raise UsageError(f"{file} has a tensor for {one.tag!r}; expected a number", hint=DAMAGED) from None
                 rows.append({"step": at.step, CLOCK: at.wall_time, f"{part}/{one.tag}" if part else one.tag: value})
     of_lightning = _yaml(folder / "hparams.yaml")
     settings |= of_lightning
@@ -419,14 +425,14 @@ def _events(file: Path) -> Iterator[Any]:
             read += len(record) + 16  # with its length and two checksums
             yield event_of.FromString(record)
     except messages.DecodeError:
-        raise UsageError(f"{file} has an unknown record before byte {read:,}") from None
+        raise UsageError(f"{file} has an unknown record before byte {read:,}", hint=DAMAGED) from None
     with file.open("rb") as opened:
         opened.seek(read)
         head = opened.read(12)
     if len(head) == 12:  # the loader ends without an error at a damaged record, too
         length, expected = struct.unpack("<QI", head)
         if checksum(head[:8]) != expected or read + 16 + length <= file.stat().st_size:
-            raise UsageError(f"{file} is damaged after byte {read:,}")
+            raise UsageError(f"{file} is damaged after byte {read:,}", hint=DAMAGED)
 
 
 def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
@@ -437,7 +443,7 @@ def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
         try:
             found = kind.FromString(content).session_start_info.hparams
         except messages.DecodeError:
-            raise UsageError(f"{folder} has hyperparameters that are damaged") from None
+            raise UsageError(f"{folder} has hyperparameters that are damaged", hint=DAMAGED) from None
         for name, one in found.items():
             if (field_name := one.WhichOneof("kind")) is not None:
                 yield name, getattr(one, field_name)
@@ -469,7 +475,7 @@ def _of_file(file: Path, run: str | None, choice: str = "") -> Iterator[Log]:
         if not by_run:
             column = run if run is not None else next((one for one in row if one.lower() in RUN_NAMES), None)
             if run is not None and run not in row:
-                raise UsageError(f"--run {run}: no column {run!r} in {file}; there are {', '.join(row)}")
+                raise UsageError(f"--run {run}: no column {run!r} in {file}; choose from {', '.join(row)}")
         by_run.setdefault(str(row.get(column, "")) if column else "", []).append((line, row))
     beside = _settings_beside(file.parent) if len(by_run) == 1 else {}
     for name, rows in by_run.items():
@@ -512,7 +518,7 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
     _, header = next(rows, (1, []))
     names = [cell.strip() for cell in header]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise UsageError(f"the column {twice[0]!r} is there twice ({file}:1)")
+        raise UsageError(f"the column {twice[0]!r} occurs twice; rename one ({file}:1)")
     plain: Callable[[str], str] | None = None
     if separator != ",":  # such tables may have decimal commas, and points between thousands, or the reverse
         found = list(rows)
@@ -524,7 +530,10 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
         if len(cells) < len(names) and text[-1:] != "\n" and line > text.count("\n"):
             return  # a killed run wrote a part of the last row
         if len(cells) != len(names):
-            raise UsageError(f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})")
+            raise UsageError(
+                f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})",
+                hint="quote cells with commas",
+            )
         texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat others
         yield line, dict(zip(names, texts if plain is None else map(plain, texts), strict=True))
 
@@ -538,7 +547,7 @@ def _without_commas(cells: Sequence[str], place: str) -> Callable[[str], str] | 
             one.replace(".", "").replace(",", ".") if _DECIMAL.fullmatch(one) or _THOUSANDS.fullmatch(one) else one
         )
     unclear = [one for one in sorted(commas) if not _COMMA_THOUSANDS.fullmatch(one)]
-    require(not unclear, f"{place} has decimal points, and {unclear[:1]} with a comma: which is the decimal?")
+    require(not unclear, f"{place} has decimal points, and {unclear[:1]} with a comma; write all decimals with a point")
     return lambda one: one.replace(",", "") if _COMMA_THOUSANDS.fullmatch(one) else one
 
 
@@ -610,7 +619,9 @@ def _yaml(file: Path) -> dict[str, Any]:
     try:
         found = yaml.load(read_text(file), _PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise UsageError(
+            f"{file} is not YAML: {' '.join(str(error).split())[:200]}", hint="correct or remove the file"
+        ) from None
     return _flat(found)
 
 

@@ -309,7 +309,7 @@ def _reader(
     check_epochs(_attribute(steps) or "", "steps", AS_EPOCHS)
     require(
         seconds != STEP_MS or steps not in (STEP, SAMPLES, EPOCH),
-        f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit",
+        f"--seconds step_ms and --steps {steps} cannot be combined, as report steps have one unit; omit one option",
     )
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
@@ -334,7 +334,9 @@ def _reader(
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
         if place == VALUE and list(found.metric_names) != [OWN_TIME]:
             named = ", ".join(found.metric_names) or "not named"
-            raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
+            raise UsageError(
+                f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}; omit {option}"
+            )
         if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
             raise UsageError(
                 f"{option} {place}: bssearch exported {found.name!r} with figures to {own.in_words}, but the target is "
@@ -399,7 +401,8 @@ class _Reader:
         if not ended:
             without = " without a violated constraint" if _infeasible(trials) else ""
             raise UsageError(
-                f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}"
+                f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}",
+                hint="import the study again after trials end",
             )
         ended, runs, notes = self._readable(ended)
         check_scale([run.final_metric for run in runs], self.target, self.target.goal, self.place)

@@ -37,7 +37,7 @@ TARGETS = {
     "retinanet": Target(metric="mean_average_precision", value=0.34),
 }
 
-# If the file has no target: 1 when the benchmark's is reached.
+# If the file has no target: 1 when a run reaches the benchmark's target.
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
 
 LEARNING_RATE = "opt_base_learning_rate"
@@ -78,7 +78,9 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
     require(
-        len(benchmarks) <= 1, f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}"
+        len(benchmarks) <= 1,
+        f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}",
+        hint="import each benchmark from a separate file",
     )
     benchmark = benchmarks[0] if benchmarks else None
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
@@ -92,7 +94,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
             notes.append(f"no run has a value; skipped ({entry.place})")
         elif missing:
             notes.append(f"{missing} of {len(results)} runs have no value; skipped ({entry.place})")
-    require(runs, f"{path} has no runs")
+    require(runs, f"{path} has no runs: add a list {EPOCHS!r} or {SAMPLES!r}")
     if per_epoch is not None and any(entry.counts_epochs for entry in entries):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
         notes.append(f"{EPOCHS!r} is read as {counted}")
@@ -167,7 +169,7 @@ class _Entry:
     def _configuration(self) -> Configuration:
         batch_size = self.fields.get("bs")
         if batch_size is None:
-            raise UsageError(f"BS (the batch size) is missing ({self.place})")
+            raise UsageError(f"BS (the batch size) is missing; add BS ({self.place})")
         given = self.fields.get("hyperparams")
         if not isinstance(given, dict | None):
             raise UsageError(f"Hyperparams must be a mapping of names to values ({self.place})")
@@ -188,7 +190,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, value in pairs if isinstance(value, dict)]
         if len(set(names)) < len(names):  # the runs of all but the last would be lost
-            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice")
+            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice; rename one")
         return dict(pairs)
 
     data = parsed_json(text, str(path), object_pairs_hook=distinct)

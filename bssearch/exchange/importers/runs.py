@@ -284,12 +284,12 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse CSV; ``source`` names it. Without a column ``reached``, ``target`` and the metric tell."""
+    """Parse the CSV text of ``source``. If the column ``reached`` is missing, ``target`` and the metric decide."""
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
     _check_columns(columns, origin, None if target is None else metric)
-    require(found, f"no runs: {source} has no row under its header")
+    require(found, f"no runs: {source} has no row under its header; add a row for each run")
     notes = list(_copies(found, source))
     labels = {one.ours: one.theirs for one in columns if one.ours is not None}
     table = _rows(columns, found, source, labels)
@@ -311,7 +311,7 @@ def parse_runs(
         ended = known
         check_scale([row.final_metric() for row in ended], derived, goal, source)
         notes.append(f"reached is {derived.in_words}")
-    require(ended, f"no runs: {source} has no finished run")
+    require(ended, f"no runs: {source} has no finished run; import the table after runs finish")
     given: dict[tuple[str, ...], GivenBatch] = {}
     for row in ended:
         if row.parts not in given:

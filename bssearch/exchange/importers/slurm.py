@@ -60,7 +60,7 @@ def read_file(file: Path) -> Iterator[Log]:
             mentioned |= found if pattern == "pairs" else {}
     if not rows:
         known = "; ".join(f"{name}, as in {example}" for name, example in PATTERNS.items())
-        raise UsageError(f"{file} has no line with a known pattern: {known}")
+        raise UsageError(f"{file} has no line with a known pattern: {known}", hint="log a table (.csv, .jsonl) instead")
     for name, values in grouped((name, value) for row in rows for name, value in row.items()).items():
         if len(set(map(str, values))) == 1:
             mentioned.setdefault(name, values[0])

@@ -1,13 +1,12 @@
 """Step times by batch size from CSV or the probe's JSON."""
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
 from bssearch.errors import UsageError, require
-from bssearch.exchange.importers.imported_run import LARGEST, csv_rows, number as as_number, parsed_json, read_text
+from bssearch.exchange.importers.imported_run import csv_rows, integer, number, parsed_json, read_text
 from bssearch.records import ProbeRecord
 
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
@@ -28,12 +27,12 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
     """
     text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
-    require(rows, f"{path} has no step times")
+    require(rows, f"{path} has no step times; add rows with batch_size and step_seconds")
     found: dict[int, ProbeRecord] = {}
     for place, row in rows:
         probe = _step_time(place, row)
         if probe.batch_size in found:
-            raise UsageError(f"{place}: batch_size {probe.batch_size} occurs twice")
+            raise UsageError(f"{place}: batch_size {probe.batch_size} occurs twice; delete one")
         found[probe.batch_size] = probe
     return found
 
@@ -65,8 +64,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
         raise UsageError(
             f"{path} has no list 'probes'; expected the output of `bssearch probe step-time SPEC --format json`"
         )
-    for number, row in enumerate(rows):
-        place = f"{path}, probe {number + 1}"
+    for count, row in enumerate(rows, start=1):
+        place = f"{path}, probe {count}"
         if not isinstance(row, dict):
             raise UsageError(f"{place}: {_brief.repr(row)} is not an object with batch_size and step_seconds")
         if row.get("step_seconds") is not None:
@@ -74,9 +73,9 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
-    size = _count(place, "batch_size", row.get("batch_size"))
+    size = integer(str(row.get("batch_size")), "batch_size", place, low=1)
     given = row.get("micro_batch_size")
-    micro = size if given in (None, "") else _count(place, "micro_batch_size", given)
+    micro = size if given in (None, "") else integer(str(given), "micro_batch_size", place, low=1)
     require(size % micro == 0, f"{place}: micro_batch_size = {micro} must divide batch_size = {size}")
     return ProbeRecord(
         batch_size=size,
@@ -89,23 +88,11 @@ def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
     )
 
 
-def _count(place: str, name: str, value: Any) -> int:
-    number = _number(value)
-    if number is None or number != int(number) or not 1 <= number <= LARGEST:
-        raise UsageError(f"{place}: {name} = {_brief.repr(value)} must be a whole number in [1, {LARGEST}]")
-    return int(number)
-
-
 def _seconds(place: str, value: Any) -> float:
-    number = _number(value)
-    if number is None or not SHORTEST_S <= number <= LONGEST_S:
+    seconds = number(str(value))
+    if not SHORTEST_S <= seconds <= LONGEST_S:
         raise UsageError(
             f"{place}: step_seconds = {_brief.repr(value)} must be a finite number of seconds > 0, "
             f"from {SHORTEST_S:g} to {LONGEST_S:g}"
         )
-    return number
-
-
-def _number(value: Any) -> float | None:
-    found = as_number(str(value))
-    return found if math.isfinite(found) else None
+    return seconds

@@ -45,7 +45,7 @@ def _read(folder: Path, choice: str) -> Iterator[Log]:
 def _rows(file: Path, names: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     found = list(table_rows(file))
     missing = [name for name in names if found and name not in found[0][1]]
-    require(not missing, f"{file}:1 lacks the columns {', '.join(missing)} of Zeus's traces")
+    require(not missing, f"{file}:1 lacks the columns {', '.join(missing)} of Zeus's traces; add the columns")
     return [(line, {name: str(row.get(name, "")) for name in names}) for line, row in found]
 
 
@@ -73,7 +73,7 @@ def _curve(
         if before is not None:
             require(
                 (level < before[1]) is is_falling,
-                f"target_metric {level:g} is reached after the better one {before[1]:g} ({origin})",
+                f"target_metric {level:g} is reached after the better {before[1]:g}; correct the trace ({origin})",
             )
             if epoch - 1 > before[0]:
                 yield _row(epoch - 1, before[1], is_falling, one_epoch)

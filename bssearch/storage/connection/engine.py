@@ -159,6 +159,10 @@ BUSY_TIMEOUT_S = 30.0
 
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
+CHECK_HINT = f"try again, or {OTHER_DATABASE_HINT}"
+
+RETRY_HINT = "run the same command again"
+
 FULL_DISK_HINT = "free space on the database's disk, then run the same command again"
 
 # SQLSTATEs of a lost or refused connection (https://www.postgresql.org/docs/current/errcodes-appendix.html). 25P03:
@@ -212,7 +216,7 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
             f"{where} is locked by another process (waited {BUSY_TIMEOUT_S:g} s)",
             hint="try again when the other process has ended",
         )
-    return DatabaseError(f"{where}: {cause}", hint=FULL_DISK_HINT if "disk is full" in cause else None)
+    return DatabaseError(f"{where}: {cause}", hint=FULL_DISK_HINT if "disk is full" in cause else CHECK_HINT)
 
 
 def read_only(where: str) -> DatabaseError:
@@ -248,11 +252,13 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     if state == LOCK_TIMEOUT:
         return DatabaseError(f"{where}: another session held a lock for too long", hint="try again")
     if state in _GAVE_WAY:
-        return ConnectionLostError(f"{where}: the transaction conflicted with another transaction: {cause}")
+        return ConnectionLostError(
+            f"{where}: the transaction conflicted with another transaction: {cause}", hint=RETRY_HINT
+        )
     if state.startswith(_LOST_STATES) or getattr(error, "connection_invalidated", False):
-        return ConnectionLostError(f"{where}: the connection was lost: {cause}")
+        return ConnectionLostError(f"{where}: the connection was lost: {cause}", hint=RETRY_HINT)
     if state or not isinstance(error, DBAPIError):
-        return DatabaseError(f"{where}: {cause}")
+        return DatabaseError(f"{where}: {cause}", hint=CHECK_HINT)
     if _NOT_POSTGRESQL.search(cause):
         return DatabaseError(f"{where} is not a PostgreSQL server: {cause}", hint="check host and port of the URL")
     for pattern, hint in _REFUSED.items():
@@ -262,13 +268,13 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
         return ConnectionLostError(
             f"{where} cannot be reached: {cause}", hint=f"check host and port, or {OTHER_DATABASE_HINT}"
         )
-    return DatabaseError(f"{where}: {cause}")
+    return DatabaseError(f"{where}: {cause}", hint=CHECK_HINT)
 
 
 def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
     said = getattr(getattr(error, "orig", None), "diag", None)
     if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
-        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of them")
+        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of these logins")
     if owned := re.search(r"must be owner of (\w+ \S+)", cause):
         return DatabaseError(
             f"{where}: the role {_role(url)!r} cannot change {owned.group(1)}, which another role owns",
@@ -610,7 +616,9 @@ def copy_sqlite(source: Path, copy: Path) -> None:
         shutil.copymode(source, partial_copy)
         partial_copy.replace(copy)
     except (sqlite3.Error, OSError) as error:
-        raise DatabaseError(f"{source} cannot be copied to {copy}: {error}") from error
+        raise DatabaseError(
+            f"{source} cannot be copied to {copy}: {error}", hint="make the folder writable, or free space on its disk"
+        ) from error
     finally:
         partial_copy.unlink(missing_ok=True)
 

@@ -54,6 +54,8 @@ Key = tuple[Any, ...]
 
 AT_ONCE = 1000
 
+EXPORT_AGAIN = "export the study again"
+
 _REFERENCES = {"environment": Kind.ENVIRONMENT, "trial": Kind.TRIAL, "retry_of": Kind.TRIAL}
 
 _RUNS = TRIAL_ROWS.c.state == TrialState.RUNNING
@@ -145,6 +147,7 @@ def check_study(copy: Copy) -> None:
             asked[name] == study[name],
             f"{copy.source}: study {copy.name!r}: {name} = {shown(study[name])}, but the study's spec has "
             f"{shown(asked[name])}",
+            hint=EXPORT_AGAIN,
         )
 
 
@@ -340,7 +343,7 @@ class _Join:
         if here is not None and there is not None and here.fingerprint != there.fingerprint:
             raise OtherDeviceError(
                 f"study {self.here.name!r} was measured on {here.fingerprint} here, and on {there.fingerprint} in "
-                f"{self.copy.source}; different devices are never pooled",
+                f"{self.copy.source}; trials of different devices are never pooled",
                 hint=_DIVERGED,
             )
         return here is None and there is not None
@@ -405,7 +408,9 @@ class _Join:
                 self.connection.execute(statement)
         except (IntegrityError, DataError) as error:
             problem = str(error.orig).partition("\n")[0]
-            raise UsageError(f"{self.copy.source}: {words(kind, row)} cannot be stored: {problem}") from None
+            raise UsageError(
+                f"{self.copy.source}: {words(kind, row)} cannot be stored: {problem}", hint=EXPORT_AGAIN
+            ) from None
 
     def _columns(self, kind: Kind, row: Row) -> dict[str, Any]:
         values, table = dict(row), LAYOUTS[kind].table
@@ -503,13 +508,13 @@ def read_study(path: Path) -> Copy:
             else:
                 raise UsageError(f"unknown kind of row {shown(kind)}")
         except UsageError as error:
-            raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
+            raise UsageError(f"{place}: {error.message}", hint=error.hint or EXPORT_AGAIN) from None
         digest.update(line)
         last = kind
     require(
         last == "end" and copy.rows[Kind.STUDY],
         f"{path} is incomplete: the file is truncated or has no study",
-        hint="export the study again",
+        hint=EXPORT_AGAIN,
     )
     return copy
 
@@ -527,9 +532,9 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
                 )
                 yield f"{path}, line {number}", line
     except FileNotFoundError:
-        raise NotFoundError(f"no file {path}") from None
+        raise NotFoundError(f"no file {path}; check the path") from None
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read after line {number}: {error}") from None
+        raise UsageError(f"{path} cannot be read after line {number}: {error}", hint=EXPORT_AGAIN) from None
 
 
 def _parsed(line: bytes) -> tuple[str, Any]:
@@ -558,5 +563,5 @@ def _check_end(end: Any, digest: str) -> None:
     require(
         isinstance(end, dict) and end.get("sha256") == digest,
         "a program changed the lines after the export: their SHA-256 differs",
-        hint="export the study again",
+        hint=EXPORT_AGAIN,
     )

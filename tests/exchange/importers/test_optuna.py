@@ -552,7 +552,7 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
         ({"target": 0.9, "steps": "step", "samples_per_epoch": 9}, "--samples-per-epoch = 9 needs --steps epoch"),
         ({"target": 0.9, "steps": "step", "seconds": "step_ms"}, "cannot be combined"),
         ({"target": 0.9, "param": ["lr"]}, "--param = 'lr' must be THEIRS=OURS"),
-        ({"target": 0.9, "param": ["lr=x"]}, "there are batch_size, learning_rate"),
+        ({"target": 0.9, "param": ["lr=x"]}, "choose from batch_size, learning_rate"),
         ({"target": 0.9, "param": ["batch_size=b"]}, "--param THEIRS=batch_size"),
         ({"target": 0.9, "param": ["learning_rate=batch_size"]}, "two parameters are named batch_size"),
         ({"target": 0.9, "seconds": "user_attr:took"}, "took = -1.0 must be seconds > 0"),

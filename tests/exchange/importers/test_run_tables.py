@@ -685,8 +685,8 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
         ("batch_size,step_seconds\n32,0\n", "h200.csv:2: step_seconds = '0' must be a finite number of seconds > 0"),
         ("batch_size,step_seconds\n32,-1\n", "step_seconds = '-1' must be"),
         ("batch_size,step_seconds\n32,nan\n", "step_seconds = 'nan' must be"),
-        ("batch_size,step_seconds\n32.5,1\n", "batch_size = '32.5' must be a whole number in"),
-        ("batch_size,step_seconds\n0,1\n", "batch_size = '0' must be a whole number in"),
+        ("batch_size,step_seconds\n32.5,1\n", "batch_size = '32.5' must be an integer in"),
+        ("batch_size,step_seconds\n0,1\n", "batch_size = '0' must be an integer in"),
         ("batch_size,step_seconds\n32,1\n32,2\n", "h200.csv:3: batch_size 32 occurs twice"),
         ("batch_size,step_seconds,micro_batch_size\n32,1,5\n", "micro_batch_size = 5 must divide batch_size = 32"),
         ("{", "is not valid JSON"),
@@ -698,7 +698,7 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
         ("batch_size,step_seconds\n32,1_0\n", "step_seconds = '1_0' must be"),
         (
             "batch_size,step_seconds\n2147483648,1\n",
-            "batch_size = '2147483648' must be a whole number in [1, 2147483647]",
+            "batch_size = '2147483648' must be an integer in [1, 2147483647]",
         ),
         ("batch_size,step_seconds\n32,0,5\n", "h200.csv:2: the row has 3 cells, but the header has 2 columns"),
         (f"batch_size,step_seconds\n32,{'9' * 200_000}\n", "h200.csv:2 is not valid CSV: field larger than"),
@@ -708,7 +708,7 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
         (f'[{{"batch_size": {"9" * 5000}, "step_seconds": 1}}]', "h200.csv, probe 1: batch_size = '9999"),
         (f'[{{"batch_size": 8, "step_seconds": {"9" * 500}}}]', "h200.csv, probe 1: step_seconds = '9999"),
         ('[{"batch_size": 8, "step_seconds": [1]}]', "step_seconds = [1] must be"),
-        ('[{"batch_size": true, "step_seconds": 1}]', "batch_size = True must be"),
+        ('[{"batch_size": true, "step_seconds": 1}]', "batch_size = 'True' must be"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -172,7 +172,11 @@ def test_an_unusual_file_is_read(name: str, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, str | bytes, str]] = {
-    "decimal commas and points": ("a.tsv", "step\tval_acc\tbatch_size\n10\t0,35\t8.0\n", "which is the decimal"),
+    "decimal commas and points": (
+        "a.tsv",
+        "step\tval_acc\tbatch_size\n10\t0,35\t8.0\n",
+        "write all decimals with a point",
+    ),
     "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, the header 1"),
     "spaces": ("a.txt", "step val_acc batch_size\n10 0.4 8\n", "has 'step val_acc batch_size'|ambiguous"),
     "thousands by letter": ("a.csv", lines(lambda s: f"{s}k,{s / 100},8"), "no optimizer steps"),
