@@ -268,9 +268,11 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
     """Raise `QuestionChangedError` if the stored study asks another question."""
     before = spec_of(stored)
     differing = changed_fields(before.question, spec.question)
-    threads = before.executor.threads, spec.executor.threads
-    if threads[0] != threads[1]:  # times with different thread counts are not comparable
-        differing["executor.threads"] = threads
+    # Times with other threads, and steps on other devices, are not comparable.
+    for field, name in (("executor.threads", "threads"), ("executor.devices", "world_size")):
+        old, new = getattr(before.executor, name), getattr(spec.executor, name)
+        if old != new:
+            differing[field] = old, new
     if differing:
         listed = "; ".join(f"{field}: {old!r} → {new!r}" for field, (old, new) in differing.items())
         raise QuestionChangedError(

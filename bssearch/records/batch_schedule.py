@@ -231,7 +231,7 @@ def _check(schedule: BatchSchedule) -> None:
     for before, stage in zip(schedule.stages, schedule.stages[1:], strict=False):
         if stage.batch_size <= before.batch_size:
             raise UsageError(
-                f"{BATCH_STAGES}: batch {stage.batch_size} after {before.batch_size}: a batch may only grow"
+                f"{BATCH_STAGES}: batch {stage.batch_size} must be larger than {before.batch_size}, the batch before"
             )
         least = before.start_samples + before.batch_size
         if not schedule.is_measured and stage.start_samples < least:

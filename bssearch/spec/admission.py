@@ -35,7 +35,7 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
         or _problem_with_counts({"eval_every_steps": plan.eval_every_steps, "threads": plan.threads})
     )
     if problem is not None:
-        raise UsageError(problem)
+        raise UsageError(problem, hint="allow the value in the spec, or queue another configuration")
     return TrialRequest(
         number=number, plan=plan, target=spec.record_target, checkpoint=None if checkpoint is None else str(checkpoint)
     )

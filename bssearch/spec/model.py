@@ -98,7 +98,7 @@ def check_command(
             f"choose from {', '.join(sorted({*own, *OWN_PLACES}))}"
         )
     if report and (lacking := _lacking(places, searched)):
-        raise ValueError(lacking)
+        raise ValueError(f"{lacking}; add the placeholder")
     for name, text in report.items():
         try:
             groups = re.compile(text).groups

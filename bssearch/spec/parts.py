@@ -285,7 +285,7 @@ class ExecutorSpec(StrictModel):
     ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one for each ``threads`` physical cores, four
     at most, and one for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this
     process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without
-    progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses the least of
+    progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses the smallest of
     several numbers; later the best batch sizes train on the other numbers. ``memory_limit_gib`` simulates a smaller
     device; on the CPU it limits each worker's data segment.
     """

@@ -149,6 +149,8 @@ MOST_NAMED = 10
 
 IN_PYTHON = "given in Python"
 
+EVERY_FIELD = "bssearch schema spec prints every field"
+
 # Fields of these groups replace single fields of the preset's group; any other field replaces the preset's field.
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
 
@@ -160,7 +162,7 @@ def find_spec(path_or_name: str | Path) -> Path:
         if path.is_file():
             return path
     except OSError as error:  # a name that is too long for a file
-        raise NotFoundError(f"no spec {shortened(str(path))}: {error.strerror}") from None
+        raise NotFoundError(f"no spec {shortened(str(path))}: {error.strerror}; use a shorter path") from None
     shipped = settings.shipped_studies()
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
@@ -168,7 +170,9 @@ def find_spec(path_or_name: str | Path) -> Path:
         inside = sorted(one.name for one in path.iterdir() if one.suffix in SUFFIXES)
         raise UsageError(
             f"{str(path_or_name)!r} is a folder; a spec is a file ending in {', '.join(SUFFIXES)}",
-            hint=f"the folder holds {', '.join(inside[:MOST_NAMED])}" if inside else "the folder holds no spec",
+            hint=f"choose from {', '.join(inside[:MOST_NAMED])}"
+            if inside
+            else "write a spec with `bssearch init NAME`",
         )
     advice = nearest(str(path_or_name), shipped, f"shipped studies: {', '.join(shipped)}", what="the shipped study ")
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
@@ -198,9 +202,12 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] =
         return _spec_of(_copied(source), {}, IN_PYTHON, overrides)
     path = find_spec(source)
     data, lines = _read(path)
-    require(data is not None, f"{path} is empty", hint="bssearch schema spec prints every field", error=SpecError)
+    require(data is not None, f"{path} is empty", hint=EVERY_FIELD, error=SpecError)
     require(
-        isinstance(data, dict), f"{path}: a spec is a mapping of fields, not {type(data).__name__}", error=SpecError
+        isinstance(data, dict),
+        f"{path}: a spec is a mapping of fields, not {type(data).__name__}",
+        hint=EVERY_FIELD,
+        error=SpecError,
     )
     return _spec_of(data, {location: f"{path}:{line}" for location, line in lines.items()}, str(path), overrides)
 
@@ -228,7 +235,9 @@ def text_of(path: Path, what: str, hint: str | None = None) -> str:
     except FileNotFoundError:
         raise NotFoundError(f"no {what} {str(path)!r}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read: {error}") from error
+        raise SpecError(
+            f"{path} cannot be read: {error}", hint="save the file as UTF-8, or correct its permissions"
+        ) from error
 
 
 def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, overrides: Sequence[str]) -> StudySpec:
@@ -287,14 +296,14 @@ def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source:
     except ValidationError as error:
         problems = [_explain(problem, data, origins, source) for problem in error.errors()]
         kind = UnknownFieldError if any(one["type"] == UNKNOWN_KEY for one in error.errors()) else SpecError
-        raise kind("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
+        raise kind("\n".join(dict.fromkeys(problems)), hint=EVERY_FIELD) from None
 
 
 def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Location, str]]:
     known = settings.presets()
     name = str(data["preset"])
     if name not in known:
-        advice = nearest(name, known, f"there are {', '.join(known)}")
+        advice = nearest(name, known, f"choose from {', '.join(known)}")
         raise SpecError(f"{source}: preset = {name!r} is not known; {advice}")
     fragment, lines = lined_yaml(known[name], known[name].read_text(encoding="utf-8"))
     whole = _over(fragment, {field: value for field, value in data.items() if field != "preset"})
@@ -335,10 +344,10 @@ def lined_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
         return value, dict(_yaml_lines(node, ()))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        hint = "indent with spaces, not with tabs" if "\\t" in (error.problem or "") else None
+        hint = "indent with spaces, not with tabs" if "\\t" in (error.problem or "") else "correct this line"
         raise SpecError(f"{path}:{line}: not valid YAML: {error.problem}", hint=hint) from None
     except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}", hint="correct the file") from None
 
 
 def _yaml_lines(node: yaml.Node | None, location: Location) -> Iterable[tuple[Location, int]]:
@@ -358,7 +367,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
     except RecursionError:
         raise SpecError(f"{path}: more than {MOST_LEVELS} nested levels") from None
     except ValueError as error:  # `TOMLDecodeError`, or a number of thousands of digits
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
+        raise SpecError(f"{path}: not valid TOML: {error}", hint="correct the file") from None
 
 
 def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
@@ -384,7 +393,9 @@ def parse_value(text: str, origin: str) -> Any:
     except yaml.YAMLError as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
         because = f": {problem}" if problem else ""
-        raise SpecError(f"{shortened(origin)}: the value is not valid YAML{because}") from None
+        raise SpecError(
+            f"{shortened(origin)}: the value is not valid YAML{because}", hint="put the value in quotes"
+        ) from None
 
 
 def _override(data: dict[str, Any], override: str) -> Location:
@@ -397,6 +408,7 @@ def _override(data: dict[str, Any], override: str) -> Location:
         require(
             isinstance(inner, dict),
             f"{'.'.join(keys[: depth + 1])} is no group of fields (--set {override})",
+            hint=EVERY_FIELD,
             error=UnknownFieldError,
         )
     inner[keys[-1]] = parse_value(text, f"--set {override}")
@@ -443,6 +455,7 @@ def _said(problem: Any) -> str:
     return f"{field} = {shortened(context['tag'])} must be one of {expected}" if expected else f"must have a {field}"
 
 
+CORRECT_ROW = "correct the row with SQL, or delete the study"
 NEWER = "a newer bssearch may have written the spec: upgrade this bssearch"
 
 
@@ -458,13 +471,12 @@ def spec_of(study: StudyRecord) -> StudySpec:
         others = f" (and {len(more)} more)" if more else ""
         raise DatabaseError(
             f"the spec stored with study {study.name!r} cannot be read: {place}: {problem_in_words(first)}{others}",
-            hint=NEWER
-            if first["type"] == "extra_forbidden" or place == "schema_version"
-            else "other studies of this database are not affected",
+            hint=NEWER if first["type"] == "extra_forbidden" or place == "schema_version" else CORRECT_ROW,
         ) from None
     require(
         spec.name == study.name,
         f"the spec stored with study {study.name!r} belongs to {spec.name!r}",
+        hint=CORRECT_ROW,
         error=DatabaseError,
     )
     return spec

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words, require
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
-from bssearch.spec.reader import SUFFIXES, lined_yaml, shortened, text_of
+from bssearch.spec.reader import EVERY_FIELD, SUFFIXES, lined_yaml, shortened, text_of
 
 Value = float | int | bool | str | list[int] | list[float]
 
@@ -138,7 +138,7 @@ def check_template_name(name: str) -> None:
 
 def check_tags(tags: Sequence[str]) -> None:
     """Raise `UsageError` for an invalid tag."""
-    require(len(tags) <= MOST_TAGS, f"{len(tags)} tags are more than {MOST_TAGS}")
+    require(len(tags) <= MOST_TAGS, f"{len(tags)} tags are more than {MOST_TAGS}; give fewer tags")
     for tag in tags:
         require(
             _TAG.fullmatch(tag),
@@ -286,7 +286,7 @@ class Template:
             require(
                 not all(problems),
                 f"values.{problems[0]}",
-                hint="bssearch schema spec prints every field",
+                hint=EVERY_FIELD,
                 error=SpecError,
             )
 
@@ -320,7 +320,7 @@ class Templates(dict[str, Template]):
     """A worker's templates by name."""
 
     def __missing__(self, name: str) -> Template:
-        raise UsageError(f"this worker has no template {shortened(name)}; it has {', '.join(self)}")
+        raise UsageError(f"this worker has no template {shortened(name)}; choose from {', '.join(self)}")
 
     def offered(self) -> dict[str, dict[str, object]]:
         """Types of each template's values, as JSON values."""
@@ -397,6 +397,6 @@ def _check_key(where: str, key: object) -> None:
     require(
         field in StudySpec.model_fields,
         f"{where}.{key}: a spec has no field {field}",
-        hint="bssearch schema spec prints every field",
+        hint=EVERY_FIELD,
         error=SpecError,
     )

@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,14 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status
-from bssearch.errors import InterruptedRunError, SpecError, TrialStopped, UsageError, WorkloadError
+from bssearch.errors import (
+    InterruptedRunError,
+    QuestionChangedError,
+    SpecError,
+    TrialStopped,
+    UsageError,
+    WorkloadError,
+)
 from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.executors.loops import trial_run
 from bssearch.executors.loops.own_loop import Trial
@@ -423,6 +430,26 @@ def test_a_run_has_the_slots_that_auto_came_to_and_the_study_keeps_the_word(tmp_
         assert study.spec.executor.slots == 3
         assert spec_of(study.store.studies.get(spec.name)).executor.slots == "auto"
         assert study.spec.question_hash == make_spec().question_hash
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ({}, {"threads": 2}, ["executor.threads"]),
+        ({"devices": 2}, {}, ["executor.devices"]),
+        ({}, {"devices": [1, 2]}, []),
+        ({}, {"slots": 2}, []),
+    ],
+)
+def test_a_study_keeps_the_threads_and_devices_of_its_search(
+    before: dict[str, Any], now: dict[str, Any], changed: list[str], tmp_path: Path
+) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+        store_study(store, make_spec(executor=before))
+        stored = store.studies.get(make_spec().name)
+    refusal = pytest.raises(QuestionChangedError, match=changed[0]) if changed else nullcontext()
+    with refusal:
+        opening.check_question(make_spec(executor=now), stored)
 
 
 @pytest.mark.parametrize("load", [0.0, 1000.0])

@@ -94,8 +94,8 @@ def test_the_constant_configurations_of_the_stages_have_their_rates() -> None:
         ({"stages": f"{10**15}:64"}, "'1000000000000000:64' must be SAMPLES:SIZE"),
         ({"stages": f"8192:{'9' * 5000}"}, "must be SAMPLES:SIZE"),
         ({"stages": "٨١٩٢:64"}, "'٨١٩٢:64' must be SAMPLES:SIZE"),
-        ({"stages": "8192:64 9000:16"}, "batch 16 after 64: a batch may only grow"),
-        ({"stages": "8192:32"}, "batch 32 after 32: a batch may only grow"),
+        ({"stages": "8192:64 9000:16"}, "batch 16 must be larger than 64, the batch before"),
+        ({"stages": "8192:32"}, "batch 32 must be larger than 32, the batch before"),
         ({"stages": "31:64"}, "batch 64 begins after 31 samples; the least is 32, one step of batch 32"),
         (
             {"stages": "8192:64 8255:128"},

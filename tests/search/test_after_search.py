@@ -250,7 +250,7 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
     ("values", "expected"),
     [
         ({"batch_size": 8, "batch_stages": "400:33"}, "33 is not a batch size of the study; choose from 4, 8, 16"),
-        ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 after 8: a batch may only grow"),
+        ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 must be larger than 8, the batch before"),
         (
             {"batch_size": 8, "batch_stages": "4:32"},
             "begins after 4 samples; the least is 8, one step of batch 8",

@@ -111,7 +111,7 @@ def test_a_spec_counts_before_its_preset_field_by_field(tmp_path: Path) -> None:
 def test_an_unknown_preset_is_named_with_what_it_is_near(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="preset = 'speed_frist' is not known; did you mean 'speed_first'"):
         load_spec(write(tmp_path, GOOD + "preset: speed_frist\n"))
-    with pytest.raises(SpecError, match="there are accuracy_first, distributed"):
+    with pytest.raises(SpecError, match="choose from accuracy_first, distributed"):
         load_spec(write(tmp_path, GOOD + "preset: [1]\n"))
 
 

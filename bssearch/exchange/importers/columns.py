@@ -137,7 +137,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
         formula = Formula.parse(theirs, names)
         if formula.name not in names:
             raise UsageError(
-                f"{option} {text}: no {kind} {formula.name!r}; choose from{', '.join(sorted(names)) or 'none'}"
+                f"{option} {text}: no {kind} {formula.name!r}; choose from {', '.join(sorted(names)) or 'none'}"
             )
         if formula.of is None:
             check_logarithm(theirs, ours)

@@ -95,7 +95,7 @@ class SearchSpace(StrictModel):
 
     @property
     def own_domains(self) -> dict[str, Any]:
-        """By ``GROUP.NAME``."""
+        """Domains of the user's own parameters, by ``GROUP.NAME``."""
         return {
             f"{group}.{name}": domain for group in OWN_GROUPS for name, domain in (getattr(self, group) or {}).items()
         }

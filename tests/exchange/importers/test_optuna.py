@@ -568,7 +568,7 @@ def test_what_cannot_be_read_is_named_with_its_bound(write: Write, options: dict
 
 def test_studies_that_are_none_or_several_or_of_several_objectives_are_named(write: Write) -> None:
     file = write(trial(0.95, took=1.0), name="one")
-    refuse(NotFoundError, file, "two", said="it has 'one'", target=0.9)
+    refuse(NotFoundError, file, "two", said="choose from 'one'", target=0.9)
     write(name="two")
     refuse(UsageError, file, said="'one', 'two'", target=0.9)
     refuse(UsageError, file, "two", said="no COMPLETE or PRUNED trial", target=0.9)

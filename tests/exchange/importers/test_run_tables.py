@@ -705,7 +705,7 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
         (f"batch_size,step_seconds\n32,{'9' * 5000}\n", "step_seconds = '9999"),
         ("a" * 100_000 + ",b\n", "no column batch_size and no step_seconds: it has 'aaa"),
         ("[" * 100_000, "h200.csv is not valid JSON: its lists or objects are nested too deeply"),
-        (f'[{{"batch_size": {"9" * 5000}, "step_seconds": 1}}]', "h200.csv, probe 1: batch_size = '9999"),
+        (f'[{{"batch_size": {"9" * 5000}, "step_seconds": 1}}]', "batch_size = '9999"),
         (f'[{{"batch_size": 8, "step_seconds": {"9" * 500}}}]', "h200.csv, probe 1: step_seconds = '9999"),
         ('[{"batch_size": 8, "step_seconds": [1]}]', "step_seconds = [1] must be"),
         ('[{"batch_size": true, "step_seconds": 1}]', "batch_size = 'True' must be"),
