@@ -335,7 +335,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else "searched, because large batches with large rates need warmup, by common advice from 8× on",
         "weight_decay": "searched, because the best value depends on batch size and learning rate",
         "dropout": "searched, because a larger batch may need more dropout; YOURS must use dropout" if accurate else "",
-        "label_smoothing": "likewise" if accurate else "",
+        "label_smoothing": "searched, because a larger batch may need more smoothing" if accurate else "",
         "optimizer": "tuned SGD and Adam are as good at 32k (Nado et al. 2021, arXiv 2102.06356)"
         if asked.optimizer in ("lars", "lamb")
         else "",

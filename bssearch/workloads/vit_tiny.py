@@ -55,7 +55,7 @@ class VisionTransformer(nn.Module):
     """Linear patches, learned positions, blocks, mean over patches, and a linear head.
 
     The mean replaces the paper's class token (appendix D.3). Dropout follows embeddings and the blocks' dense layers
-    but queries, keys and values (appendix B.1).
+    except queries, keys and values (appendix B.1).
     """
 
     def __init__(self, *, patch: int, width: int, depth: int, heads: int, dropout: float) -> None:

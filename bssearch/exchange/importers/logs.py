@@ -607,7 +607,7 @@ def _json(file: Path) -> Any:
 
 
 class _PlainLoader(Loader):
-    """Reads plain values; an object of another kind, such as one of Python, becomes None and is not made."""
+    """Reads plain values; a node with another tag becomes None, and no code runs."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         return super().construct_object(node, deep) if node.tag in TAGS else None

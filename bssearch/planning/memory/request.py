@@ -433,7 +433,7 @@ def _settings(given: Any) -> Any:
         return given
     pairs = [one.partition("=") for one in given]
     if any(not key or not sign for key, sign, _ in pairs):
-        raise ValueError("must be KEY=VALUE")
+        raise ValueError("must have the form KEY=VALUE, such as width=64")
     try:
         return {key: yaml.safe_load(value) for key, _, value in pairs}
     except yaml.YAMLError as error:
@@ -600,7 +600,7 @@ class MemoryPlanRequest(Request):
 
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
-        lacking = f"{', '.join(missing)}, a transformer's dimensions"
+        lacking = f"{', '.join(missing)}, a transformer's dimensions; give them, too"
         require(self.model_settings is None, "model_settings needs a model; give both or none")
         self._agrees_about_network()
         require(

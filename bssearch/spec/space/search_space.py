@@ -81,7 +81,7 @@ class SearchSpace(StrictModel):
     def _agrees(self) -> Self:
         listed = self._optimizer_names
         if len(set(listed)) < len(listed):
-            raise ValueError(f"optimizer lists {max(listed, key=listed.count)!r} twice")
+            raise ValueError(f"optimizer lists {max(listed, key=listed.count)!r} twice; list each optimizer once")
         if self.batch_rules.followed and not isinstance(self.learning_rate, RelativeLearningRate):
             name, rule = next(iter(self.batch_rules.followed.items()))
             raise ValueError(f"batch_rules.{name} = {rule} needs learning_rate: {{reference_batch, low, high}}")
