@@ -308,7 +308,7 @@ def test_a_choice_of_text_stays_the_text_that_it_is(tmp_path: Path, text: str) -
 
 
 def test_a_template_that_is_not_there_is_refused_naming_those_that_are(templates: Templates) -> None:
-    with pytest.raises(UsageError, match="no template 'other'; it has task"):
+    with pytest.raises(UsageError, match="no template 'other'; choose from task"):
         _ = templates["other"]
 
 
