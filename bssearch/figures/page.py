@@ -280,7 +280,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="steps",
             title="Steps and samples",
             text="Along the dotted line, doubling the batch halves the steps (perfect). Above the line, doubling "
-            "saves fewer than half (diminishing) or no steps (maximal). Hollow points are not well tuned.",
+            "saves fewer than half (diminishing) or few steps (maximal). Hollow points are not well tuned.",
             absent="Not shown, because no batch size has a known number of steps to the target.",
             charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
             notes=[" ".join(about_law(answer))],

@@ -1,6 +1,7 @@
 """What curves on a known law foretell of a harder target."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -119,5 +120,10 @@ def test_what_the_curves_cannot_tell_is_refused_with_its_reason(
 @pytest.mark.parametrize("times", [0.9, 5.0])
 def test_samples_outside_the_range_are_refused_with_its_ends(times: float) -> None:
     known = e_min(MEASURED.value) * (1 + actual_best(MEASURED.value) / 100)
-    with pytest.raises(UsageError, match=r"samples = .* must be > .* and <= "):
+    with pytest.raises(UsageError, match=r"samples = .* must be > .* and <= ") as refused:
         beyond_samples(curves(), MEASURED, times * known)
+    low, high = re.findall(r"> (\d+) and <= (\d+);", refused.value.message)[0]
+    assert (
+        beyond_samples(curves(), MEASURED, int(low) + 1).samples.value
+        < beyond_samples(curves(), MEASURED, int(high)).samples.value
+    )

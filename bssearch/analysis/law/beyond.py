@@ -288,8 +288,9 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
     require(
         known < samples <= FARTHEST * known,
-        f"samples = {samples:g} must be > {known:.4g} and <= {FARTHEST * known:.4g}; the best batch size reaches "
-        f"{measured.in_words} with {known:.4g} samples, and predictions end at {FARTHEST:g} times these samples",
+        f"samples = {samples:.0f} must be > {math.floor(known)} and <= {math.floor(FARTHEST * known)}; the best batch "
+        f"size reaches {measured.in_words} with {known:.0f} samples, and predictions end at {FARTHEST:g} times this "
+        "number",
     )
     low, high = 0.0, math.log(2 * FARTHEST)
     for _ in range(HALVINGS):
