@@ -5,7 +5,8 @@ runs the study with its confirmation; ``--trials`` and ``--confirm-top`` (with t
 Then Optuna (TPE, a median pruner) and Ray Tune (ASHA) get the train seconds, without waits for a CPU, of all trials of
 this study. Space, target, cadence of evaluation, limit of a trial and first trial (the default) are the same; both
 tools end a trial that is slower than their fastest. Each answer, bssearch's recommendation or a tool's fastest trial,
-is trained with ``--seeds`` fresh seeds, in turns. W&B sweeps are not run, because they need a server with an account.
+is trained with ``--seeds`` fresh seeds, in turns. W&B sweeps are not run, because they need a server,
+even with WANDB_MODE=offline.
 """
 
 if not __package__:
@@ -326,7 +327,7 @@ def main(
         spread = f" [{min(one.fresh):.3g}, {max(one.fresh):.3g}]" if one.fresh else ""
         told = f"{median:.3g}{spread}, {median / ours:.2f} × ours"
         print(f"{one.tool:<30} {one.trials:>6} {one.spent_s:>8.1f} {one.wall_s:>7.0f} {batch:>6}   {told}")
-    print("W&B sweeps: need an account; not run")
+    print("W&B sweeps: need a server, even with WANDB_MODE=offline; not run")
 
 
 if __name__ == "__main__":
