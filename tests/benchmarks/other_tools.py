@@ -1,12 +1,13 @@
 """Other tools answer bssearch's question: which configuration reaches the target soonest?
 
-Run as ``python tests/benchmarks/other_tools.py [STUDY]`` (default: fashion_mnist_cpu), with Ray installed. bssearch
+Run as ``python tests/benchmarks/other_tools.py [STUDY]`` (default: fashion_mnist_cpu), with Ray and Lightning. bssearch
 runs the study with its confirmation; ``--trials`` and ``--confirm-top`` (with three runs of each finalist) shorten it.
 Then Optuna (TPE, a median pruner) and Ray Tune (ASHA) get the train seconds, without waits for a CPU, of all trials of
 this study. Space, target, cadence of evaluation, limit of a trial and first trial (the default) are the same; both
-tools end a trial that is slower than their fastest. Each answer, bssearch's recommendation or a tool's fastest trial,
-is trained with ``--seeds`` fresh seeds, in turns. W&B sweeps are not run, because they need a server,
-even with WANDB_MODE=offline.
+tools end a trial that is slower than their fastest. Lightning's Tuner finds the largest batch size, within the space.
+Each answer (bssearch's recommendation, a tool's fastest trial, or Lightning's size with the default's other values by
+the rule) is trained with ``--seeds`` fresh seeds, in turns. W&B sweeps are not run, because they need a server, even
+with WANDB_MODE=offline.
 """
 
 if not __package__:
@@ -253,10 +254,34 @@ def ask_ray(question: Question, executor: Executor, search: Search) -> None:
         ray.shutdown()
 
 
+def ask_lightning(question: Question, executor: Executor, search: Search) -> None:
+    """Take the largest batch size of the space that Lightning's Tuner finds; other values are the default's by rule."""
+    import torch
+
+    from bssearch.training.batches import place
+    from bssearch.training.computation import Computation
+    from bssearch.workloads.base import resolve
+    from tests.evidence.finders import Memory, lightning_finds
+
+    spec, device = question.spec, torch.device("cpu")
+    torch.set_num_threads(spec.executor.threads)
+    workload = resolve(spec.workload, spec.workload_settings, Path())
+    computation = Computation(device, spec.training.model_copy(update={"measure_noise": False}))
+    data, _ = place(workload.load(device), computation)
+    with tempfile.TemporaryDirectory() as folder:
+        found = lightning_finds(Memory(workload, data, computation, spec.default_configuration), Path(folder), "power")
+    size = max(one for one in spec.space.rungs if one <= found)
+    search.answer = question.configuration({**question.default(), BATCH: size})
+
+
 TOOLS: dict[str, Callable[[Question, Executor, Search], None]] = {
     "Optuna, TPE and median pruner": ask_optuna,
     "Ray Tune, ASHA": ask_ray,
+    "Lightning's Tuner": ask_lightning,
 }
+
+LONGER = 4
+"""Longest run with a fresh seed over the limit of a trial: the largest batch size takes long."""
 
 
 def in_process(spec: StudySpec) -> StudySpec:
@@ -284,6 +309,7 @@ def main(
     trials: int | None = None,
     confirm_top: int | None = None,
     seeds: int = 10,
+    tool: Annotated[list[str] | None, typer.Option(help="only this tool; may be repeated")] = None,
 ) -> None:
     """Ask all tools, judge their answers with fresh seeds, and print the results."""
     given = load_spec(find_spec(study))
@@ -304,18 +330,18 @@ def main(
             assert probe is not None, "every batch size of the study fits"
             probes[size] = probe
         question = Question(spec, probes, searches[0].spent_s)
-        for tool, ask in TOOLS.items():
-            search, began = Search(tool), time.monotonic()
-            ask(question, executor, search)
+        for name in tool or TOOLS:
+            search, began = Search(name), time.monotonic()
+            TOOLS[name](question, executor, search)
             search.wall_s = time.monotonic() - began
             searches.append(search)
-            print(f"{tool}: {search.answer}", flush=True)
+            print(f"{name}: {search.answer}", flush=True)
         answered = {one.tool: one for one in searches if one.answer is not None}
         for seed in range(seeds):
-            for tool in turned(list(answered), seed):
-                one = answered[tool]
+            for name in turned(list(answered), seed):
+                one = answered[name]
                 assert one.answer is not None
-                probe, cap = probes[one.answer.batch_size], spec.budget.trial_train_seconds
+                probe, cap = probes[one.answer.batch_size], LONGER * spec.budget.trial_train_seconds
                 outcome = run_to_target(spec, executor, one.answer, probe, FRESH + seed, cap)
                 one.fresh.append(outcome.time_to_target_s or math.inf)
     print(f"{spec.name}: {question.budget_s:.3g} train seconds for each tool, {seeds} fresh seeds for each answer\n")
