@@ -76,13 +76,12 @@ class Clock:
             self._of_train[kind] += state["of_train"][kind]
         self._started -= state["wall_seconds"]
 
+    def ledger(self, name: Ledger) -> AbstractContextManager[None]:
+        """Context that books its seconds in a ledger, even if the block raises. Do not nest blocks."""
+        return self._train() if name == "train" else self._untrained(name)
+
     @contextmanager
-    def ledger(self, name: Ledger) -> Iterator[None]:
-        """Book the block's seconds in a ledger, even if the block raises. Do not nest blocks."""
-        if name == "train":
-            with self._train():
-                yield
-            return
+    def _untrained(self, name: Ledger) -> Iterator[None]:
         entered = self._now()
         try:
             yield

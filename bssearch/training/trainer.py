@@ -82,6 +82,16 @@ class AveragedWeights:
             torch._foreach_copy_(self._weights, kept)
 
 
+def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Do the work of ``zero_grad()``, whose calls of profiler and compiler take 10 to 20 µs a step."""
+    if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+        optimizer.zero_grad(set_to_none=True)
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
 class Updates:
     """Optimizers with fp16 loss scaling, clipping and weight averaging.
 
@@ -113,7 +123,7 @@ class Updates:
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * factor
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            clear_gradients(optimizer)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add a loss's gradient, scaled in fp16."""

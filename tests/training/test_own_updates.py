@@ -44,6 +44,18 @@ def test_a_workloads_optimizer_takes_the_steps_of_the_same_optimizer_of_bssearch
     assert torch.equal(weights_after(Toy(build_optimizer=sgd), WARMED), weights_after(Toy(), WARMED))
 
 
+def test_an_optimizer_may_clear_gradients_its_own_way() -> None:
+    cleared = list[bool]()
+
+    class Own(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            super().zero_grad(set_to_none)
+            cleared.append(set_to_none)
+
+    weights_after(Toy(build_optimizer=lambda model, configuration: Own(model.parameters(), lr=0.1)), WARMED)
+    assert cleared == [True] * 7
+
+
 def test_groups_keep_their_ratio_to_the_learning_rate_of_the_schedule() -> None:
     def two_rates(model: Any, configuration: Configuration) -> torch.optim.Optimizer:
         rate = configuration.learning_rate
