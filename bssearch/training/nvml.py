@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import torch
 
 from bssearch.records import DeviceUse
-from bssearch.training.process_times import MPS_SERVER
+from bssearch.training.process_times import MPS_SERVER, children_of
 
 T = TypeVar("T")
 
@@ -147,10 +148,21 @@ def _family() -> set[int]:
 
 def other_drivers() -> list[int]:
     """Ids of bssearch drivers, outside this family of processes, that run trials on this machine."""
-    running, family = psutil.process_iter(["cmdline", "ppid"]), _family()
-    return sorted(
-        {one.info["ppid"] for one in running if one.pid not in family and _runs_trials(one.info["cmdline"])} - family
-    )
+    running = [pid for pid in psutil.pids() if _runs_trials(_words(pid))]
+    if set(running) <= {*children_of(os.getppid())}:  # only our driver's workers: psutil takes 20 ms for the rest
+        return []
+    family, drivers = _family(), set[int]()
+    for pid in {*running} - family:
+        with suppress(psutil.Error):
+            drivers.add(psutil.Process(pid).ppid())
+    return sorted(drivers - family)
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def _runs_trials(words: list[str] | None) -> bool:
