@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
-import torch._dynamo  # or else the first optimizer imports torch._dynamo for seconds
 
 from bssearch.errors import WorkloadError
 from bssearch.executors.base import AskStop, Load, Measured, Measurement

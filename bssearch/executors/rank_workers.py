@@ -257,7 +257,9 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
     load: Load = _received(line)
     try:
         from bssearch.executors.loaded import LoadedWorkload
+        from bssearch.training.optimizers import defer_compiler
 
+        defer_compiler()
         follower = LoadedWorkload(load).follower(rank, lambda answer: _send(line, ("answer", answer)))
         _send(line, ("answer", None))
         while (order := _next_order(line)) is not None:

@@ -219,9 +219,11 @@ def _workload_class() -> type[LoadedWorkload]:
     gc.disable()
     try:
         from bssearch.executors.loaded import LoadedWorkload
+        from bssearch.training.optimizers import defer_compiler
     finally:
         gc.enable()
     gc.freeze()
+    defer_compiler()
     return LoadedWorkload
 
 

@@ -388,7 +388,7 @@ class SharedNorm:
 
     ranks: Ranks
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch._disable_dynamo  # torch.compiler.disable imports the compiler at once
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         """Normalise inputs (samples, channels, …)."""
         if not self.training or not self.ranks.are_together:

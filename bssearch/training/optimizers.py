@@ -1,9 +1,12 @@
 """bssearch's and workloads' optimizers."""
 
+import functools
 import importlib
 import importlib.metadata
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, cast
@@ -182,6 +185,30 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     if configuration.optimizer == "adafactor":
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
     return cast(torch.optim.Optimizer, kind(groups, lr=configuration.learning_rate, **keywords))
+
+
+def defer_compiler() -> None:
+    """Keep PyTorch's optimizers from importing ``torch._dynamo``, which takes 1.2 s, until something else imports it.
+
+    Until then nothing is compiled, so the methods need no guard against compilation.
+    """
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        _defer(torch.optim.Optimizer, name, nullcontext)
+    for kind in KINDS.keys() - {"adamw", "adafactor"}:  # AdamW steps as Adam does, and Adafactor never imports it
+        _defer(KINDS[kind], "step", lambda self: torch.set_grad_enabled(self.defaults["differentiable"]))
+
+
+def _defer(kind: type, name: str, context: Callable[[Any], AbstractContextManager[object]]) -> None:
+    guarded: Any = vars(kind)[name]
+
+    @functools.wraps(guarded)
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        if "torch._dynamo" in sys.modules:
+            return guarded(self, *arguments, **named)
+        with context(self):
+            return guarded.__wrapped__(self, *arguments, **named)
+
+    setattr(kind, name, method)
 
 
 Optimizers = tuple[torch.optim.Optimizer, ...]

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -147,6 +148,31 @@ def test_thirty_steps_equal_the_librarys(name: str) -> None:
     ours = trained(lambda model: [build_optimizer(model, wanted(name))])
     assert torch.equal(ours, trained(LIBRARY[name]))
     assert not torch.equal(ours, trained(LIBRARY[name], steps=29))
+
+
+BEFORE_AND_AFTER_THE_COMPILER = """
+import sys, torch
+from bssearch.executors.base import ExecutorSettings, Load
+from bssearch.executors.worker import _workload_class
+from bssearch.records import Configuration, StepTimeRequest
+from bssearch.training.optimizers import KINDS, build_optimizer
+from tests.training.test_named_optimizers import trained, wanted
+
+def all_trained():
+    return [trained(lambda model: [build_optimizer(model, wanted(name))], steps=4) for name in KINDS]
+
+loaded = _workload_class()(Load(settings=ExecutorSettings(workload="digits", device="cpu"), slot=0))
+configuration = Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.1)
+loaded.measure(StepTimeRequest(configuration=configuration, trial_train_seconds=1.0, seconds_limit=0.01))
+before = all_trained()
+assert "torch._dynamo" not in sys.modules
+import torch._dynamo
+assert all(map(torch.equal, before, all_trained()))
+"""
+
+
+def test_a_worker_trains_without_the_compiler_until_something_imports_it() -> None:
+    subprocess.run([sys.executable, "-c", BEFORE_AND_AFTER_THE_COMPILER], check=True)
 
 
 @pytest.mark.parametrize("name", OTHER)
