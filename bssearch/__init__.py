@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bssearch.commands.best import Answer, best
     from bssearch.commands.check import advise_target, check
     from bssearch.commands.launch import Launch
-    from bssearch.commands.plan import plan_beyond, plan_learning_rate, plan_scale
+    from bssearch.commands.plan import plan_beyond, plan_larger, plan_learning_rate, plan_scale
     from bssearch.commands.queue.submissions import (
         cancel_study,
         pause_study,
@@ -111,6 +111,7 @@ _HOMES = {
     "pause_study": "bssearch.commands.queue.submissions",
     "plan_accumulation": "bssearch.planning.scale",
     "plan_beyond": "bssearch.commands.plan",
+    "plan_larger": "bssearch.commands.plan",
     "plan_learning_rate": "bssearch.commands.plan",
     "plan_memory": "bssearch.planning.memory",
     "plan_scale": "bssearch.commands.plan",
@@ -171,6 +172,7 @@ __all__ = [
     "pause_study",
     "plan_accumulation",
     "plan_beyond",
+    "plan_larger",
     "plan_learning_rate",
     "plan_memory",
     "plan_scale",

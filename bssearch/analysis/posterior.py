@@ -1,13 +1,12 @@
-"""The posterior of each configuration's log figure, given the runs and the law of batch sizes.
+"""The posterior of each configuration's log figure, given the runs and the law of batch sizes."""
 
-For configuration c at batch size B with seed s::
-
-    log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + tuning(c) + seed(s) + noise
-
-``base`` is the log figure of one step; for the law see McCandlish et al. 2018, arXiv 1812.06162. The noise is Student's
-t with a scale that may grow with the batch size. Configurations share the effects of common seeds, so ratios are
-paired. A grid integrates over the hyperparameters; given these, all else is Gaussian.
-"""
+# For configuration c at batch size B with seed s:
+#
+#     log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + tuning(c) + seed(s) + noise
+#
+# `base` is the log figure of one step; for the law see McCandlish et al. 2018, arXiv 1812.06162. The noise is Student's
+# t with a scale that may grow with the batch size. Configurations share the effects of common seeds, so ratios are
+# paired. A grid integrates over the hyperparameters; given these, all else is Gaussian.
 
 import math
 from collections.abc import Iterable

@@ -172,3 +172,55 @@ class BeyondPlan(Beyond):
     def document(self) -> dict[str, Any]:
         """The plan as JSON values."""
         return self.model_dump(mode="json")
+
+
+class ScaleOfLaw(Model):
+    """A study's scale: measured B_crit, B_crit by the law, and the best run's AdamW timescale τ = B/(ηλD)."""
+
+    study: str
+    parameters: float
+    samples: float
+    b_crit: float
+    b_crit_by_law: Interval
+    timescale: float | None
+
+
+class LeftOutScale(Model):
+    """The largest scale, predicted from the others; ``steps_ratio``: predicted / measured steps, the geometric mean."""
+
+    study: str
+    b_crit: Interval
+    b_crit_measured: float
+    steps_ratio: float
+
+
+class ScaleCheck(Model):
+    """B_crit, with the 90 % interval, after these samples of the planned run."""
+
+    samples: float
+    b_crit: Interval
+
+
+class LargerPlan(Model):
+    """The answer of ``plan larger``, with 90 % intervals; ``power``: B_crit grows with this power of the samples."""
+
+    parameters: float
+    samples: float
+    power: Interval
+    b_crit: Interval
+    batch_size: int
+    flat_range: BatchRange | None
+    steps: Interval
+    time_s: Interval | None
+    learning_rate: float
+    weight_decay: float | None
+    beta2: float | None
+    timescale: float | None
+    left_out: LeftOutScale
+    scales: list[ScaleOfLaw]
+    checks: list[ScaleCheck]
+    notes: list[Notice]
+
+    def document(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        return self.model_dump(mode="json")

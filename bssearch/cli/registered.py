@@ -37,7 +37,7 @@ from bssearch.records import TrialState
 from bssearch.registry import Option
 
 if TYPE_CHECKING:
-    from bssearch.analysis.shape import BeyondPlan
+    from bssearch.analysis.shape import BeyondPlan, LargerPlan
     from bssearch.commands.probes import Probe
     from bssearch.exchange.importers.imported_run import Importer, Studies, WholeStudies
     from bssearch.figures.plans import Shown
@@ -335,6 +335,17 @@ def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, *
     _show(form, plan, "shown_beyond", [one.model_dump(mode="json") for one in plan.batches])
 
 
+def _larger(
+    *,
+    studies: Annotated[list[str], typer.Argument(metavar="STUDY...", help="Studies, or STUDY:PARAMETERS:SAMPLES.")],
+    form: FormatOption = Format.TABLE,
+    **given: Any,
+) -> None:
+    """Plan a run too large to search, from studies of several scales."""
+    plan = bssearch.plan_larger(studies=studies, **given)
+    _show(form, plan, "shown_larger", [one.model_dump(mode="json") for one in plan.scales])
+
+
 def _start(
     *,
     out: Annotated[
@@ -362,6 +373,7 @@ COMMANDS = {
     "accumulation": ("bssearch.planning.scale:AccumulationRequest", _accumulation),
     "scale": ("bssearch.planning.scale:ScaleRequest", _scale),
     "beyond": ("bssearch.commands.plan:BeyondRequest", _beyond),
+    "larger": ("bssearch.commands.plan:LargerRequest", _larger),
     "start": ("bssearch.planning.start:StartRequest", _start),
 }
 
@@ -390,7 +402,7 @@ def _write_spec(text: str, path: Path) -> None:
     typer.echo(f"wrote {path}; next: bssearch check {path}", err=True)
 
 
-def _show(form: Format, plan: Plan | BeyondPlan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _show(form: Format, plan: Plan | BeyondPlan | LargerPlan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a plan; ``shown`` makes the view for people."""
     show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows)
 

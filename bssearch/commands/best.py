@@ -108,7 +108,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     spec = spec_of(record)
     require(
         record.objective == TimeToTarget.name,
-        f"bssearch predicts a harder target for objective {TimeToTarget.name}, not {record.objective}",
+        f"bssearch predicts only for objective {TimeToTarget.name}, not {record.objective}",
         hint="run a new study with the harder target, under a new name",
     )
     probes, trials = store.probes.by_batch_size(study), store.trials.of(study)
@@ -116,7 +116,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     assert verdict is not None, "a study with an answer has a verdict"
     require(
         are_of_one_model(spec, verdict),
-        f"the best configurations of study {study!r} have different models, so bssearch cannot predict a harder target",
+        f"the best configurations of study {study!r} have different models, so bssearch predicts nothing",
         hint="fix the parameters in space.model in a new study",
     )
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]

@@ -189,6 +189,7 @@ def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Chec
     Example: ``print(bssearch.check("study.yaml").findings)``
     """
     spec, launch = loaded(spec, launch)
+    spec = spec.at_scales[-1]
     if launch.db is not None:
         check_writable(launch.db)
         # The first run creates a missing database.
@@ -317,6 +318,7 @@ def advise_target(
     require(runs >= 1, f"runs = {runs} must be >= 1")
     require(margin is None or 0 <= margin < math.inf, f"margin = {margin} must be a finite number >= 0")
     spec, launch = loaded(spec, launch)
+    spec = spec.at_scales[-1]
     target, limit = spec.record_target, spec.budget.trial_train_seconds
     curves, made = [], []
     with described(spec, launch) as (executor, found):
@@ -512,7 +514,7 @@ class DryRun(Model):
 
 def dry_run(spec: StudySpec) -> DryRun:
     """Plan of a run, without device, store or workload."""
-    spec = checked(spec)
+    spec = checked(spec).at_scales[-1]
     check_parts(spec)
     refuse_where_in_no_file(spec)
     search, confirmation = longest_seconds(spec)

@@ -460,6 +460,11 @@ def _described(
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     refuse_while_importing()
     _refuse_imported(spec)
+    require(
+        len(spec.scales) < 2,
+        f"the spec of study {spec.name!r} has {len(spec.scales)} scales, each with its own study",
+        hint=f"run `bssearch run SPEC`, then name a study, such as {spec.name}.1",
+    )
     check_parts(spec)
     executor = _executor(spec, launch, given)
     try:

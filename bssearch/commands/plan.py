@@ -1,28 +1,33 @@
-"""Plans that may read a database: ``plan lr``, ``plan scale`` and ``plan beyond``."""
+"""Plans that may read a database: ``plan lr``, ``plan scale``, ``plan beyond`` and ``plan larger``."""
 
+import math
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.analysis.law.beyond import beyond_samples, beyond_target
 from bssearch.analysis.law.quick import QuickCriticalBatch
-from bssearch.analysis.shape import BeyondPlan, CriticalBatch, Notice
+from bssearch.analysis.law.scales import Scale, plan_larger_run
+from bssearch.analysis.shape import BeyondPlan, CriticalBatch, LargerPlan, Notice
 from bssearch.commands.best import measured_curves
 from bssearch.commands.run import audit_stored
 from bssearch.errors import TargetNotReachedError, require, required
 from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
-from bssearch.planning.requests import Database, Finite, Name, Positive, Request, planned, read
+from bssearch.planning.requests import Database, Finite, Name, Parameters, Positive, Request, planned, read
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices
 from bssearch.records.text import number
 from bssearch.registry import Option
 from bssearch.search.finding import answer, stored_quick
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
-from bssearch.storage.repository import open_store
+from bssearch.spec import StudySpec
+from bssearch.spec.reader import changed_fields, spec_of
+from bssearch.storage.repository import Store, open_store
 
 
 class BeyondRequest(Request):
@@ -75,6 +80,86 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
         measured=measured,
         measured_batch_size=found.optimal.batch_size,
         notes=[Notice(code=code, message=message) for code, message in told.items()],
+    )
+
+
+class LargerRequest(Request):
+    """A run that is too large to search, planned from studies of several scales."""
+
+    studies: Annotated[
+        Annotated[list[Name], Field(min_length=1)],
+        Option("Studies of several scales: NAME of a spec with scales, STUDY, or STUDY:PARAMETERS:SAMPLES."),
+    ]
+    parameters: Annotated[Parameters, Option("Parameters of the planned model, such as 7B.", metavar="N")]
+    samples: Annotated[Positive, Option("Samples of the planned training.", unit="samples")]
+    step_times: Annotated[
+        Annotated[Path, Field(strict=False)] | None,
+        Option("A CSV with batch_size and step_seconds of the planned model."),
+    ] = None
+    db: Database = None
+
+
+@planned(LargerRequest)
+def plan_larger(asked: LargerRequest) -> LargerPlan:
+    """Batch size, rate, weight decay, steps and time of a run too large to search, from studies of several scales.
+
+    Raises `UsageError` if the studies allow no prediction.
+
+    Example: ``bssearch.plan_larger(studies=["char_lm_scaling"], parameters=10**6, samples=1e6)``
+    """
+    with open_store(asked.db, write=False) as store:
+        found = {name: one for given in asked.studies for name, one in _scales(store, given)}
+        specs = [spec_of(store.studies.get(name)) for name in found]
+        for spec in specs[1:]:
+            _check_alike(specs[0], spec)
+        last = max(found, key=lambda name: found[name].samples)
+        timed = found[last].parameters == asked.parameters and asked.step_times is None
+        times = store.probes.by_batch_size(last) if timed else {}
+    if asked.step_times is not None:
+        times = read_step_times(asked.step_times)
+    return plan_larger_run(list(found.values()), asked.parameters, asked.samples, fit_step_time(list(times.values())))
+
+
+def _scales(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
+    name, *stated = given.split(":")
+    names = {one.name for one in store.studies.summaries()}
+    of_scales = [one for one in names if re.fullmatch(rf"{re.escape(name)}\.\d+", one)]
+    for study in [name] if name in names or not of_scales else of_scales:
+        spec = spec_of(store.studies.get(study))
+        numbers = stated or [str(one) for scale in spec.scales for one in (scale.parameters, scale.samples)]
+        require(
+            len(numbers) == 2,
+            f"study {given!r} states no parameters and samples",
+            hint=f"write {study}:PARAMETERS:SAMPLES, as in {study}:110M:2e9",
+        )
+        at = read(ScaleNumbers, {"parameters": numbers[0], "samples": numbers[1]}, are_texts=True)
+        found, curves = measured_curves(store, study)
+        logs = {one.batch_size: one.typical(found.target.gain(found.target.value)) for one in curves}
+        steps = {size: math.exp(log) / size for size, log in logs.items() if math.isfinite(log)}
+        yield study, Scale(at.parameters, at.samples, found, steps)
+
+
+class ScaleNumbers(Request):
+    """N and D of a study."""
+
+    parameters: Annotated[Parameters, Option("Parameters of the study's model.")]
+    samples: Annotated[Positive, Option("Samples of the study's training.")]
+
+
+# Parts of a question that may follow the scale
+OF_SCALE = (
+    *("workload_settings", "arguments", "command", "default", "target.value"),
+    *("space.batch_size", "space.learning_rate", "space.max_micro_batch_size"),
+)
+
+
+def _check_alike(first: StudySpec, other: StudySpec) -> None:
+    changed = changed_fields(first.question, other.question)
+    more = [name for name in changed if not name.startswith(OF_SCALE)]
+    require(
+        not more,
+        f"studies {first.name!r} and {other.name!r} differ in more than model and data: {', '.join(more)}",
+        hint="search all scales with the same spec and `scales`",
     )
 
 

@@ -52,8 +52,9 @@ def run_study(
 ) -> Answer:
     """Run or resume a study and return the answer.
 
-    Several processes and machines may run one study. ``from_quick`` starts from a quick answer, making one if missing.
-    The first trials repeat the best configuration and missing runs of ``from_study``, whose seconds do not count.
+    Several processes and machines may run one study. With ``scales``, the answer is of the largest scale's study.
+    ``from_quick`` starts from a quick answer, making one if missing. The first trials repeat the best configuration and
+    missing runs of ``from_study``, whose seconds do not count.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
@@ -69,6 +70,9 @@ def run_study(
         f"objective = {spec.objective!r} has no quick answer, which minimises the seconds to a target",
         hint="run the study without --from-quick",
     )
+    *smaller, spec = spec.at_scales
+    for one in smaller:
+        run_study(one, launch, from_quick=from_quick, from_study=from_study)
     with opened(spec, launch, reports=True) as study:
         if from_study is not None:
             begin_with(study, from_study)

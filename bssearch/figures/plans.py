@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-from bssearch.analysis.shape import BeyondPlan
+from bssearch.analysis.shape import BeyondPlan, LargerPlan
 from bssearch.figures.html import Row, Table, Tile
 from bssearch.planning.learning_rate import LearningRatePlan
 from bssearch.planning.memory import MemoryPlan
@@ -286,6 +286,64 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
                 "levels",
                 {"metric": plan.measured.metric, "b_crit": "B_crit", "s_min": "S_min"},
                 caption="Measured along the curves",
+            ),
+        ],
+        notes=[one.message for one in plan.notes],
+    )
+
+
+def shown_larger(plan: LargerPlan) -> Shown:
+    """Display the plan of a run that is too large to search."""
+    document = plan.document()
+    shown = {
+        "learning_rate": "Learning rate",
+        "weight_decay": "Weight decay",
+        "beta2": "β₂",
+        "timescale": "AdamW timescale",
+    }
+    out, intervals = plan.left_out, {"b_crit": "Critical batch size", "steps": "Steps", "time_s": "Seconds"}
+    return Shown(
+        tiles=[
+            Tile(
+                "Batch size, predicted",
+                cell(document, "batch_size"),
+                "" if plan.flat_range is None else f"{span(plan.flat_range)} within 5 %",
+            ),
+            *(
+                Tile(title, cell(document, f"{name}.value"), _interval(document[name]))
+                for name, title in intervals.items()
+                if document[name] is not None
+            ),
+            *(Tile(title, cell(document, name), "") for name, title in shown.items() if document[name] is not None),
+            Tile(
+                f"Left out: critical batch size of {out.study}",
+                cell(document, "left_out.b_crit.value"),
+                f"{_interval(document['left_out']['b_crit'])}; measured {in_words(out.b_crit_measured)}, "
+                f"steps predicted / measured {in_words(out.steps_ratio)}",
+            ),
+            Tile("Critical batch size ∝ samples^p, p", cell(document, "power.value"), _interval(document["power"])),
+        ],
+        tables=[
+            table(
+                document,
+                "scales",
+                {
+                    "study": "study",
+                    "parameters": "parameters",
+                    "samples": "samples",
+                    "b_crit": "B_crit",
+                    "b_crit_by_law.value": "by the law",
+                    "b_crit_by_law.low": "90 % from",
+                    "b_crit_by_law.high": "to",
+                    "timescale": "AdamW timescale",
+                },
+                caption="Scales of the law",
+            ),
+            table(
+                document,
+                "checks",
+                {"samples": "after samples", "b_crit.value": "B_crit", "b_crit.low": "90 % from", "b_crit.high": "to"},
+                caption="To check during the run",
             ),
         ],
         notes=[one.message for one in plan.notes],

@@ -29,6 +29,7 @@ from bssearch.spec.parts import (
     ObjectiveName,
     PrunerSpec,
     SamplerSpec,
+    ScaleSpec,
     TargetSpec,
     TrainingSpec,
     whole_configuration,
@@ -183,6 +184,8 @@ OBJECTIVE = "objective"  # workload of a `bssearch.Study`, whose function trains
 
 COMMAND = "command"  # workload of a study whose command trains
 
+FEWEST_SCALES, MOST_SCALES = 3, 32  # a power law needs two scales, and its error one more
+
 MOST_ARGUMENTS = 1000
 
 MOST_EXPRESSIONS = 32
@@ -215,6 +218,7 @@ class StudySpec(StrictModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     workload: str = Field(default=GIVEN_IN_PYTHON, min_length=1)
     workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
+    scales: tuple[ScaleSpec, ...] = Field(default=(), max_length=MOST_SCALES)
     arguments: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
     command: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
     report: dict[str, Argument] = Field(default_factory=dict, max_length=MOST_EXPRESSIONS)
@@ -291,6 +295,7 @@ class StudySpec(StrictModel):
         growth = self.space.batch_schedule
         if growth is not None and self.training.counts_tokens:
             raise ValueError("batch_schedule counts samples, but training.batch_unit = tokens; remove either")
+        self._check_scales()
         if not self.is_program:
             return self
         if growth is not None and (self.command or self.workload == OBJECTIVE):
@@ -299,7 +304,7 @@ class StudySpec(StrictModel):
             raise ValueError(
                 "batch_schedule.name = noise_scale: bssearch cannot read the gradients of your own program"
             )
-        if self.workload_settings:
+        if self.workload_settings or any(one.workload_settings for one in self.scales):
             raise ValueError("workload_settings need a workload class; pass arguments to your own program")
         if own := self.training.model_dump(exclude_defaults=True, exclude={"batch_unit"}):
             set_here = [f"{name} = {one}" for name, one in own.items()]
@@ -313,6 +318,13 @@ class StudySpec(StrictModel):
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
         return self
+
+    def _check_scales(self) -> None:
+        if 1 < len(self.scales) < FEWEST_SCALES:
+            raise ValueError(f"scales has {len(self.scales)} entries; the law across scales needs {FEWEST_SCALES}")
+        seen = [one.samples for one in self.scales]
+        if twice := [one for one in seen if seen.count(one) > 1]:
+            raise ValueError(f"scales has samples = {twice[0]} more than once; give each scale its own samples")
 
     def _divide_among_devices(self) -> None:
         sizes, growth = self.batch_sizes, self.space.batch_schedule
@@ -363,6 +375,23 @@ class StudySpec(StrictModel):
         noted = self.model_copy()
         noted._preset = name
         return noted
+
+    @property
+    def at_scales(self) -> list[Self]:
+        """A study for each scale, NAME.1 of the least samples first; the spec itself without several scales."""
+        if len(self.scales) < 2:
+            return [self]
+        return [
+            self.model_copy(
+                update={
+                    "name": f"{self.name}.{number}",
+                    "scales": (one,),
+                    "workload_settings": {**self.workload_settings, **one.workload_settings},
+                    "target": self.target.model_copy(update={"value": one.target}),
+                }
+            )
+            for number, one in enumerate(sorted(self.scales, key=lambda one: one.samples), start=1)
+        ]
 
     @property
     def record_target(self) -> Target:

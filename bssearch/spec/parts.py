@@ -126,6 +126,15 @@ class TargetSpec(StrictModel):
     goal: Goal = Goal.MAXIMIZE
 
 
+class ScaleSpec(StrictModel):
+    """N ``parameters`` train on D ``samples`` up to the ``target`` value, with these changed settings."""
+
+    parameters: int = Field(ge=1, le=10**18)
+    samples: int = Field(ge=1, le=10**18)
+    target: float = Field(ge=-LARGEST_METRIC, le=LARGEST_METRIC)
+    workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
+
+
 class DefaultSpec(StrictModel):
     """The configuration in use today: the first trial, and the baseline of speed-ups.
 

@@ -28,14 +28,14 @@ def test_law_finds_the_power_and_extrapolates_b_crit_and_steps() -> None:
     assert law.power.value == pytest.approx(0.5, abs=0.01)
     assert law.b_crit(1e5).value == pytest.approx(300, rel=0.02)
     assert interval(law.steps(1e5, 1e5, [300])[:, 0]).value == pytest.approx(2000, rel=0.02)
-    assert law.is_shown and law.follows_data
+    assert law.is_shown and law.knows(1e5, 1e5) and not law.knows(1e7, 1e5)
 
 
 def test_steps_follow_the_model_if_its_size_varies_apart_from_the_data() -> None:
     law = ScalingLaw(list(points(0.5, model_power=-0.2, models=lambda samples: 1e6 + samples % 3e3, noise=0.0)))
-    assert law.follows_data  # sizes within 0.1 % show no power of N
+    assert not law.knows(1e9, 1e5)  # sizes within 0.2 % show no power of N
     law = ScalingLaw(list(points(0.5, model_power=-0.2, models=lambda samples: 1 + samples % 3e3, noise=0.0)))
-    assert not law.follows_data
+    assert law.knows(1e9, 1e5)
     small, large = (law.steps(parameters, 1e5, [300])[0, 0] for parameters in (1e3, 1e6))
     assert small / large == pytest.approx(1000**0.2, rel=0.02)
 

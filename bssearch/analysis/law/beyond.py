@@ -1,11 +1,10 @@
-"""Predict the optimum at a harder target, or with more samples, from learning curves.
+"""Predict the optimum at a harder target, or with more samples, from learning curves."""
 
-At each level of the metric, with w the mean over batch sizes of log samples (McCandlish et al. 2018, arXiv
-1812.06162)::
-
-    log E(B) = u + log(1 + B / B_crit) + departure(B),    log B_crit = b + p·(w − w of the hardest level)
-"""
-
+# At each level of the metric, with w the mean over batch sizes of log samples (McCandlish et al. 2018, arXiv
+# 1812.06162):
+#
+#     log E(B) = u + log(1 + B / B_crit) + departure(B),    log B_crit = b + p·(w − w of the hardest level)
+#
 # u is free at each level. The departure is a Gaussian process in w, because late runs are late at the next level, too.
 
 import math

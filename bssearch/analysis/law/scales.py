@@ -5,19 +5,25 @@
 # 2505.13738). Batch sizes need not be optimal (Schaipp 2026, arXiv 2607.01487).
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bssearch.analysis.law.beyond import BEYOND_SIZES
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.law.batch_model import StepTimeFit, around
+from bssearch.analysis.law.beyond import BEYOND_SIZES, nearest_law
 from bssearch.analysis.posterior import Numbers
-from bssearch.analysis.shape import Interval
-from bssearch.records.intervals import student_t
+from bssearch.analysis.shape import Interval, LargerPlan, LeftOutScale, Notice, ScaleCheck, ScaleOfLaw
+from bssearch.errors import require
+from bssearch.records.intervals import FLAT_RATIO, student_t
+from bssearch.records.scaling import half_life, learning_rate_factor, rule_of_optimizer
+from bssearch.records.text import number
+from bssearch.spec.model import FEWEST_SCALES
 
-FEWEST_SCALES = 3  # the power p needs two scales, and the error of a left-out scale one more
 FEWEST_BATCHES = 3  # of each scale: two for S_min and B_crit, and one for their errors
-NEAR_LINE = 0.1  # N varies apart from D if log N departs by more than this from a line in log D
+NEAR_LINE = math.log(2)  # N varies apart from D if N departs by more than a factor 2 from a power of D
 B_CRITS = 121
 POWERS = np.linspace(-0.5, 2.0, 101)
 NEWTON_STEPS = 5
@@ -28,7 +34,7 @@ TAILS = (0.05, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class ScaledSteps:
-    """A batch size's steps to the target at a scale."""
+    """Steps to the target at a scale."""
 
     parameters: float
     samples: float
@@ -48,8 +54,8 @@ class ScalingLaw:
         self.middle: Numbers = table[:, :2].mean(axis=0)
         self.data, models = (table[:, :2] - self.middle).T
         self.sizes, logs = table[:, 2], table[:, 3]
-        line = self.data * (self.data @ models) / (self.data @ self.data)
-        self.columns = 3 if np.abs(models - line).max() > NEAR_LINE else 2
+        self.model_power = float(self.data @ models / (self.data @ self.data))
+        self.columns = 3 if self._is_apart(self.data, models).any() else 2
         terms = self._terms(self.data, models)
         self.inverse = np.linalg.pinv(terms)
         self.rest = np.eye(len(points)) - terms @ self.inverse
@@ -59,7 +65,7 @@ class ScalingLaw:
         spare = np.diag(self.rest) - (slopes * np.linalg.lstsq(slopes @ slopes.T, slopes, rcond=None)[0]).sum(axis=0)
         noise = residuals[0] / np.sqrt(np.maximum(spare, RIDGE))
         constant = self._residuals(logs[None], self._nearest(logs[None], np.zeros(1)))
-        self.is_shown = bool(
+        self.is_shown = bool(own[0, 1] > 0) and bool(
             (constant**2).sum() / (residuals**2).sum() - 1 > student_t(self.freedom) ** 2 / self.freedom
         )
         rng = np.random.default_rng(0)
@@ -75,10 +81,10 @@ class ScalingLaw:
         """B_crit grows with this power of D."""
         return interval(self.found[:, 1])
 
-    @property
-    def follows_data(self) -> bool:
-        """True if N follows D, so that the law cannot tell them apart."""
-        return self.columns == 2
+    def knows(self, parameters: float, samples: float) -> bool:
+        """False if N follows D in the scales, but not in this run."""
+        data, model = np.log([samples, parameters]) - self.middle
+        return self.columns == 3 or not self._is_apart(data, model)
 
     def b_crit(self, samples: float) -> Interval:
         """B_crit at D samples."""
@@ -90,6 +96,9 @@ class ScalingLaw:
         level = self.linear @ self._terms(np.array([data]), np.array([model]))[0]
         sizes = np.log(batch_sizes)
         return np.asarray(np.exp(level[:, None] + self._shape(self.found, np.full(len(sizes), data), sizes)))
+
+    def _is_apart(self, data: Numbers, models: Numbers) -> NDArray[np.bool_]:
+        return np.abs(models - self.model_power * data) > NEAR_LINE
 
     def _terms(self, data: Numbers, models: Numbers) -> Numbers:
         return np.column_stack([np.ones(len(data)), data, models][: self.columns])
@@ -126,3 +135,173 @@ def interval(drawn: Numbers) -> Interval:
     """The 90 % interval of draws whose first is the estimate."""
     low, high = np.quantile(drawn[1:], TAILS)
     return Interval(value=float(drawn[0]), low=float(low), high=float(high))
+
+
+FARTHEST = 30.0  # multiple of the largest samples; `tests/benchmarks/scales.py` tests this multiple
+SIZES = 2.0 ** np.arange(24)  # batch sizes to choose from
+CHECKED_SHARES = (0.125, 0.25, 0.5)  # of the samples, at which checkpoints tell whether B_crit grows as predicted
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """A study's answer at N ``parameters`` and D ``samples``, with steps to the target by batch size."""
+
+    parameters: float
+    samples: float
+    answer: Answer
+    steps: Mapping[int, float]
+
+    @property
+    def points(self) -> list[ScaledSteps]:
+        """Tuned batch sizes, or all if too few are tuned."""
+        tuned = [row.batch_size for row in self.answer.batches if not row.untuned and row.batch_size in self.steps]
+        sizes = tuned if len(tuned) >= FEWEST_BATCHES else sorted(self.steps)
+        return [ScaledSteps(self.parameters, self.samples, size, self.steps[size]) for size in sizes]
+
+    @property
+    def timescale(self) -> float | None:
+        """AdamW's τ = B/(ηλD) of the best run; None for other optimizers and without weight decay."""
+        best = self.answer.optimal
+        rate, decay = best.parameters.get("learning_rate"), best.parameters.get("weight_decay")
+        if best.parameters.get("optimizer") != "adamw" or not rate or not decay:
+            return None
+        return best.batch_size / (float(rate) * float(decay) * self.samples)
+
+
+def plan_larger_run(
+    scales: Sequence[Scale], parameters: float, samples: float, step_time: StepTimeFit | None
+) -> LargerPlan:
+    """Plan a run that cannot be searched; raises `UsageError` if the scales allow no prediction."""
+    scales = sorted(scales, key=lambda one: one.samples)
+    largest = scales[-1]
+    require(
+        len({one.samples for one in scales}) >= FEWEST_SCALES,
+        f"the studies have {len({one.samples for one in scales})} different D; the law needs {FEWEST_SCALES}",
+        hint="search at more scales; see `scales` in `bssearch guide planning`",
+    )
+    for one in scales:
+        require(
+            len(one.points) >= FEWEST_BATCHES,
+            f"study {one.answer.study!r} has {len(one.points)} batch sizes that reach the target; the law needs "
+            f"{FEWEST_BATCHES}",
+            hint="search more batch sizes of this study",
+        )
+    require(
+        samples >= largest.samples,
+        f"samples = {samples:g} must be >= {largest.samples:g}, the samples of study {largest.answer.study!r}",
+    )
+    law = ScalingLaw([point for one in scales for point in one.points])
+    require(
+        law.is_shown,
+        f"a B_crit that grows with the samples fits no better than a constant B_crit (power {law.power.value:.2g}), so "
+        "the studies predict nothing",
+        hint="search at scales that are farther apart, or confirm more runs",
+    )
+    return _larger(scales, law, parameters, samples, step_time)
+
+
+def _larger(
+    scales: Sequence[Scale], law: ScalingLaw, parameters: float, samples: float, step_time: StepTimeFit | None
+) -> LargerPlan:
+    steps, b_crit = law.steps(parameters, samples, list(SIZES)), law.b_crit(samples)
+    seconds = None if step_time is None else step_time.alpha_seconds + step_time.beta_seconds * SIZES
+    if seconds is None:
+        place, flat = int(np.searchsorted(SIZES, b_crit.value, side="right")) - 1, None
+    else:
+        times = steps[0] * seconds
+        place = int(times.argmin())
+        flat = around(place, times <= FLAT_RATIO * times.min())
+    place = max(0, place)
+    return LargerPlan(
+        parameters=parameters,
+        samples=samples,
+        power=law.power,
+        b_crit=b_crit,
+        batch_size=int(SIZES[place]),
+        flat_range=None if flat is None else [int(SIZES[flat[0]]), int(SIZES[flat[1]])],
+        steps=interval(steps[:, place]),
+        time_s=None if seconds is None else interval(steps[:, place] * seconds[place]),
+        **_carried(scales, parameters, samples, SIZES[place]),
+        left_out=left_out(scales),
+        scales=[
+            ScaleOfLaw(
+                study=one.answer.study,
+                parameters=one.parameters,
+                samples=one.samples,
+                b_crit=_own_b_crit(one),
+                b_crit_by_law=law.b_crit(one.samples),
+                timescale=one.timescale,
+            )
+            for one in scales
+        ],
+        checks=[ScaleCheck(samples=share * samples, b_crit=law.b_crit(share * samples)) for share in CHECKED_SHARES],
+        notes=[Notice(code=code, message=text) for code, text in _notes(scales, law, parameters, samples, seconds)],
+    )
+
+
+def left_out(scales: Sequence[Scale]) -> LeftOutScale:
+    """Predict the largest scale from the others."""
+    *others, largest = scales
+    law, points = ScalingLaw([point for one in others for point in one.points]), largest.points
+    predicted = law.steps(largest.parameters, largest.samples, [one.batch_size for one in points])[0]
+    return LeftOutScale(
+        study=largest.answer.study,
+        b_crit=law.b_crit(largest.samples),
+        b_crit_measured=_own_b_crit(largest),
+        steps_ratio=float(np.exp(np.mean(np.log(predicted / [one.steps for one in points])))),
+    )
+
+
+def _own_b_crit(scale: Scale) -> float:
+    sizes = np.array([float(one.batch_size) for one in scale.points])
+    logs = np.log([[one.steps * one.batch_size for one in scale.points]])
+    return float(np.exp(nearest_law(logs, sizes)[0][0]))
+
+
+def _carried(scales: Sequence[Scale], parameters: float, samples: float, batch_size: float) -> dict[str, float | None]:
+    # From the best run of the largest scale: the rate by the optimizer's rule, the decay by τ, β₂ by half-life. τ is
+    # a power of samples per parameter (Bergsma et al. 2025, arXiv 2505.13738), constant if these hardly vary.
+    best = scales[-1].answer.optimal
+    optimizer, decay = str(best.parameters.get("optimizer")), best.parameters.get("weight_decay")
+    ratio, beta2 = batch_size / best.batch_size, best.parameters.get("beta2")
+    factor = learning_rate_factor(rule_of_optimizer(optimizer), int(batch_size), best.batch_size)
+    rate = float(best.parameters["learning_rate"] or 0.0) * factor
+    known = [(math.log(one.samples / one.parameters), math.log(one.timescale)) for one in scales if one.timescale]
+    timescale = None
+    if len(known) == len(scales):
+        shares, logs = np.array(known).T
+        slope, level = np.polyfit(shares, logs, 1) if np.ptp(shares) > NEAR_LINE else (0.0, logs.mean())
+        timescale = math.exp(level + slope * math.log(samples / parameters))
+        decay = batch_size / (rate * timescale * samples)
+    return {
+        "learning_rate": rate,
+        "weight_decay": None if decay is None else float(decay),
+        "beta2": None if beta2 is None else half_life(float(beta2), ratio),
+        "timescale": timescale,
+    }
+
+
+def _notes(
+    scales: Sequence[Scale], law: ScalingLaw, parameters: float, samples: float, seconds: Numbers | None
+) -> Iterator[tuple[str, str]]:
+    largest = scales[-1]
+    yield "predicted", "bssearch predicted this run; no trial of this size ran"
+    first, last = (law.b_crit(share * samples).value for share in (CHECKED_SHARES[0], CHECKED_SHARES[-1]))
+    yield (
+        "check",
+        f"during the run, `bssearch probe branch` from checkpoints after {number(CHECKED_SHARES[0] * samples)} and "
+        f"{number(CHECKED_SHARES[-1] * samples)} samples should find local critical batch sizes {last / first:.2g} × "
+        "apart; otherwise, change the batch size",
+    )
+    if samples > FARTHEST * largest.samples:
+        yield (
+            "far",
+            f"{samples / largest.samples:.3g} × the largest samples; tests of the intervals end at {FARTHEST:g} ×",
+        )
+    if not law.knows(parameters, samples):
+        yield "model", "N follows D in the studies, but not in this run; the law uses only D"
+    if seconds is None:
+        yield (
+            "no_times",
+            "without step times, the batch size is B_crit: twice the fewest steps and twice the fewest samples",
+        )

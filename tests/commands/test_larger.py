@@ -1,0 +1,169 @@
+"""Studies of several scales, and the run that is planned from them."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bssearch.commands.best import best
+from bssearch.commands.check import dry_run
+from bssearch.commands.launch import Launch
+from bssearch.commands.plan import plan_larger
+from bssearch.commands.run import confirm_study, run_study
+from bssearch.errors import NotFoundError, SpecError, UsageError
+from bssearch.records import Observation, TrialRequest
+from bssearch.spec import StudySpec, load_spec
+from tests.factories import make_spec
+from tests.search.law import LawExecutor
+
+DATA = (1_000, 4_000, 16_000, 64_000)
+POWER = 0.5
+
+
+def spec_of(name: str = "law", data: tuple[int, ...] = DATA, **changes: object) -> StudySpec:
+    return make_spec(
+        name=name,
+        scales=[
+            {"parameters": 10 * one, "samples": one, "target": 0.9, "workload_settings": {"samples": one}}
+            for one in data
+        ],
+        space={
+            "batch_size": {"low": 8, "high": 256},
+            "learning_rate": {"reference_batch": 32, "low": 0.05, "high": 0.2, "rule": "sqrt"},
+            "weight_decay": [0.01],
+            "optimizer": {"name": "adamw", "beta2": 0.99},
+        },
+        default={"batch_size": 32, "learning_rate": 0.1},
+        budget={"trials": 18, "trial_train_seconds": 1000.0},
+        confirm={"top": 1, "runs": 1},
+        **changes,
+    )
+
+
+class ScaledLaw(LawExecutor):
+    """Steps of B_crit = 20 · (D / 1000)^power and S_min = 100 · (D / 1000)^0.5."""
+
+    samples = 1_000
+    power = POWER
+
+    def seconds_of(self, request: TrialRequest) -> float:
+        configuration, more = request.plan.configuration, self.samples / 1_000
+        off = 1 + math.log(configuration.learning_rate / 0.1 / math.sqrt(configuration.batch_size / 32)) ** 2
+        steps: float = 100 * more**0.5 * (1 + 20 * more**self.power / configuration.batch_size) * off
+        return steps * self.step_seconds_of(configuration)
+
+    def observe(self, request: TrialRequest, share: float, seconds: float) -> Observation:
+        found, size = super().observe(request, share, seconds), request.plan.configuration.batch_size
+        step = round(found.train_seconds / self.step_seconds_of(request.plan.configuration))
+        return replace(found, step=step, samples=step * size)
+
+
+def launch(url: str, power: float = POWER) -> Launch:
+    def make(spec: StudySpec, folder: Path) -> LawExecutor:
+        executor = ScaledLaw()
+        executor.samples, executor.power = int(str(spec.workload_settings.get("samples", 1_000))), power
+        return executor
+
+    return Launch(db=url, make_executor=make)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database with a study of each scale."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('scales') / 'study.db'}"
+    found = run_study(spec_of(), launch(url))
+    assert found.study == "law.4"
+    return url
+
+
+def test_each_scale_is_a_study_with_its_own_settings_and_target(searched: str) -> None:
+    scaled = spec_of().at_scales
+    assert [one.name for one in scaled] == ["law.1", "law.2", "law.3", "law.4"]
+    assert [one.workload_settings for one in scaled] == [{"samples": one} for one in DATA]
+    optima = [best(one.name, db=searched).optimal.batch_size for one in scaled]
+    assert optima == sorted(optima) and optima[0] < optima[-1]
+    assert dry_run(spec_of()).study == "law.4"
+    with pytest.raises(UsageError, match="4 scales"):
+        confirm_study(spec_of(), launch(searched))
+
+
+def test_larger_run_is_planned_from_the_scales(searched: str) -> None:
+    found = plan_larger(studies=["law"], parameters=10**7, samples=1e6, db=searched)
+    truth = 20 * 1000**POWER
+    assert found.b_crit.value == pytest.approx(truth, rel=0.3)
+    assert found.batch_size <= found.b_crit.value < 2 * found.batch_size and found.time_s is None
+    assert found.steps.value == pytest.approx(100 * 1000**0.5 * (1 + truth / found.batch_size), rel=0.2)
+    assert found.left_out.study == "law.4" and found.left_out.steps_ratio == pytest.approx(1, abs=0.2)
+    largest = best("law.4", db=searched).optimal
+    ratio = found.batch_size / largest.batch_size
+    assert found.learning_rate == pytest.approx(float(str(largest.parameters["learning_rate"])) * math.sqrt(ratio))
+    assert found.beta2 == pytest.approx(0.99**ratio)
+    assert found.timescale is not None and found.weight_decay == pytest.approx(
+        found.batch_size / (found.learning_rate * found.timescale * 1e6)
+    )
+    assert [one.samples for one in found.checks] == [125_000, 250_000, 500_000]
+    assert [one.code for one in found.notes] == ["predicted", "check", "no_times"]
+    json.dumps(found.document(), allow_nan=False)
+
+
+def test_step_times_of_the_planned_model_give_its_time_and_optimum(searched: str, tmp_path: Path) -> None:
+    times = tmp_path / "times.csv"
+    times.write_text("batch_size,step_seconds\n16,0.0116\n64,0.0164\n256,0.0356\n")  # 0.01 + 0.0001 · B
+    found = plan_larger(studies=["law"], parameters=10**7, samples=1e6, step_times=times, db=searched)
+    optimum = math.sqrt(found.b_crit.value * 0.01 / 0.0001)
+    assert found.batch_size / 1.5 < optimum < 1.5 * found.batch_size
+    assert found.flat_range is not None and found.flat_range[0] <= found.batch_size <= found.flat_range[1]
+    assert found.time_s is not None
+    assert found.time_s.value == pytest.approx(found.steps.value * (0.01 + 0.0001 * found.batch_size), rel=0.01)
+    measured = plan_larger(studies=["law"], parameters=10 * DATA[-1], samples=1e5, db=searched)
+    assert measured.time_s is not None  # the largest study timed this model
+
+
+def test_single_studies_with_their_numbers_are_scales_too(searched: str) -> None:
+    stated = [f"law.{number}:{10 * one}:{one}" for number, one in enumerate(DATA, start=1)]
+    by_name, by_number = (
+        plan_larger(studies=studies, parameters="10M", samples=1e6, db=searched) for studies in (["law"], stated)
+    )
+    assert by_name == by_number
+
+
+@pytest.mark.parametrize(
+    ("studies", "samples", "says"),
+    [
+        (["law.1"], 1e6, "1 different D"),
+        (["law.1", "law.4"], 1e6, "2 different D"),
+        (["law"], 1e3, "samples = 1000 must be >= 64000"),
+        (["law.1:10k", "law.2"], 1e6, "no parameters and samples"),
+        (["law.1:x:1", "law.2"], 1e6, "parameters = 'x'"),
+        (["law", "other:1M:2e5"], 1e6, "differ in more than model and data: .*optimizer"),
+    ],
+)
+def test_what_the_law_cannot_plan_is_refused(searched: str, studies: list[str], samples: float, says: str) -> None:
+    other = make_spec(name="other", budget={"trials": 18, "trial_train_seconds": 1000.0})
+    run_study(other, launch(searched))
+    with pytest.raises(UsageError, match=says):
+        plan_larger(studies=studies, parameters=10**7, samples=samples, db=searched)
+    with pytest.raises(NotFoundError):
+        plan_larger(studies=["missing"], parameters=1, samples=1e6, db=searched)
+
+
+def test_no_growth_of_b_crit_is_said_and_predicts_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    run_study(spec_of(data=DATA[:3]), launch(url, power=0.0))
+    with pytest.raises(UsageError, match="no better than a constant B_crit"):
+        plan_larger(studies=["law"], parameters=10**7, samples=1e6, db=url)
+
+
+@pytest.mark.parametrize(
+    ("scales", "says"),
+    [
+        ([{"parameters": 1, "samples": one, "target": 0.9} for one in (1, 2)], "scales has 2 entries"),
+        ([{"parameters": 1, "samples": 5, "target": 0.9} for _ in range(3)], "samples = 5 more than once"),
+        ([{"parameters": 0, "samples": 5, "target": 0.9}], "scales.0.parameters = 0"),
+    ],
+)
+def test_wrong_scales_of_a_spec_are_refused(scales: list[object], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        load_spec({**spec_of().model_dump(mode="json"), "scales": scales})
