@@ -338,11 +338,14 @@ def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, *
 def _larger(
     *,
     studies: Annotated[list[str], typer.Argument(metavar="STUDY...", help="Studies, or STUDY:PARAMETERS:SAMPLES.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file.", metavar="FILE.html")] = None,
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
     """Plan a run too large to search, from studies of several scales."""
     plan = bssearch.plan_larger(studies=studies, **given)
+    if html is not None:
+        write_new({html: resolve_name("bssearch.figures.plans:larger_page")(plan)})
     _show(form, plan, "shown_larger", [one.model_dump(mode="json") for one in plan.scales])
 
 
@@ -367,7 +370,7 @@ def _start(
 
 
 # The request and the function of each command.
-COMMANDS = {
+COMMANDS: dict[str, tuple[str, Callable[..., None]]] = {
     "memory": ("bssearch.planning.memory:MemoryPlanRequest", _memory),
     "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
     "accumulation": ("bssearch.planning.scale:AccumulationRequest", _accumulation),

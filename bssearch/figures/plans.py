@@ -4,15 +4,17 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import itemgetter
 from typing import Any
 
 from bssearch.analysis.shape import BeyondPlan, LargerPlan
-from bssearch.figures.html import Row, Table, Tile
+from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page
+from bssearch.figures.svg import MUTED, SECOND, Chart, Point, Series, extent, value_axis
 from bssearch.planning.learning_rate import LearningRatePlan
 from bssearch.planning.memory import MemoryPlan
 from bssearch.planning.memory.request import GIB, MIB
 from bssearch.planning.scale import AccumulationPlan, ScalePlan
-from bssearch.records.text import in_words, span
+from bssearch.records.text import in_words, number, span
 
 # Units of displayed sizes
 UNITS = {
@@ -347,6 +349,62 @@ def shown_larger(plan: LargerPlan) -> Shown:
             ),
         ],
         notes=[one.message for one in plan.notes],
+    )
+
+
+def larger_page(plan: LargerPlan) -> str:
+    """A page with the law, its points, the left-out scale and the prediction."""
+    shown = shown_larger(plan)
+    sections = [
+        Section(
+            name=name,
+            title=one.caption,
+            text="",
+            charts=charts,
+            table=replace(one, rows=[Row([cell.text for cell in row.cells], row.marked) for row in one.rows]),
+        )
+        for name, charts, one in zip(("scales", "checks"), ({"law": _law_chart(plan)}, {}), shown.tables, strict=True)
+    ]
+    return html_page(
+        PageContent(
+            title="A run too large to search",
+            kicker=" · ".join(one.study for one in plan.scales),
+            heading=f"Train with batch {plan.batch_size}, predicted",
+            headline=f"{number(plan.parameters)} parameters, {number(plan.samples)} samples.",
+            tiles=[replace(one, value=one.value.text) for one in shown.tiles],
+            warnings=shown.notes,
+            sections=sections,
+        )
+    )
+
+
+def _law_chart(plan: LargerPlan) -> Chart:
+    predicted = [
+        *((one.samples, one.b_crit_by_law) for one in plan.scales),
+        *((one.samples, one.b_crit) for one in plan.checks),
+        (plan.samples, plan.b_crit),
+    ]
+    line = [
+        Point(at, found.value, low=found.low, high=found.high) for at, found in sorted(predicted, key=itemgetter(0))
+    ]
+    out, last = plan.left_out.b_crit, plan.scales[-1].samples
+    series = [
+        Series(name="the law, 90 %", points=line, width=2, symbol="circle", is_hollow=True, colour=MUTED),
+        Series(
+            name="measured", points=[Point(one.samples, one.b_crit, one.study) for one in plan.scales], symbol="circle"
+        ),
+        Series(
+            name="largest scale, predicted from the others",
+            points=[Point(last, out.value, low=out.low, high=out.high)],
+            symbol="square",
+            colour=SECOND,
+        ),
+        Series(name="this run, predicted", points=[line[-1]], symbol="star"),
+    ]
+    return Chart(
+        x=value_axis("samples", [one.x for one in line], log=True),
+        y=value_axis("critical batch size", extent(series), log=True),
+        series=series,
     )
 
 

@@ -13,6 +13,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.plan import plan_larger
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.errors import NotFoundError, SpecError, UsageError
+from bssearch.figures.plans import larger_page
 from bssearch.records import Observation, TrialRequest
 from bssearch.spec import StudySpec, load_spec
 from tests.factories import make_spec
@@ -106,6 +107,13 @@ def test_larger_run_is_planned_from_the_scales(searched: str) -> None:
     assert [one.samples for one in found.checks] == [125_000, 250_000, 500_000]
     assert [one.code for one in found.notes] == ["predicted", "check", "no_times"]
     json.dumps(found.document(), allow_nan=False)
+
+
+def test_page_draws_the_law_the_left_out_scale_and_the_run(searched: str) -> None:
+    found = plan_larger(studies=["law"], parameters=10**7, samples=1e6, db=searched)
+    page = larger_page(found)
+    assert f"Train with batch {found.batch_size}" in page and "<svg" in page
+    assert all(one.study in page for one in found.scales)
 
 
 def test_step_times_of_the_planned_model_give_its_time_and_optimum(searched: str, tmp_path: Path) -> None:

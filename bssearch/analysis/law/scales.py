@@ -303,5 +303,5 @@ def _notes(
     if seconds is None:
         yield (
             "no_times",
-            "without step times, the batch size is B_crit: twice the fewest steps and twice the fewest samples",
+            "without step times, the batch size is the power of two below B_crit; give the planned model's step_times",
         )
