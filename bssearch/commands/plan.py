@@ -108,7 +108,7 @@ def plan_larger(asked: LargerRequest) -> LargerPlan:
     Example: ``bssearch.plan_larger(studies=["char_lm_scaling"], parameters=10**6, samples=1e6)``
     """
     with open_store(asked.db, write=False) as store:
-        found = {name: one for given in asked.studies for name, one in _scales(store, given)}
+        found = {name: one for given in asked.studies for name, one in scales_of(store, given)}
         specs = [spec_of(store.studies.get(name)) for name in found]
         for spec in specs[1:]:
             _check_alike(specs[0], spec)
@@ -120,7 +120,8 @@ def plan_larger(asked: LargerRequest) -> LargerPlan:
     return plan_larger_run(list(found.values()), asked.parameters, asked.samples, fit_step_time(list(times.values())))
 
 
-def _scales(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
+def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
+    """Yield the scales of a study or of a spec's studies, by study."""
     name, *stated = given.split(":")
     names = {one.name for one in store.studies.summaries()}
     of_scales = [one for one in names if re.fullmatch(rf"{re.escape(name)}\.\d+", one)]

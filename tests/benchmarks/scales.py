@@ -5,6 +5,10 @@ Run as ``python tests/benchmarks/scales.py``. Each case has three scales, 4 to 8
 intervals of B_crit and of the steps, at 30 times the largest data, hold the truth in 85 to 95 %. Also printed: B_crit
 within a factor 1.5, and cases without a power (B_crit ∝ D^0), which must not show growth in more than 8 %. Exits 1
 below a bar.
+
+With ``--db URL`` of the studies of ``bssearch run char_lm_scaling``, the largest scale is predicted from the others
+instead. Bars: B_crit within a factor 1.5 and covered; the time of the batch size recommended for the measured step
+times within 15 % of the search's best.
 """
 
 if not __package__:
@@ -14,13 +18,16 @@ import math
 
 import numpy as np
 
-from bssearch.analysis.law.scales import ScaledSteps, ScalingLaw, interval
+from bssearch.analysis.law.batch_model import fit_step_time
+from bssearch.analysis.law.scales import ScaledSteps, ScalingLaw, interval, left_out, plan_larger_run
+from bssearch.commands.plan import scales_of
+from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import holds, script, verdict
 
 NOISE, FARTHER = 0.05, 30.0
 POWER_ERROR, POWER_BAR = 0.1, 0.90
 COVER_BAR = (0.85, 0.95)
-NEAR = 1.5
+NEAR, SLOWER = 1.5, 1.15
 SHOWN_BAR = 0.08
 
 
@@ -54,8 +61,24 @@ def case(rng: np.random.Generator, power: float) -> dict[str, bool]:
     }
 
 
-def main(cases: int = 400) -> bool:
+def searched(db: str, study: str = "char_lm_scaling") -> bool:
+    """Predict the largest of a spec's stored scales from the others."""
+    with open_store(db, write=False) as store:
+        scales = sorted((one for _, one in scales_of(store, study)), key=lambda one: one.samples)
+        *others, largest = scales
+        line = fit_step_time(list(store.probes.by_batch_size(largest.answer.study).values()))
+    found, plan = left_out(scales), plan_larger_run(others, largest.parameters, largest.samples, line)
+    times = {row.batch_size: row.time_to_target_s.median for row in largest.answer.batches if row.time_to_target_s}
+    ratio, slower = found.b_crit.value / found.b_crit_measured, times[plan.batch_size] / min(times.values())
+    print(f"B_crit {found.b_crit}, measured {found.b_crit_measured:.3g}, ratio {ratio:.3g}; p = {plan.power}")
+    print(f"steps predicted / measured {found.steps_ratio:.3g}; batch {plan.batch_size} takes {slower:.3g} × the best")
+    return verdict(1 / NEAR <= ratio <= NEAR and bool(holds(found.b_crit, found.b_crit_measured)) and slower <= SLOWER)
+
+
+def main(cases: int = 400, db: str | None = None) -> bool:
     """Print the shares of cases."""
+    if db is not None:
+        return searched(db)
     rng = np.random.default_rng(0)
     found = [case(rng, rng.uniform(0.3, 0.9)) for _ in range(cases)]
     shares = {name: sum(one[name] for one in found) / cases for name in found[0]}
