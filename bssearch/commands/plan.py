@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 
 from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.analysis.law.beyond import beyond_samples, beyond_target
+from bssearch.analysis.law.branches import BranchedSize, local_critical_batch
 from bssearch.analysis.law.quick import QuickCriticalBatch
-from bssearch.analysis.law.scales import Scale, plan_larger_run
+from bssearch.analysis.law.scales import LocalBatch, Scale, plan_larger_run
 from bssearch.analysis.shape import BeyondPlan, CriticalBatch, LargerPlan, Notice
 from bssearch.commands.best import measured_curves
 from bssearch.commands.run import audit_stored
@@ -21,6 +22,7 @@ from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
 from bssearch.planning.requests import Database, Finite, Name, Parameters, Positive, Request, planned, read
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices
+from bssearch.records import grouped
 from bssearch.records.text import number
 from bssearch.registry import Option
 from bssearch.search.finding import answer, stored_quick
@@ -109,6 +111,7 @@ def plan_larger(asked: LargerRequest) -> LargerPlan:
     """
     with open_store(asked.db, write=False) as store:
         found = {name: one for given in asked.studies for name, one in scales_of(store, given)}
+        branches = [one for given in asked.studies for one in _branches(store, given)]
         specs = [spec_of(store.studies.get(name)) for name in found]
         for spec in specs[1:]:
             _check_alike(specs[0], spec)
@@ -117,15 +120,36 @@ def plan_larger(asked: LargerRequest) -> LargerPlan:
         times = store.probes.by_batch_size(last) if timed else {}
     if asked.step_times is not None:
         times = read_step_times(asked.step_times)
-    return plan_larger_run(list(found.values()), asked.parameters, asked.samples, fit_step_time(list(times.values())))
+    line = fit_step_time(list(times.values()))
+    return plan_larger_run(list(found.values()), asked.parameters, asked.samples, line, branches)
+
+
+def _named(store: Store, given: str) -> list[str]:
+    # The study, or the studies of a spec's scales
+    name = given.partition(":")[0]
+    names = {one.name for one in store.studies.summaries()}
+    of_scales = [one for one in names if re.fullmatch(rf"{re.escape(name)}\.\d+", one)]
+    return [name] if name in names or not of_scales else of_scales
+
+
+def _branches(store: Store, given: str) -> Iterator[LocalBatch]:
+    for study in _named(store, given):
+        goal = store.studies.get(study).target.goal
+        found = grouped(((one.start_samples, one.start_metric), one) for one in store.probes.branches(study))
+        for (samples, start), measured in found.items():
+            ends = grouped((one.batch_size, one.metric) for one in measured)
+            sizes = [BranchedSize(batch_size=size, ends=tuple(ends[size])) for size in sorted(ends)]
+            local = None if start is None else local_critical_batch(start, sizes, goal)
+            if samples and local is not None and local.low is not None and local.high is not None:
+                yield LocalBatch(samples, math.sqrt(local.low * local.high))
 
 
 def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
-    """Yield the scales of a study or of a spec's studies, by study."""
-    name, *stated = given.split(":")
-    names = {one.name for one in store.studies.summaries()}
-    of_scales = [one for one in names if re.fullmatch(rf"{re.escape(name)}\.\d+", one)]
-    for study in [name] if name in names or not of_scales else of_scales:
+    """Yield scales by study."""
+    stated = given.split(":")[1:]
+    for study in _named(store, given):
+        if not store.trials.of(study) and store.probes.branches(study):
+            continue  # the study of a large run has only branches
         spec = spec_of(store.studies.get(study))
         numbers = stated or [str(one) for scale in spec.scales for one in (scale.parameters, scale.samples)]
         require(

@@ -14,9 +14,10 @@ from bssearch.commands.plan import plan_larger
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.figures.plans import larger_page
-from bssearch.records import Observation, TrialRequest
+from bssearch.records import BranchMeasurement, Observation, TrialRequest
 from bssearch.spec import StudySpec, load_spec
-from tests.factories import make_spec
+from bssearch.storage.repository import open_store
+from tests.factories import make_environment, make_spec, store_study
 from tests.search.law import LawExecutor
 
 DATA = (1_000, 4_000, 16_000, 64_000)
@@ -107,6 +108,33 @@ def test_larger_run_is_planned_from_the_scales(searched: str) -> None:
     assert [one.samples for one in found.checks] == [125_000, 250_000, 500_000]
     assert [one.code for one in found.notes] == ["predicted", "check", "no_times"]
     json.dumps(found.document(), allow_nan=False)
+
+
+def test_branches_of_a_large_run_are_points_of_the_law(searched: str) -> None:
+    alone = plan_larger(studies=["law"], parameters=10**7, samples=1e6, db=searched)
+    with open_store(searched) as store:
+        store_study(store, make_spec(name="big"))
+        for start in (10_000, 100_000, 1_000_000):
+            holding = 64 * start // 10_000  # B_crit ∝ D
+            ends = {holding // 2: (0.79, 0.8, 0.81), holding: (0.79, 0.8, 0.81), 2 * holding: (0.6, 0.6, 0.6)}
+            for size, metrics in ends.items():
+                for seed, metric in enumerate(metrics):
+                    branch = BranchMeasurement(
+                        digest=f"{start}/{size}/{seed}",
+                        checkpoint="run.pt",
+                        start_samples=start,
+                        samples=8 * size,
+                        batch_size=size,
+                        micro_batch_size=size,
+                        learning_rate=0.1,
+                        seed=seed,
+                        start_metric=0.5,
+                        metric=metric,
+                    )
+                    store.probes.add_branch("big", make_environment(), branch)
+    joined = plan_larger(studies=["law", "big"], parameters=10**7, samples=1e6, db=searched)
+    assert joined.power.value > alone.power.value
+    assert {"branches"} == {one.code for one in joined.notes} - {one.code for one in alone.notes}
 
 
 def test_page_draws_the_law_the_left_out_scale_and_the_run(searched: str) -> None:

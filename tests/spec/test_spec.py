@@ -228,6 +228,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
     spec = StudySpec.model_validate({**{name: SPEC[name] for name in asked}, "budget": BUDGET})
     assert spec.model_dump(mode="json", exclude={"space", "default", *asked}) == {
         "workload_settings": {},
+        "scales": [],
         "arguments": [],
         "command": [],
         "report": {},

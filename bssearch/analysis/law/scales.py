@@ -7,6 +7,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ POWERS = np.linspace(-0.5, 2.0, 101)
 NEWTON_STEPS = 5
 RIDGE = 1e-9
 DRAWS = 500
+TINY = -60.0  # log of a batch size far below B_crit, where log steps are linear in log B_crit
+BRANCH_WEIGHT = 0.25  # error of steps (5 %) / error of a batch size between powers of two (20 %)
 TAILS = (0.05, 0.95)
 
 
@@ -42,27 +45,43 @@ class ScaledSteps:
     steps: float
 
 
+@dataclass(frozen=True, slots=True)
+class LocalBatch:
+    """A local critical batch size, found by branches after D samples."""
+
+    samples: float
+    batch_size: float
+
+
 class ScalingLaw:
-    """The joint law of ``points``, with refits to a bootstrap of the points."""
+    """The joint law of ``points`` and ``branches``, with refits to a bootstrap of both."""
 
     # Each draw adds resampled residuals to the fitted steps: divided by √(1 − leverage), and by the random root of χ² /
-    # freedom, because few points determine the noise badly.
+    # freedom, because few points determine the noise badly. Local critical batch sizes of branches are c·B_crit with a
+    # free c: log steps at a tiny batch size, with a level and a weight of their own.
 
-    def __init__(self, points: Sequence[ScaledSteps]) -> None:
-        self.points = points
+    def __init__(self, points: Sequence[ScaledSteps], branches: Sequence[LocalBatch] = ()) -> None:
         table = np.log([[one.samples, one.parameters, one.batch_size, one.steps] for one in points])
         self.middle: Numbers = table[:, :2].mean(axis=0)
         self.data, models = (table[:, :2] - self.middle).T
         self.sizes, logs = table[:, 2], table[:, 3]
         self.model_power = float(self.data @ models / (self.data @ self.data))
         self.columns = 3 if self._is_apart(self.data, models).any() else 2
-        terms = self._terms(self.data, models)
-        self.inverse = np.linalg.pinv(terms)
-        self.rest = np.eye(len(points)) - terms @ self.inverse
-        self.freedom = len(points) - self.columns - 2
+        weights = np.repeat([1.0, BRANCH_WEIGHT], [len(points), len(branches)])
+        terms = np.zeros((len(weights), self.columns + 1))
+        terms[: len(points), :-1], terms[len(points) :, -1] = self._terms(self.data, models), BRANCH_WEIGHT
+        self.data = np.append(self.data, np.log([one.samples for one in branches]) - self.middle[0])
+        self.sizes = np.append(self.sizes, np.full(len(branches), TINY))
+        logs = np.append(logs, np.log([one.batch_size for one in branches]) - TINY)
+        self.ends = table[:, 2].min() - BEYOND_SIZES, table[:, 2].max() + BEYOND_SIZES
+        inverse = np.linalg.pinv(terms)
+        free = np.eye(len(weights)) - terms @ inverse
+        self.rest = weights[:, None] * free
+        self.branches = len(branches)
+        self.freedom = len(weights) - self.columns - 2 - bool(branches)
         own = self._nearest(logs[None], POWERS)
         residuals, slopes = self._residuals(logs[None], own), self._slopes(own)[0]
-        spare = np.diag(self.rest) - (slopes * np.linalg.lstsq(slopes @ slopes.T, slopes, rcond=None)[0]).sum(axis=0)
+        spare = np.diag(free) - (slopes * np.linalg.lstsq(slopes @ slopes.T, slopes, rcond=None)[0]).sum(axis=0)
         noise = residuals[0] / np.sqrt(np.maximum(spare, RIDGE))
         constant = self._residuals(logs[None], self._nearest(logs[None], np.zeros(1)))
         self.is_shown = bool(own[0, 1] > 0) and bool(
@@ -70,11 +89,10 @@ class ScalingLaw:
         )
         rng = np.random.default_rng(0)
         wide = np.sqrt(self.freedom / rng.chisquare(self.freedom, (DRAWS, 1)))
-        drawn = logs - residuals + wide * rng.choice(noise - noise.mean(), (DRAWS, len(points)))
-        self.logs = np.concatenate([logs[None], drawn])
+        drawn = logs + (wide * rng.choice(noise - noise.mean(), (DRAWS, len(weights))) - residuals) / weights
         self.found = np.concatenate([own, self._nearest(drawn, POWERS)])
-        self.linear = (self.logs - self._shape(self.found, self.data, self.sizes)) @ self.inverse.T
-        self.deviation = float(np.sqrt((residuals**2).sum() / self.freedom))
+        levels = np.concatenate([logs[None], drawn]) - self._shape(self.found, self.data, self.sizes)
+        self.linear = (weights * levels @ inverse.T)[:, :-1]
 
     @property
     def power(self) -> Interval:
@@ -117,10 +135,10 @@ class ScalingLaw:
 
     def _nearest(self, logs: Numbers, powers: Numbers) -> Numbers:
         # Least-squares (log B_crit at the middle D, p) of each row of log steps; a grid, then Gauss-Newton steps
-        b_crits = np.linspace(self.sizes.min() - BEYOND_SIZES, self.sizes.max() + BEYOND_SIZES, B_CRITS)
+        b_crits = np.linspace(*self.ends, B_CRITS)
         grid = np.stack(np.meshgrid(b_crits, powers), axis=-1).reshape(-1, 2)
         free = self._shape(grid, self.data, self.sizes) @ self.rest
-        found: Numbers = grid[((free**2).sum(axis=1) - 2 * logs @ free.T).argmin(axis=1)]
+        found: Numbers = grid[((free**2).sum(axis=1) - 2 * logs @ self.rest @ free.T).argmin(axis=1)]
         count = min(2, len(powers))  # a single power stays
         most = np.array([b_crits[1] - b_crits[0], POWERS[1] - POWERS[0]])[:count]
         for _ in range(NEWTON_STEPS):
@@ -144,7 +162,7 @@ CHECKED_SHARES = (0.125, 0.25, 0.5)  # of the samples, at which checkpoints tell
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """A study's answer at N ``parameters`` and D ``samples``, with steps to the target by batch size."""
+    """A study's answer at N and D, with steps to the target by batch size."""
 
     parameters: float
     samples: float
@@ -169,7 +187,11 @@ class Scale:
 
 
 def plan_larger_run(
-    scales: Sequence[Scale], parameters: float, samples: float, step_time: StepTimeFit | None
+    scales: Sequence[Scale],
+    parameters: float,
+    samples: float,
+    step_time: StepTimeFit | None,
+    branches: Sequence[LocalBatch] = (),
 ) -> LargerPlan:
     """Plan a run that cannot be searched; raises `UsageError` if the scales allow no prediction."""
     scales = sorted(scales, key=lambda one: one.samples)
@@ -190,7 +212,7 @@ def plan_larger_run(
         samples >= largest.samples,
         f"samples = {samples:g} must be >= {largest.samples:g}, the samples of study {largest.answer.study!r}",
     )
-    law = ScalingLaw([point for one in scales for point in one.points])
+    law = ScalingLaw([point for one in scales for point in one.points], branches)
     require(
         law.is_shown,
         f"a B_crit that grows with the samples fits no better than a constant B_crit (power {law.power.value:.2g}), so "
@@ -235,7 +257,10 @@ def _larger(
             for one in scales
         ],
         checks=[ScaleCheck(samples=share * samples, b_crit=law.b_crit(share * samples)) for share in CHECKED_SHARES],
-        notes=[Notice(code=code, message=text) for code, text in _notes(scales, law, parameters, samples, seconds)],
+        notes=[
+            Notice(code=code, message=text)
+            for code, text in _notes(scales, law, parameters, samples, step_time is not None)
+        ],
     )
 
 
@@ -258,7 +283,7 @@ def _own_b_crit(scale: Scale) -> float:
     return float(np.exp(nearest_law(logs, sizes)[0][0]))
 
 
-def _carried(scales: Sequence[Scale], parameters: float, samples: float, batch_size: float) -> dict[str, float | None]:
+def _carried(scales: Sequence[Scale], parameters: float, samples: float, batch_size: float) -> dict[str, Any]:
     # From the best run of the largest scale: the rate by the optimizer's rule, the decay by τ, β₂ by half-life. τ is
     # a power of samples per parameter (Bergsma et al. 2025, arXiv 2505.13738), constant if these hardly vary.
     best = scales[-1].answer.optimal
@@ -282,7 +307,7 @@ def _carried(scales: Sequence[Scale], parameters: float, samples: float, batch_s
 
 
 def _notes(
-    scales: Sequence[Scale], law: ScalingLaw, parameters: float, samples: float, seconds: Numbers | None
+    scales: Sequence[Scale], law: ScalingLaw, parameters: float, samples: float, is_timed: bool
 ) -> Iterator[tuple[str, str]]:
     largest = scales[-1]
     yield "predicted", "bssearch predicted this run; no trial of this size ran"
@@ -300,7 +325,9 @@ def _notes(
         )
     if not law.knows(parameters, samples):
         yield "model", "N follows D in the studies, but not in this run; the law uses only D"
-    if seconds is None:
+    if law.branches:
+        yield "branches", f"{law.branches} local critical batch sizes of `probe branch` are points of the law, too"
+    if not is_timed:
         yield (
             "no_times",
             "without step times, the batch size is the power of two below B_crit; give the planned model's step_times",
