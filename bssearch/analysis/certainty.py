@@ -1,11 +1,10 @@
-"""The probability that a recommendation costs at most 5 % more than the best batch size.
+"""The probability that a recommendation costs at most 5 % more than the best batch size."""
 
-A confirmed configuration costs more than the batch size's level by the gain of better tuning. Two batch sizes with
-equal values share most of this gain, so such pairs compare best.
-
-Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², with x and b in octaves of learning rate
-and batch size. All batch sizes share κ, μ and ρ. A grid integrates over these parameters and the noise.
-"""
+# A confirmed configuration costs more than the batch size's level by the gain of better tuning. Two batch sizes with
+# equal values share most of this gain, so such pairs compare best.
+#
+# Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², with x and b in octaves of learning rate
+# and batch size. All batch sizes share κ, μ and ρ. A grid integrates over these parameters and the noise.
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The quick answer and the critical batch size.
+"""The quick answer and the critical batch size."""
 
-Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B. The prior of log
-B_crit is normal around the gradient noise scale, or flat if the scale is unknown. The prior of log E_min is flat. Draws
-of B_crit are from a grid. Draws of departures, given B_crit, have the probability that missed runs need more samples as
-weight.
-"""
+# Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B. The prior of log
+# B_crit is normal around the gradient noise scale, or flat if the scale is unknown. The prior of log E_min is flat.
+# Draws of B_crit are from a grid. Draws of departures, given B_crit, have the probability that missed runs need more
+# samples as weight.
 
 import math
 from collections.abc import Sequence
