@@ -233,7 +233,8 @@ class OnDevices(Model):
 
     ``seconds``: measured if the size has ``runs``, else ``predicted_s`` (steps × step time). ``reduce_share``: the
     share of a step that the search's devices save with equal micro-batches, mostly gradient reduction. ``on_front``:
-    True if no other number of devices is better in seconds and cost.
+    True if no other number of devices is better in seconds and cost. ``contenders``: this batch size and another that
+    may be more than 5 % faster, with micro-batch sizes, the less known first; empty if no size may be faster.
     """
 
     world_size: int
@@ -251,6 +252,7 @@ class OnDevices(Model):
     efficiency: float
     cost: float
     on_front: bool
+    contenders: list[tuple[int, int]] = Field(default_factory=list)
 
 
 class NextStep(Model):

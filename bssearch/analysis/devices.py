@@ -5,36 +5,47 @@ from W devices.
 """
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.analysis.answer import OnDevices, Ratio
+from bssearch.analysis.certainty import TUNING_GAP
 from bssearch.analysis.law.batch_model import LawFit
 from bssearch.analysis.optimum import Candidate, Estimate, Verdict, half_width, median_steps, of_runs
 from bssearch.records import Phase, ProbeRecord, TrialRecord, grouped
-from bssearch.records.intervals import student_t
+from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
+
+CONTENDER = 0.05
+"""A rival gets another run if the rival is better by 5 % with at least this probability."""
 
 Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A batch size on a number of devices, with predicted seconds and, after runs, measured seconds.
+    """A batch size on a number of devices: the steps to the target × the step time.
 
-    ``steps_parts`` and ``step_parts``: errors of log steps and of log step time, for `half_width`.
+    ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the ``runs`` here, if any.
+    ``steps_parts`` and ``step_parts``: errors of log steps and of the log step time, for `half_width`.
     """
 
     probe: ProbeRecord
     predicted: float
+    seconds: float
+    runs: int
     steps_parts: Sequence[Part]
     step_parts: Sequence[Part]
-    measured: Estimate | None
 
     @property
-    def seconds(self) -> float:
-        """Measured seconds if known, else predicted seconds."""
-        median = None if self.measured is None else self.measured.median
-        return self.predicted if median is None else median
+    def parts(self) -> list[Part]:
+        """Errors of log ``seconds``."""
+        return [*self.steps_parts, *self.step_parts]
+
+    @property
+    def variance(self) -> float:
+        """The variance of log ``seconds``."""
+        return math.fsum(variance for variance, _ in self.parts)
 
 
 def by_devices(
@@ -52,13 +63,24 @@ def by_devices(
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
     cells = {world_size: _cells(here, verdict, law, runs) for world_size, here in sorted(timed.items())}
     own = [one for one in cells[searched] if one.probe.batch_size == verdict.optimal.configuration.batch_size]
-    base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)  # an audit times more micro-batches
+    # an audit times more micro-batches
+    base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)
     if base is None:
         return []
-    base = replace(base, measured=verdict.optimal.time)
-    further = [min(here, key=lambda one: one.predicted) for count, here in cells.items() if count != searched and here]
-    rows = [_row(cell, base, single) for cell in (base, *further)]
+    least = measured = _measured(base, verdict.optimal.time)
+    first = _row(measured, (1.0, 0.0), base, single, [])
+    rows = [first.model_copy(update={"low": verdict.optimal.time.low, "high": verdict.optimal.time.high})]
+    for count, here in cells.items():
+        if count != searched and here:
+            best = min(here, key=lambda one: one.seconds)
+            least = min(least, best, key=lambda one: one.seconds)
+            rows.append(_row(best, _speedup(best, base, measured), base, single, _contenders(least, here)))
     return [one.model_copy(update={"on_front": not any(_is_better(other, one) for other in rows)}) for one in rows]
+
+
+def _measured(base: Cell, time: Estimate) -> Cell:
+    parts = of_runs(time.log_deviation, time.unresolved, time.runs) if time.has_only_hits and time.runs > 1 else []
+    return replace(base, seconds=time.median or base.predicted, runs=time.runs, steps_parts=parts, step_parts=[])
 
 
 def _cells(
@@ -67,37 +89,46 @@ def _cells(
     found = []
     for probe in probes:
         at_size = [one for one in runs if one.configuration.batch_size == probe.batch_size]
-        here = tuple(one for one in at_size if one.configuration.world_size == probe.world_size)
-        measured = Candidate(here[0].configuration, here).estimate if here else None
+        here = [one for one in at_size if one.configuration.world_size == probe.world_size]
         known = _steps(verdict, law, probe.batch_size, at_size)
         if known is not None and probe.step_seconds is not None:
             steps, parts = known
-            error = probe.error
-            # visits on different numbers of devices share no error
-            step_parts = [] if error is None else [(error.own**2 + error.common**2, error.freedom)]
-            found.append(Cell(probe, steps * probe.step_seconds, parts, step_parts, measured))
+            step, step_parts = _step_time(probe.step_seconds, probe, here)
+            found.append(Cell(probe, steps * probe.step_seconds, steps * step, len(here), parts, step_parts))
     return found
+
+
+def _step_time(timed: float, probe: ProbeRecord, runs: Sequence[TrialRecord]) -> tuple[float, list[Part]]:
+    # The step time of the runs, else of the probe; a single run has the probe's error
+    outcomes = [one.outcome for one in runs if one.outcome is not None]
+    logs = [
+        math.log(one.time_to_target_s / one.steps_to_target)
+        for one in outcomes
+        if one.time_to_target_s and one.steps_to_target
+    ]
+    step = math.exp(statistics.fmean(logs)) if logs else timed
+    if len(logs) > 1:
+        return step, of_runs(statistics.stdev(logs), 0.0, len(logs))
+    # visits on different numbers of devices share no error
+    error = probe.error
+    return step, [] if error is None else [(error.own**2 + error.common**2, error.freedom)]
 
 
 def _steps(
     verdict: Verdict, law: LawFit | None, batch_size: int, runs: Sequence[TrialRecord]
 ) -> tuple[float, Sequence[Part]] | None:
     # The precision-weighted mean of the runs' median steps and of the law's steps. If the law fits, a single search
-    # trial does not count, because the search selects lucky trials. A law that fits poorly does not count alone.
+    # trial does not count, because the search selects lucky trials; else the trial may be badly tuned.
     known: list[tuple[float, float]] = []
     candidate, deviation = verdict.by_batch.get(batch_size), verdict.seed_deviation or 0.0
     fits = law is not None and law.verdict == "fits" and batch_size <= law.largest_batch
-    if candidate is not None:
-        own = candidate.runs if candidate.is_confirmed or not (fits or runs) else ()
-        counted = replace(candidate, runs=(*own, *runs))
-        if counted.runs and (steps := median_steps(counted)) is not None:
-            known.append((math.log(steps), deviation**2 / len(counted.runs)))
-    if (
-        law is not None
-        and batch_size <= law.largest_batch
-        and (known or fits)
-        and (ends := law.steps_interval(batch_size)) is not None
-    ):
+    is_confirmed = candidate is not None and candidate.is_confirmed
+    own = candidate.runs if candidate is not None and (is_confirmed or not (fits or runs)) else ()
+    counted = (*own, *runs)
+    if counted and (steps := median_steps(Candidate(counted[0].configuration, counted))) is not None:
+        untuned = TUNING_GAP**2 if own and not is_confirmed else 0.0
+        known.append((math.log(steps), deviation**2 / len(counted) + untuned))
+    if law is not None and batch_size <= law.largest_batch and (ends := law.steps_interval(batch_size)) is not None:
         known.append((math.log(law.steps(batch_size)), ((math.log(ends[1] / ends[0]) / 2) / student_t(math.inf)) ** 2))
     if not known:
         return None
@@ -108,40 +139,62 @@ def _steps(
     return math.exp(log), [(1 / precision, math.inf)]
 
 
-def _row(cell: Cell, base: Cell, single: Mapping[int, ProbeRecord]) -> OnDevices:
+def _contenders(least: Cell, cells: Collection[Cell]) -> list[tuple[int, int]]:
+    # The likeliest rival of `least`, if the rival may be more than 5 % faster, and `least` if among `cells`
+    def beats(rival: Cell) -> float:
+        variance = rival.variance + least.variance
+        gain = math.log(least.seconds / rival.seconds) - math.log(FLAT_RATIO)
+        return statistics.NormalDist().cdf(gain / math.sqrt(variance)) if variance else float(gain > 0)
+
+    rival = max((one for one in cells if one is not least), key=beats, default=None)
+    if rival is None or beats(rival) < CONTENDER:
+        return []
+    known = sorted((one for one in cells if one is least or one is rival), key=lambda one: -one.variance)
+    return [(one.probe.batch_size, one.probe.micro_batch_size) for one in known]
+
+
+def _row(
+    cell: Cell,
+    speedup: tuple[float, float | None],
+    base: Cell,
+    single: Mapping[int, ProbeRecord],
+    contenders: list[tuple[int, int]],
+) -> OnDevices:
     probe, seconds = cell.probe, cell.seconds
-    speedup, half = _speedup(cell, base)
-    ends = (None, None) if half is None else (speedup * math.exp(-half), speedup * math.exp(half))
+    ratio, half = speedup
+    spread = math.exp(half_width(cell.parts)) if cell.runs >= FEWEST_RUNS and cell.parts else None
     alone = single.get(probe.batch_size * base.probe.world_size // probe.world_size)
     step, before = probe.step_seconds or math.nan, None if alone is None else alone.step_seconds
-    measured = cell.measured
     return OnDevices(
         world_size=probe.world_size,
         batch_size=probe.batch_size,
         micro_batch_size=probe.micro_batch_size,
         accumulation_steps=probe.batch_size // (probe.micro_batch_size * probe.world_size),
         seconds=seconds,
-        low=None if measured is None else measured.low,
-        high=None if measured is None else measured.high,
-        runs=0 if measured is None else measured.runs,
+        low=None if spread is None else seconds / spread,
+        high=None if spread is None else seconds * spread,
+        runs=cell.runs,
         predicted_s=cell.predicted,
         step_seconds=step,
         reduce_share=None if before is None or not probe.is_whole else max(0.0, 1 - before / step),
-        speedup=Ratio(value=speedup, at_least=False, low=ends[0], high=ends[1]),
-        efficiency=speedup * base.probe.world_size / probe.world_size,
+        speedup=Ratio(
+            value=ratio,
+            at_least=False,
+            low=None if half is None else ratio * math.exp(-half),
+            high=None if half is None else ratio * math.exp(half),
+        ),
+        efficiency=ratio * base.probe.world_size / probe.world_size,
         cost=seconds * probe.world_size,
         on_front=True,
+        contenders=contenders,
     )
 
 
-def _speedup(cell: Cell, base: Cell) -> tuple[float, float | None]:
+def _speedup(cell: Cell, base: Cell, measured: Cell) -> tuple[float, float | None]:
     # compares measured with measured seconds, else predicted with predicted seconds
-    if cell is base:
-        return 1.0, 0.0
-    if cell.measured is not None and base.measured is not None and cell.measured.median and base.measured.median:
-        sides = [one for one in (base.measured, cell.measured) if one.has_only_hits and one.runs > 1]
-        parts = [part for one in sides for part in of_runs(one.log_deviation, one.unresolved, one.runs)]
-        return base.measured.median / cell.measured.median, half_width(parts) if len(sides) == 2 else None
+    if cell.runs:
+        ratio, parts = measured.seconds / cell.seconds, [*cell.parts, *measured.parts]
+        return ratio, half_width(parts) if measured.parts else None
     # errors of the steps cancel at equal batch sizes
     of_steps = [] if cell.probe.batch_size == base.probe.batch_size else [*cell.steps_parts, *base.steps_parts]
     parts = [*cell.step_parts, *base.step_parts, *of_steps]

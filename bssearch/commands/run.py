@@ -130,13 +130,17 @@ def add_devices(study: OpenStudy) -> None:
         except WorkloadError as error:  # the answer for the search's devices remains valid
             study.listener.note(f"training on more devices fails, so the study leaves these device counts out: {error}")
             return
-    before: Sequence[OnDevices] = ()
-    for _ in range(FRONTS):
+    before = -1
+    while (made := _runs_on_devices(study)) != before:  # a run was missing
         rows = answer(study.store, study.spec.name).by_devices
-        if rows == before:  # no run was missing
-            break
-        study.driver().run_planned(partial(after_search.next_run_on_devices, rows=rows), Phase.DEVICES)
-        before = rows
+        study.driver().run_planned(
+            partial(after_search.next_run_on_devices, rows=rows, runs_before=made), Phase.DEVICES
+        )
+        before = made
+
+
+def _runs_on_devices(study: OpenStudy) -> int:
+    return sum(one.phase is Phase.DEVICES for one in study.store.trials.of(study.spec.name))
 
 
 def grow(study: OpenStudy) -> None:
@@ -203,8 +207,6 @@ def confirm_study(
             driver.run_planned(partial(after_search.next_run, runs=to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
 
-
-FRONTS = 4  # most rounds of runs on more devices; a round may reveal another best batch size, which must run, too
 
 FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget of a small search
 

@@ -13,8 +13,10 @@ from statistics import median
 from typing import Any, Literal, cast
 
 from bssearch.analysis.answer import OnDevices
+from bssearch.analysis.certainty import carries
 from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
 from bssearch.analysis.growing import has_grown
+from bssearch.analysis.optimum import Verdict
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.records.batch_schedule import (
     MOST_STAGES,
@@ -375,24 +377,34 @@ def _within(domain: Domain, value: float) -> float:
     return float(min(choices, default=min(max(value, low), high)))
 
 
-def next_run_on_devices(history: History, rows: Sequence[OnDevices]) -> TrialPlan | None:
-    """The next of ``confirm.runs`` runs for each number of devices on the front; None if no run remains."""
-    made = CompletedRuns(history, history.of_phase(Phase.DEVICES), as_run=lambda one: one)
-    # each number of devices has fresh seeds, because the runs also refine the steps to the target
-    for index, one in itertools.product(range(history.spec.confirm.runs), _on_front(history, rows)):
-        seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + one.world_size)
-        if made.is_missing(one, seed):
+def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
+    """The next run of the numbers of devices on the front; None if no run remains.
+
+    Each number makes ``confirm.runs`` runs of its best batch size. Without such a run since ``runs_before``, one
+    contender makes another run.
+    """
+    confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
+    made = CompletedRuns(history, done, as_run=lambda one: one)
+    front = [one for one in rows if one.on_front and one.world_size > history.spec.executor.world_size]
+    wanted = [
+        (index, one.world_size, one.batch_size, one.micro_batch_size) for index in range(confirm.runs) for one in front
+    ]
+    if len(done) == runs_before:
+        most = range(confirm.max_runs or confirm.runs)
+        wanted += [(index, one.world_size, *split) for one in rows for split in one.contenders for index in most]
+    verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
+    for index, world_size, size, micro in wanted if verdict is not None else ():
+        found = _configuration_at(history, verdict, size)
+        # each number of devices has fresh seeds, because the runs also refine the steps to the target
+        seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + world_size)
+        if found is not None and made.is_missing(one := found.on_devices(world_size, micro), seed):
             return repeat(history, one, seed, Phase.DEVICES, retry_of=made.retried(one, seed))
     return None
 
 
-def _on_front(history: History, rows: Sequence[OnDevices]) -> list[Configuration]:
-    verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
-    if verdict is None:
-        return []
-    wanted = [one for one in rows if one.on_front and one.world_size > history.spec.executor.world_size]
-    return [
-        verdict.by_batch[one.batch_size].configuration.on_devices(one.world_size, one.micro_batch_size)
-        for one in wanted
-        if one.batch_size in verdict.by_batch
-    ]
+def _configuration_at(history: History, verdict: Verdict, batch_size: int) -> Configuration | None:
+    # The confirmed configuration, else the best values of the search, because a single trial may be badly tuned
+    found, sampled = verdict.by_batch.get(batch_size), verdict.least.runs[0].sampled
+    if sampled is not None and carries(verdict.least) and not (found is not None and found.is_confirmed):
+        return history.spec.space.decode(batch_size, sampled)
+    return None if found is None else found.configuration

@@ -313,6 +313,22 @@ def test_two_ranks_of_a_script_train_as_one_and_a_lost_rank_ends_the_trial(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("loop", "learning_rate"), [("lightning_loop", 0.1), ("trainer_loop", 3e-3)])
+def test_a_trainer_trains_on_two_ranks(loop: str, learning_rate: float, tmp_path: Path) -> None:
+    code = (OWN_TRAINING / f"{loop}.py").read_text(encoding="utf-8")
+    code = code.replace('accelerator="cpu"', 'accelerator="cpu", devices=trial.world_size')
+    group = 'from torch import distributed\n\ndistributed.init_process_group("gloo")\n'
+    (tmp_path / "train.py").write_text(group + code)
+    halved = replace(WHOLE.on_devices(2, 4), learning_rate=learning_rate)
+    program = replace(PROGRAM, default=halved, metric="accuracy")
+    request = changed(REQUEST, configuration=halved, target=Target(metric="accuracy", value=0.85))
+    with single_threaded(), closing(LoadedScript(load_of(tmp_path, program=program))) as loaded:
+        outcome, observed = Script(tmp_path, loaded).run(request=request)
+    assert outcome.state is TrialState.REACHED, outcome.reason
+    assert outcome.samples == 16 * outcome.steps and [one.step for one in observed[:3]] == [0, 2, 4]
+
+
+@pytest.mark.slow
 def test_a_server_that_has_died_is_started_anew(script: Script) -> None:
     script.loaded._server._process.kill()
     script.loaded._server._process.wait()

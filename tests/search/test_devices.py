@@ -1,7 +1,7 @@
 """Studies on several numbers of devices with known steps and step times."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.plan import plan_scale
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, Phase
+from bssearch.records import Configuration, Phase, StepTime
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, steps_needed
 from tests.search.study import url_in
 
@@ -70,6 +70,19 @@ def test_more_devices_take_larger_batches_and_the_answer_gives_savings_and_cost(
     assert second.reduce_share == pytest.approx(0.0005 / (0.0015 + 0.0001 * second.batch_size / 2))
     assert found.optimal.world_size == 1
     assert about_devices(found).startswith(f"On 1 process batch {first.batch_size} takes")
+
+
+def test_a_batch_size_with_a_wrong_step_time_runs_as_a_rival_and_becomes_the_best(tmp_path: Path) -> None:
+    best = min(SIZES, key=lambda size: seconds(Node(), size, 4))
+
+    def timed(found: StepTime) -> StepTime:
+        slowed = (found.batch_size, found.world_size) == (best, 4)
+        return replace(found, step_seconds=1.1 * not_none(found.step_seconds)) if slowed else found
+
+    *_, fourth = run([1, 4], tmp_path, Node(timed=timed)).by_devices
+    assert (fourth.batch_size, fourth.runs) == (best, 3)
+    assert fourth.seconds == pytest.approx(seconds(Node(), best, 4), rel=0.05)
+    assert fourth.predicted_s == pytest.approx(1.1 * fourth.seconds, rel=0.02)
 
 
 def test_the_search_trains_on_the_least_number_and_only_the_front_on_the_others(tmp_path: Path) -> None:

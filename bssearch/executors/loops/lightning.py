@@ -99,7 +99,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         others = [one for one in trainer.callbacks if one is not self]
         if self._trial.is_searched:
             wanted = torch.device(self._trial.device)
-            devices = 1 if wanted.index is None else [wanted.index]
+            devices = [wanted.index] if wanted.index is not None and self._trial.world_size == 1 else self._trial.world_size
             self._trial.check_device(
                 trainer.strategy.root_device,
                 trainer.world_size,
@@ -241,7 +241,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     def _logged(self, trainer: Any) -> dict[str, float]:
         # `Trainer.callback_metrics` also holds training metrics.
-        found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
+        logged = trainer._logger_connector.metrics["callback"].items()
+        # each rank validates a share
+        found = {name: float(trainer.strategy.reduce(value, reduce_op="mean")) for name, value in logged}
         require(
             self._metric is None or self._metric in found,
             f"metric = {self._metric!r} of TrialCallback: validation logs {', '.join(sorted(found)) or 'no metric'}",

@@ -206,13 +206,13 @@ class Trial:
         self._stages.refuse(who, "a Trainer makes its loader once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
-        """Raise `UsageError` for several processes or the wrong device."""
+        """Raise `UsageError` for another number of processes than the trial's ranks, or the wrong device."""
         wanted = torch.device(self.device)
-        together = max(processes, self.world_size)
         require(
-            together == 1,
-            f"the Trainer trains in {together} processes, but a trial of a Trainer has one process",
-            hint="start one process, and set executor.devices: 1",
+            processes == self.world_size,
+            f"the Trainer trains in {processes} processes, but the trial has {self.world_size} (executor.devices)",
+            hint="call torch.distributed.init_process_group() before current_trial(), and let the Trainer use "
+            "trial.world_size devices",
         )
         require(
             wanted.type == found.type and (wanted.index or 0) == (found.index or 0),

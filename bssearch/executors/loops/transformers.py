@@ -180,7 +180,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def _add_samples(self) -> None:
         found, self._micro_batch_samples = self._micro_batch_samples, None
         trial = self._trial
-        trial.add_samples(trial.micro_batch_size if math.isfinite(self._steps_in_pass) else found)
+        whole = trial.micro_batch_size * trial.world_size
+        trial.add_samples(whole if math.isfinite(self._steps_in_pass) else found)
 
     def _has_ended(self, control: TrainerControl) -> bool:
         if not self._trial.should_stop:
@@ -468,7 +469,7 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     """Whole steps in a pass over a loader. Infinite for a loader without a length."""
     accumulation = arguments.gradient_accumulation_steps
-    size = arguments.per_device_train_batch_size * accumulation
+    size = arguments.per_device_train_batch_size * accumulation * max(1, arguments.world_size)
     try:
         micro_batches = len(loader)
     except TypeError:
