@@ -231,7 +231,8 @@ class FrontPoint(Model):
 class OnDevices(Model):
     """The best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
-    ``seconds``: measured if the size has ``runs``, else ``predicted_s`` (steps × step time). ``reduce_share``: the
+    ``learning_rate``: of the size's runs, null if the size has no run. ``seconds``: steps of the runs on any number of
+    devices × step time of the ``runs`` on these, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
     share of a step that the search's devices save with equal micro-batches, mostly gradient reduction. ``on_front``:
     True if no other number of devices is better in seconds and cost. ``contenders``: this batch size and another that
     may be more than 5 % faster, with micro-batch sizes, the less known first; empty if no size may be faster.
@@ -241,6 +242,7 @@ class OnDevices(Model):
     batch_size: int
     micro_batch_size: int
     accumulation_steps: int
+    learning_rate: float | None
     seconds: float
     low: float | None
     high: float | None

@@ -31,6 +31,7 @@ class Cell:
     """
 
     probe: ProbeRecord
+    learning_rate: float | None
     predicted: float
     seconds: float
     runs: int
@@ -94,7 +95,10 @@ def _cells(
         if known is not None and probe.step_seconds is not None:
             steps, parts = known
             step, step_parts = _step_time(probe.step_seconds, probe, here)
-            found.append(Cell(probe, steps * probe.step_seconds, steps * step, len(here), parts, step_parts))
+            candidate = verdict.by_batch.get(probe.batch_size)
+            tried = [*(one.configuration for one in at_size), *([] if candidate is None else [candidate.configuration])]
+            rate = tried[0].learning_rate if tried else None
+            found.append(Cell(probe, rate, steps * probe.step_seconds, steps * step, len(here), parts, step_parts))
     return found
 
 
@@ -170,6 +174,7 @@ def _row(
         batch_size=probe.batch_size,
         micro_batch_size=probe.micro_batch_size,
         accumulation_steps=probe.batch_size // (probe.micro_batch_size * probe.world_size),
+        learning_rate=cell.learning_rate,
         seconds=seconds,
         low=None if spread is None else seconds / spread,
         high=None if spread is None else seconds * spread,

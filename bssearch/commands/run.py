@@ -9,7 +9,6 @@ from functools import cache, partial
 
 from pydantic import ValidationError
 
-from bssearch.analysis.answer import OnDevices
 from bssearch.analysis.missing_runs import missing_runs
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.rules.audit import (

@@ -4,7 +4,6 @@ Optuna's TPE proposes a schedule's start, end, timing and initial learning rate.
 size gives the other parameters.
 """
 
-import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

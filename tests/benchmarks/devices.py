@@ -145,13 +145,7 @@ def busy_share() -> float:
 def shares_of(node: Node) -> tuple[pd.DataFrame, bool]:
     """Return the right cells and intervals of an answer, and whether its fastest cell is near the best of all."""
     found = answer_of(node)
-    best = {row.batch_size: row.best.parameters for row in found.batches if row.best is not None}
-    true = [
-        node.truth(one.batch_size, one.world_size, float(str(best[one.batch_size]["learning_rate"])))
-        if one.batch_size in best
-        else node.truth(one.batch_size, one.world_size)
-        for one in found.by_devices
-    ]
+    true = [node.truth(one.batch_size, one.world_size, one.learning_rate) for one in found.by_devices]
     least = {count: min(node.truth(size, count) for size in SIZES if size % count == 0) for count in DEVICES}
     rows = [
         {

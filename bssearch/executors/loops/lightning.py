@@ -70,7 +70,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     Raises:
         UsageError: If the trial has a state or a growing batch. If the fit has manual optimization, no validation,
-            several processes or another device. If another callback chooses batch size or learning rate.
+            other processes than the trial, or another device. If a callback chooses batch size or learning rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:
@@ -99,7 +99,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         others = [one for one in trainer.callbacks if one is not self]
         if self._trial.is_searched:
             wanted = torch.device(self._trial.device)
-            devices = [wanted.index] if wanted.index is not None and self._trial.world_size == 1 else self._trial.world_size
+            ranks = self._trial.world_size
+            devices = ranks if ranks > 1 or wanted.index is None else [wanted.index]
             self._trial.check_device(
                 trainer.strategy.root_device,
                 trainer.world_size,

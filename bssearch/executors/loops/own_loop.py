@@ -203,6 +203,11 @@ class Trial:
             "the script calls trial.state(...), but a Trainer cannot resume a paused trial",
             hint="remove trial.state(...), so that bssearch stops trials instead of pausing trials",
         )
+        require(
+            self.world_size == 1 or self._sampler is None,
+            f"{who} shares the samples among the ranks, and trial.sampler() shares them again",
+            hint="let the Trainer make its sampler",
+        )
         self._stages.refuse(who, "a Trainer makes its loader once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
