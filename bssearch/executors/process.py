@@ -268,7 +268,9 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
     """PyTorch allocator settings, unless the user set any."""
-    return {} if any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
+    # expandable segments ask NVML, which refuses MIG slices (pytorch#197312)
+    is_slice = "MIG-" in given.get("CUDA_VISIBLE_DEVICES", "")
+    return {} if is_slice or any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:

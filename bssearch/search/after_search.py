@@ -4,6 +4,7 @@ Optuna's TPE proposes a schedule's start, end, timing and initial learning rate.
 size gives the other parameters.
 """
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -377,22 +378,23 @@ def _within(domain: Domain, value: float) -> float:
 
 
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
-    """The next run of the numbers of devices on the front; None if no run remains.
+    """The next run on more devices; None if no run remains.
 
-    Each number makes ``confirm.runs`` runs of its best batch size. Without such a run since ``runs_before``, one
-    contender makes another run.
+    Each number of devices on the front makes ``confirm.runs`` runs of its best batch size. If none of these runs has
+    started since ``runs_before``, one contender makes another run.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
-    made = CompletedRuns(history, done, as_run=lambda one: one)
-    front = [one for one in rows if one.on_front and one.world_size > history.spec.executor.world_size]
-    wanted = [
-        (index, one.world_size, one.batch_size, one.micro_batch_size) for index in range(confirm.runs) for one in front
-    ]
-    if len(done) == runs_before:
-        most = range(confirm.max_runs or confirm.runs)
-        wanted += [(index, one.world_size, *split) for one in rows for split in one.contenders for index in most]
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
-    for index, world_size, size, micro in wanted if verdict is not None else ():
+    if verdict is None:
+        return None
+    made = CompletedRuns(history, done, as_run=lambda one: one)
+    more = [one for one in rows if one.world_size > history.spec.executor.world_size]
+    front = [(one.world_size, one.batch_size, one.micro_batch_size) for one in more if one.on_front]
+    wanted = list(itertools.product(range(confirm.runs), front))
+    if len(done) == runs_before:
+        contenders = [(one.world_size, *split) for one in more for split in one.contenders]
+        wanted += [(index, one) for one in contenders for index in range(confirm.max_runs or confirm.runs)]
+    for index, (world_size, size, micro) in wanted:
         found = _configuration_at(history, verdict, size)
         # each number of devices has fresh seeds, because the runs also refine the steps to the target
         seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + world_size)

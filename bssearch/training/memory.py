@@ -31,6 +31,7 @@ _PHRASES = (
     "STATUS_ALLOC_FAILED",
     "DEVICE_ALLOCATION_FAILED",
     "HOST_ALLOCATION_FAILED",
+    "NVML_SUCCESS ==",  # on MIG slices, NVML refuses PyTorch's report of a failed allocation (pytorch#112377)
 )
 # cuDNN's message if no workspace fits, and cuBLAS's message if the handle does not fit. With free memory, both
 # messages mean other errors, such as unsupported shapes or a broken driver.

@@ -138,6 +138,7 @@ def test_messages_of_libraries_on_a_full_device_are_out_of_memory(
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "CUDA error: out of memory",
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1154',
     ],
 )
 def test_a_failed_allocation_is_out_of_memory_on_any_device(text: str) -> None:
