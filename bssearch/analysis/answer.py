@@ -231,11 +231,10 @@ class FrontPoint(Model):
 class OnDevices(Model):
     """The best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
-    ``learning_rate``: of the size's runs, null if the size has no run. ``seconds``: steps of the runs on any number of
-    devices × step time of the ``runs`` on these, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
+    ``seconds``: steps × step time of the ``runs``, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
     share of a step that the search's devices save with equal micro-batches, mostly gradient reduction. ``on_front``:
     True if no other number of devices is better in seconds and cost. ``contenders``: this batch size and another that
-    may be more than 5 % faster, with micro-batch sizes, the less known first; empty if no size may be faster.
+    may be more than 5 % faster, with micro-batch sizes; empty if no size may be.
     """
 
     world_size: int

@@ -16,18 +16,17 @@ from bssearch.analysis.optimum import Candidate, Estimate, Verdict, half_width, 
 from bssearch.records import Phase, ProbeRecord, TrialRecord, grouped
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
 
-CONTENDER = 0.05
-"""A rival gets another run if the rival is better by 5 % with at least this probability."""
+CONTENDER = 0.05  # a rival gets another run if the rival is better by 5 % with at least this probability
 
 Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A batch size on a number of devices: the steps to the target × the step time.
+    """A batch size on a number of devices.
 
-    ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the ``runs`` here, if any.
-    ``steps_parts`` and ``step_parts``: errors of log steps and of the log step time, for `half_width`.
+    ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the ``runs``, if any.
+    ``steps_parts`` and ``step_parts``: errors of log steps and of log step time, for `half_width`.
     """
 
     probe: ProbeRecord
