@@ -62,7 +62,8 @@ class Clock:
         self._of_train = dict.fromkeys(_OF_TRAIN, 0.0)
         self._train_entered: float | None = None
         self._delay_entered: float | None = None
-        self._knows_delays = self._delay_now() is not None
+        self._delay = self._delay_now()  # as last read
+        self._knows_delays = self._delay is not None
 
     def state(self) -> dict[str, Any]:
         """Seconds to save."""
@@ -185,12 +186,11 @@ class Clock:
 
     def _look(self) -> tuple[float, float | None]:
         # Retry, because a wait between the two readings may exceed a short segment.
-        delay = self._delay_now()
         for _ in range(LOOKS):
-            before, now, delay = delay, self._now(), self._delay_now()
-            if delay == before:
+            before, now, self._delay = self._delay, self._now(), self._delay_now()
+            if self._delay == before:
                 break
-        return now, delay
+        return now, self._delay
 
     def _mark(self) -> torch.cuda.Event | None:
         return None

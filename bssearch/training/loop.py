@@ -87,7 +87,8 @@ class Trial:
         self._threads = request.plan.threads * request.plan.configuration.world_size
         others = computation.other_devices
         self._contention = ContentionMeter(computation.device, self._threads, computation.core, others=others)
-        clock.meter = self._device_meter = DeviceMeter(computation.device, others=others)
+        self._device_meter = DeviceMeter(computation.device, others=others)
+        clock.meter = self._device_meter if computation.device.type == "cuda" else None
         self._reference = ReferenceKernel(computation.device, self._threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | RankNoise | None = None

@@ -134,11 +134,10 @@ def test_without_the_kernels_account_of_waits_trials_race_by_all_train_seconds()
 
 def trained(delays: list[float | None], *, cpu: float) -> Clock:
     """Return a clock that has trained for ten seconds of the wall, ``cpu`` of the CPU, between two looks at delays."""
-    now, had = itertools.chain([0.0, 1.0], itertools.repeat(11.0)), iter([0.0, cpu])
-    seen = iter([delays[0], *(one for one in delays for _ in ("before the time", "after it"))])
-    clock = Clock(lambda: next(now), lambda: next(had), lambda: next(seen))
+    at = 0
+    clock = Clock(lambda: (1.0, 11.0)[at], lambda: (0.0, cpu)[at], lambda: delays[at])
     with clock.ledger("train"):
-        pass
+        at = 1
     return clock
 
 

@@ -224,9 +224,10 @@ def test_another_driver_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SIBLINGS = """
 import subprocess, sys
-busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+worker = "bssearch.executors.worker"
+busy = subprocess.Popen([sys.executable, "-c", "while True: pass", worker])
 try:
-    subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+    subprocess.run([sys.executable, "-c", sys.argv[1], worker], check=True)
 finally:
     busy.kill()
     busy.wait()
@@ -245,6 +246,19 @@ print(cpu_use().ours - alone < 0.15)
 def test_cpu_seconds_of_the_launchers_other_children_count_as_ours() -> None:
     done = subprocess.run([sys.executable, "-c", SIBLINGS, LOOKS], capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr
+
+
+OF_OUR_DRIVER = """
+import os
+from bssearch.training import nvml
+nvml.psutil.pids = lambda: [os.getppid(), *nvml.children_of(os.getppid())]
+nvml._family = None # the relatives of all processes take tens of milliseconds
+assert nvml.other_drivers() == []
+"""
+
+
+def test_workers_of_our_driver_are_known_without_the_whole_family() -> None:
+    subprocess.run([sys.executable, "-c", SIBLINGS, OF_OUR_DRIVER], check=True, timeout=60)
 
 
 BOARD = """
