@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would import the compiler at once
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -388,7 +389,7 @@ class SharedNorm:
 
     ranks: Ranks
 
-    @torch._disable_dynamo  # torch.compiler.disable imports the compiler at once
+    @_disable_dynamo
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         """Normalise inputs (samples, channels, …)."""
         if not self.training or not self.ranks.are_together:
