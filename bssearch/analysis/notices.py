@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 from bssearch.analysis.answer import Batch
 from bssearch.analysis.batches import about_fixed_constants, about_models, default_configuration, is_at_end
@@ -71,7 +70,7 @@ def _about_the_unit(spec: StudySpec, optimal: Candidate) -> Caveat:
 def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
     queued = sum(trial.state is TrialState.QUEUED for trial in trials)
     confirming = any(trial.phase is Phase.CONFIRM for trial in trials)
-    wanted, objective = spec.confirm.runs, replace(verdict.optimal.objective, common=None)  # as in `decide`
+    wanted, objective = spec.confirm.runs, verdict.optimal.objective
     made = fewest_runs(trials, wanted, objective)
     late = begun_late(trials, wanted, objective) if verdict.confirmed else {}
     lacks_runs = confirming and made < wanted

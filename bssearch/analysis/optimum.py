@@ -40,7 +40,7 @@ FAR_BEHIND = math.log(2)  # log ratio from which more runs come last, when the n
 
 BEATEN_FREEDOM = 4  # degrees of freedom from which repeats show the noise
 
-BEATEN_CONFIDENCE = 0.995  # two-sided; the test is repeated for each configuration
+BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,23 @@ def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> se
 
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
-    """Trials without the few runs of `beaten` configurations, which may be the best for another target or device."""
+    """Trials, with the few runs of `beaten` configurations as search trials, for another target or device.
+
+    There a beaten configuration may be the best, and its few runs confirm nothing.
+    """
     runs = _runs_by_configuration(trials)
-    few = {key for key in beaten(trials, objective) if len(_had(runs[key])) < FEWEST_RUNS}
-    return [one for one in trials if one.phase is not Phase.CONFIRM or one.configuration.key not in few]
+    few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
+    early = {one.number for key in few for one in runs[key]}
+    return [replace(one, phase=Phase.SEARCH) if one.number in early else one for one in trials]
+
+
+def compared(
+    trials: Sequence[TrialRecord], objective: Objective, step_seconds: StepSeconds = MappingProxyType({})
+) -> Objective:
+    """An equal objective that compares the confirmation runs; see `Objective.between`."""
+    counted = [trial for trial in trials if trial.state.has_result]
+    fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
+    return objective.between(fresh, step_seconds, counted)
 
 
 def _on_a_quiet_device(trials: Iterable[TrialRecord], objective: Objective) -> list[Candidate]:
@@ -583,11 +596,12 @@ def decide(
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.has_result]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
-    if fewest_runs(trials, confirmation_runs, objective) < min(confirmation_runs, FEWEST_RUNS):
+    common = compared(trials, objective, step_seconds)
+    if fewest_runs(trials, confirmation_runs, common) < min(confirmation_runs, FEWEST_RUNS):
         if (before := _before_the_neighbours(trials, confirmation_runs, objective, step_seconds)) is not None:
             return before
-        fresh = []
-    objective = objective.between(fresh, step_seconds, counted)
+        fresh, common = [], objective.between([], step_seconds, counted)
+    objective = common
     confirmed = repeats(fresh, objective)
     refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.value)}
     searched = [
@@ -634,7 +648,7 @@ def _without_refused(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 def _before_the_neighbours(
     trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective, step_seconds: StepSeconds
 ) -> Verdict | None:
-    late = begun_late(trials, confirmation_runs, objective)
+    late = begun_late(trials, confirmation_runs, compared(trials, objective, step_seconds))
     others = [trial for trial in trials if trial.phase is not Phase.CONFIRM or trial.configuration.key not in late]
     found = decide(others, confirmation_runs, objective, step_seconds) if late else None
     if found is None or not found.confirmed:

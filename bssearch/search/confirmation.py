@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
+from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import (
     PlainMiss,
     Verdict,
     beaten,
+    compared,
     decide,
     far_behind,
     plain_misses,
@@ -19,7 +21,7 @@ from bssearch.analysis.optimum import (
     says_something,
 )
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, train_seconds_of
-from bssearch.records.step_times import step_seconds_of
+from bssearch.records.step_times import StepSeconds, step_seconds_of
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import is_alike
@@ -128,10 +130,11 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
     refused, missed = _refused(history, trials), _missed(history, trials)
-    left = refused | missed | beaten(done, history.objective) if spares else refused
+    objective = compared([*history.trials, *done], history.objective, _timed(history))
+    left = refused | missed | beaten(done, objective) if spares else refused
 
     def planned(chosen: Iterable[Configuration]) -> list[TrialPlan]:
-        return _planned(history, done, made, [one for one in chosen if one.key not in left])
+        return _planned(history, done, made, [one for one in chosen if one.key not in left], objective)
 
     if first := planned(({one.key: one for one in finalists(history)} | made.begun).values()):
         return first
@@ -143,10 +146,14 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
 
 
 def _planned(
-    history: History, done: Sequence[TrialRecord], made: CompletedRuns, chosen: Sequence[Configuration]
+    history: History,
+    done: Sequence[TrialRecord],
+    made: CompletedRuns,
+    chosen: Sequence[Configuration],
+    objective: Objective,
 ) -> list[TrialPlan]:
     # Slow configurations get further seeds last, when no other run can show that they are `beaten`.
-    runs, slow = history.spec.confirm.runs, far_behind(done, history.objective)
+    runs, slow = history.spec.confirm.runs, far_behind(done, objective)
     first = list(interleaved(history, made, chosen, min(1, runs)))
     first += interleaved(history, made, [one for one in chosen if one.key not in slow], runs)
     if first or any(not one.state.is_finished and one.configuration.key not in slow for one in done):
@@ -211,8 +218,11 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
     """The verdict over search and confirmation; None if no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
-    timed = step_seconds_of(history.probes.values(), history.spec.timed_model)
-    return decide(counted, history.spec.confirm.runs, history.objective, timed)
+    return decide(counted, history.spec.confirm.runs, history.objective, _timed(history))
+
+
+def _timed(history: History) -> StepSeconds:
+    return step_seconds_of(history.probes.values(), history.spec.timed_model)
 
 
 def in_vain(history: History) -> str | None:

@@ -61,8 +61,8 @@ class Planner:
         uncapped and promising paused trials run even beyond the budget of trials.
         """
         history, ending = self._history, self._spent()
-        if asked_for := next(iter(history.in_state(TrialState.QUEUED)), None) or history.to_retry(uncapped=True):
-            return self._plan(asked_for), None
+        if asked_for := self.asked_for():
+            return asked_for, None
         if (
             ending is None
             and (retry := history.to_retry(uncapped=False))
@@ -82,6 +82,12 @@ class Planner:
                 choice, ending = self._last(choice.expected_improvement)
         following = choice or self._next_waiting(fresh=False)
         return (None if following is None else self._plan(following)), ending
+
+    def asked_for(self) -> TrialPlan | None:
+        """The next enqueued or lost uncapped trial, if any."""
+        queued = next(iter(self._history.in_state(TrialState.QUEUED)), None)
+        trial = queued or self._history.to_retry(uncapped=True)
+        return None if trial is None else self._plan(trial)
 
     def _needed(self) -> Choice | None:
         history = self._history
@@ -369,7 +375,10 @@ class Engine:
             return [ClaimConfirmation()]
         if self._stage is EngineStage.REPEAT:
             return self._repeat()
-        plan, self._ending = self._planner.next_trial()
+        if self._has_repeated:  # new step times do not reopen a search that has been confirmed
+            plan = self._planner.asked_for()
+        else:
+            plan, self._ending = self._planner.next_trial()
         if plan is None:
             return self._searched()
         self._has_repeated = False

@@ -315,10 +315,11 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """The best coordinates at the nearest batch size with a hit, else the default's."""
-        winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
+        """The best coordinates at the nearest batch size with a hit of tuned values, else the default's."""
+        default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
+        winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
         if not winners:
-            return self.spec.space.encode(self.spec.default_configuration)
+            return self.spec.space.encode(default)
         return min(
             winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), self.value(trial))
         ).sampled

@@ -11,6 +11,7 @@ from bssearch.analysis.objectives import TIME, CommonSeconds
 from bssearch.analysis.optimum import (
     Verdict,
     beaten,
+    compared,
     decide,
     estimate,
     far_behind,
@@ -129,6 +130,19 @@ def test_a_run_beside_other_work_does_not_end_a_confirmation() -> None:
     assert beaten([*confirmed(CLOSE), by_product]) == {single.configuration.key}
 
 
+def test_on_a_busy_machine_runs_with_known_paces_compare_by_a_common_step_time() -> None:
+    known = {"contended": True, "reference_seconds": 1e-4}
+    runs = [
+        with_outcome(one, steps=steps, steps_to_target=steps, undelayed_train_seconds=seconds, **known)
+        for one in confirmed({**CLOSE, 128: [9.0]})
+        if (seconds := not_none(one.outcome).train_seconds) and (steps := round(100 * seconds))
+    ]
+    [slow] = {one.configuration.key for one in runs if one.configuration.batch_size == 128}
+    assert beaten(runs) == set()
+    assert beaten(runs, compared(runs, TIME)) == {slow}
+    assert set(not_none(decide(runs, 3)).by_batch) == {32, 64, 128}
+
+
 def test_no_configuration_is_far_behind_the_last_miss_of_another() -> None:
     [early] = [with_state(one, TrialState.EXHAUSTED, 0.1) for one in confirmed({16: [1.0]})]
     assert far_behind([early, *confirmed(CLOSE)]) == set()
@@ -141,10 +155,11 @@ def with_state(trial: TrialRecord, state: TrialState, missed_at: float) -> Trial
     return replace(ended, state=state)
 
 
-def test_few_runs_of_a_beaten_configuration_do_not_count_for_another_target() -> None:
+def test_few_runs_of_a_beaten_configuration_confirm_nothing_for_another_target() -> None:
     kept, single, several = confirmed(CLOSE), confirmed({128: [9.0]}), confirmed({256: [9.0, 9.1, 9.2]})
     searched = make_trial(1, batch_size=128)
-    assert without_early_ends([*kept, *single, *several, searched], TIME) == [*kept, *several, searched]
+    found = [replace(one, phase=Phase.SEARCH) for one in single]
+    assert without_early_ends([*kept, *single, *several, searched], TIME) == [*kept, *found, *several, searched]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bssearch.executors.base import Event
 from bssearch.records import (
     COULD_NOT_PAUSE,
     Configuration,
+    Phase,
     ProbeRecord,
     TrialEnded,
     TrialObserved,
@@ -30,6 +31,8 @@ from bssearch.records import (
 from bssearch.search import engine as actions
 from bssearch.search.driver import Driver, Listener
 from bssearch.search.engine import Engine
+from bssearch.search.history import History
+from bssearch.search.samplers.base import Choice, Sampler
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
@@ -184,6 +187,25 @@ def simulated(spec: StudySpec, probes: dict[int, ProbeRecord], workers: int = 1)
 
 def row_of(plan: TrialPlan) -> Replay:
     return row(plan.configuration, plan.seed)
+
+
+class Reopening(Sampler):
+    """Expects much of another trial only after a confirmation."""
+
+    def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
+        expected = 0.5 if history.of_phase(Phase.CONFIRM) else 0.001
+        rate = 0.03 if len(history.trials) % 2 else 0.1
+        configuration = replace(history.spec.default_configuration, learning_rate=rate)
+        return Choice(configuration, None, expected_improvement=expected)
+
+
+def test_a_confirmed_search_does_not_reopen() -> None:
+    engine = Engine(study("random", "none", trials=100), sampler=Reopening())
+    clock = VirtualClock(engine, row_of, probes={size: make_probe(size) for size in LISTS["batch_size"]})
+    for _ in clock.run():
+        pass
+    phases = [trial.phase for trial in clock.trials.values()]
+    assert phases == sorted(phases, reverse=True) and {*phases} == {Phase.SEARCH, Phase.CONFIRM}
 
 
 def decision(trial: TrialRecord) -> tuple[object, ...]:

@@ -377,3 +377,6 @@ def test_the_best_coordinates_are_taken_from_the_nearest_batch_size() -> None:
         assert found is not None and found["dropout"] == dropout
     between = past(hit(1, 16, 0.16), hit(2, 64, 0.26, 0.5)).coordinates_near(32)
     assert between is not None and between["dropout"] == 0.26, "of two as near the faster"
+    untuned = replace(hit(1, 32, 0.1), configuration=past().spec.default_configuration)
+    beyond = past(untuned, hit(2, 8, 0.08)).coordinates_near(64)
+    assert beyond is not None and beyond["dropout"] == 0.08, "the default's own trial is not tuned"
