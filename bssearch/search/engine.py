@@ -92,7 +92,7 @@ class Planner:
     def _needed(self) -> Choice | None:
         history = self._history
         if allocation.propose_default(history) is not None:
-            return default_choice(self.spec)
+            return default_choice(self.spec, uncapped=not self._pruning.paces_itself())
         compares = history.incumbent is not None and allocation.evidence_is_due(history)
         return self._compared() if self._sampler.models_time and compares else None
 
@@ -465,6 +465,8 @@ class Engine:
         if self.spec.record_target.is_met_by(observation.metric):
             return []  # `ended` handles it.
         is_exempt = not self._searches or running.plan.uncapped or running.stopping is not None
+        # A trial with a target in another unit runs to the full limit, so that `_in_other_unit` ends the study
+        is_exempt |= _best_in_other_unit(number, self.history) is not None
         halt = self.pruning.judge(number, observation, uncapped=is_exempt)
         if halt is None:
             return []
@@ -596,13 +598,19 @@ def _wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
     return history.objective.target_problem(trial) or _in_other_unit(trial, history) or _too_short(trial, history)
 
 
-def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None:
-    target, full, curve = history.spec.record_target, history.spec.budget.trial_train_seconds, history.curves
-    is_full = trial.state is TrialState.EXHAUSTED and trial.train_seconds_limit >= full
-    if not is_full or trial.number not in curve or not history.objective.stops_at_target:
+def _best_in_other_unit(number: int, history: History) -> float | None:
+    # The best metric of a trial with metrics in [0, 1] if the target is in percent
+    target, curve = history.spec.record_target, history.curves.get(number)
+    if curve is None or not history.objective.stops_at_target:
         return None
-    first, best = (target.gain(gain) for gain in (curve[trial.number].gains[0], curve[trial.number].gain))
-    if not target.is_percent_of_share(min(first, best), max(first, best)):
+    first, best = target.gain(curve.gains[0]), target.gain(curve.gain)
+    return best if target.is_percent_of_share(min(first, best), max(first, best)) else None
+
+
+def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None:
+    target, full = history.spec.record_target, history.spec.budget.trial_train_seconds
+    best = _best_in_other_unit(trial.number, history)
+    if best is None or trial.state is not TrialState.EXHAUSTED or trial.train_seconds_limit < full:
         return None
     return SpecError(
         f"{target.in_words} is out of reach if {target.metric} is at most 1, and trial {trial.number} reached "
@@ -636,7 +644,8 @@ def _nan_at_any_rate(history: History) -> BSSearchError | None:
 def _default_missed(trial: TrialRecord, history: History) -> str | None:
     spec, outcome = history.spec, trial.outcome
     is_default = trial.configuration.trains_like(spec.default_configuration)
-    has_missed = trial.state is not TrialState.REACHED and says_something(trial)
+    stopped_early = trial.state in {TrialState.PRUNED, TrialState.CAPPED}
+    has_missed = trial.state is not TrialState.REACHED and says_something(trial) and not stopped_early
     if not (is_default and has_missed and history.objective.stops_at_target) or outcome is None:
         return None
     target, best = spec.record_target, outcome.best_metric

@@ -177,8 +177,7 @@ def small_spec(objective: str, **changes: object) -> StudySpec:
         budget={"trials": TRIALS, "trial_train_seconds": FULL},
         confirm={"runs": 0},
         price_per_device_hour=3600.0,
-        pruner={"name": "balanced"},
-        **{"default": {"batch_size": 32, "learning_rate": 0.1}, **changes},
+        **{"pruner": {"name": "balanced"}, "default": {"batch_size": 32, "learning_rate": 0.1}, **changes},
     )
 
 
@@ -253,7 +252,7 @@ def test_another_target_is_answered_from_the_curves_or_refused_without_a_hit(url
 
 @pytest.mark.parametrize("objective", ["time_to_target", "metric_in_budget"])  # one ends there, one goes on
 def test_an_interrupt_after_the_target_ends_no_trial_early(url: str, objective: str) -> None:
-    spec = small_spec(objective)
+    spec = small_spec(objective, pruner={"name": "cap"})
     ends_there = objective_of(spec).stops_at_target
     with pytest.raises(InterruptedRunError):
         go(spec, url, Curves(interrupted_in=1))

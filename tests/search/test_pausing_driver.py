@@ -48,6 +48,10 @@ from tests.waiting import Ear
 
 STEPS = 20
 
+HOPELESS = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
+
+HITS_UNPAUSED = 16.0  # a limit whose first rung is beyond the default's hit
+
 
 @dataclass
 class SteppingLaw(LawExecutor):
@@ -83,7 +87,7 @@ class SteppingLaw(LawExecutor):
             return [TrialEnded(request.number, self._stopped(request, *self.stopped.pop(request.number)))]
         self.done[request.number] += 1
         seconds = steps_needed(request.plan.configuration) * step_seconds(request.plan.configuration.batch_size)
-        now = self.done[request.number] / STEPS * self.full
+        now = self.done[request.number] * self.every
         end = min(seconds, request.plan.train_seconds_limit)
         if now >= end:
             return [TrialEnded(request.number, self._ended(request, seconds, end))]
@@ -91,6 +95,11 @@ class SteppingLaw(LawExecutor):
         return [TrialObserved(request.number, self._seen(request, now, seconds))]
 
     full = 100.0
+
+    @property
+    def every(self) -> float:
+        """Train seconds between evaluations."""
+        return min(0.2, self.full / STEPS)
 
     def _seen(self, request: TrialRequest, now: float, seconds: float) -> Observation:
         step = self.done[request.number]
@@ -112,7 +121,7 @@ class SteppingLaw(LawExecutor):
                 Path(request.checkpoint).write_text(str(self.done[request.number]))
         elif state is TrialState.PRUNED:
             self.prunes += 1
-        now = self.done[request.number] / STEPS * self.full
+        now = self.done[request.number] * self.every
         return TrialOutcome(state=state, reason=reason, steps=self.done[request.number], train_seconds=now)
 
     def _ended(self, request: TrialRequest, seconds: float, end: float) -> TrialOutcome:
@@ -198,19 +207,29 @@ def test_the_next_run_resumes_paused_trials(tmp_path: Path) -> None:
 
 
 def test_without_checkpoints_hopeless_trials_are_stopped_and_the_others_go_on(tmp_path: Path) -> None:
-    outside = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
     executor = SteppingLaw(saves=False)
-    trials = run(study_spec(default=outside, budget={"trials": 30, "trial_train_seconds": 4.0}), tmp_path, executor)
+    trials = run(study_spec(default=HOPELESS, budget={"trials": 30, "trial_train_seconds": 4.0}), tmp_path, executor)
     assert executor.pauses == 1
     assert not executor.resumed
     assert sum(trial.state is TrialState.REACHED for trial in trials) > 5
+
+
+@pytest.mark.parametrize(("saves", "most"), [(True, 1.0), (False, 0.5)])
+def test_a_default_that_never_arrives_costs_a_share_of_the_limit(tmp_path: Path, saves: bool, most: float) -> None:
+    trials = run(study_spec(default=HOPELESS), tmp_path, SteppingLaw(saves=saves))
+    assert trials[0].configuration.learning_rate == HOPELESS["learning_rate"]
+    assert (trials[0].state, trials[0].uncapped) == (TrialState.PRUNED, False)
+    assert not_none(trials[0].outcome).train_seconds <= most
+    assert any(trial.state is TrialState.REACHED for trial in trials)
 
 
 def test_paused_trials_stay_within_the_disk_limit(tmp_path: Path) -> None:
     waiting: list[int] = []
     allowed = 3 * 2 / 2**30  # each saved file has one or two digits
     executor = SteppingLaw(on_submit=lambda _: waiting.append(len(list((tmp_path / "waiting").rglob("trial-*")))))
-    trials = run(study_spec(pruner={"name": "balanced", "slack": 1.0, "checkpoint_gib": allowed}), tmp_path, executor)
+    pruner = {"name": "balanced", "slack": 1.0, "checkpoint_gib": allowed}
+    spec = study_spec(pruner=pruner, budget={"trials": 20, "trial_train_seconds": HITS_UNPAUSED})
+    trials = run(spec, tmp_path, executor)
     assert 1 <= max(waiting) <= 6
     assert executor.pauses - len(executor.resumed) > 6
     assert sum(trial.state is TrialState.PRUNED for trial in trials) == executor.pauses - len(executor.resumed)
@@ -269,15 +288,14 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
 
     executor = Interrupted()
     with pytest.raises(InterruptedRunError):
-        run(study_spec(), tmp_path, executor)
+        run(study_spec(budget={"trials": 20, "trial_train_seconds": HITS_UNPAUSED}), tmp_path, executor)
     (paused,) = trials_in(tmp_path, states=[TrialState.PAUSED])
     assert "too far behind" in not_none(paused.outcome).reason
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
 def test_optunas_pruners_resume_interrupted_trials(tmp_path: Path, pruner: str) -> None:
-    slowly = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
-    spec = study_spec(pruner={"name": pruner}, default=slowly)
+    spec = study_spec(pruner={"name": pruner}, default=HOPELESS)
     first = SteppingLaw(slots=3, interrupts_when=lambda law: sum(law.done.values()) == 7)
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, first)
@@ -384,8 +402,8 @@ def run_noted(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[lis
 
 
 def interrupted(folder: Path, trials: int = 12) -> tuple[StudySpec, dict[int, int]]:
-    """Interrupt a study during its fourth trial; return its spec and its trials' progress."""
-    spec = study_spec(budget={"trials": trials, "trial_train_seconds": 4.0})
+    """Interrupt a study during its fourth trial, after hits; return its spec and its trials' progress."""
+    spec = study_spec(budget={"trials": trials, "trial_train_seconds": HITS_UNPAUSED})
     executor = SteppingLaw(on_look=interrupt_once)
     with pytest.raises(InterruptedRunError):
         run_noted(spec, folder, executor)

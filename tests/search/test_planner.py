@@ -195,11 +195,13 @@ def test_the_expectation_of_a_trial_survives_its_pause() -> None:
     assert (plan.resumed, plan.expected_improvement) == (2, 0.25)
 
 
-def test_then_the_default_under_the_full_limit() -> None:
-    case = Case(make_trial(1, batch_size=16, seconds=1.0))
+@pytest.mark.parametrize("pruner", [{"name": "balanced"}, {"name": "balanced", "checkpoint_gib": 0}, {"name": "cap"}])
+def test_then_the_default_under_the_full_limit_unless_the_pruner_paces_trials(pruner: dict[str, Any]) -> None:
+    case = Case(make_trial(1, batch_size=16, state=TrialState.EXHAUSTED), spec=spec_of(pruner=pruner))
     plan = case.next()
     assert plan.configuration == case.spec.default_configuration
-    assert (plan.uncapped, plan.train_seconds_limit, plan.limit_state) == (True, FULL, TrialState.EXHAUSTED)
+    assert (plan.train_seconds_limit, plan.limit_state) == (FULL, TrialState.EXHAUSTED)
+    assert plan.uncapped is (pruner != {"name": "balanced"})
     assert plan.sampled == case.spec.space.encode(plan.configuration)
     assert case.sampler.asked == []
 

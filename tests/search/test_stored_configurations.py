@@ -20,6 +20,7 @@ from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageErr
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
+from bssearch.spec.parts import PrunerSpec
 from bssearch.storage.repository import open_store
 from bssearch.storage.transfer.study_copy import read_study
 from tests.factories import SPEC, make_spec
@@ -143,6 +144,7 @@ def test_a_refused_paused_trial_does_not_stop_the_others(tmp_path: Path, steppin
 def test_the_retry_of_a_forged_trial_is_refused_once(
     tmp_path: Path, stepping: StudySpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stepping = stepping.model_copy(update={"pruner": PrunerSpec(name="cap")})  # so that the default is uncapped
     step(stepping, tmp_path, SteppingLaw(interrupts_when=lambda law: law.done.get(1) == 1))
     forge(tmp_path, 1)
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))

@@ -1,6 +1,6 @@
 """Choose the batch size of the next trial, in this order:
 
-1. The default configuration, uncapped, as first incumbent and baseline of speed-ups.
+1. The default configuration, uncapped unless the pruner paces trials.
 2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
    Compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent. Sizes

@@ -77,10 +77,10 @@ def decoded(
     return Choice(spec.space.decode(batch_size, sampled), sampled, uncapped, expected_improvement)
 
 
-def default_choice(spec: StudySpec) -> Choice:
+def default_choice(spec: StudySpec, *, uncapped: bool = True) -> Choice:
     """The default configuration, the baseline of speed-ups."""
     default = spec.default_configuration
-    return Choice(default, spec.space.encode(default), uncapped=True)
+    return Choice(default, spec.space.encode(default), uncapped=uncapped)
 
 
 MOST_CELLS = 1_000_000  # limit of combinations per batch size, because memory has all combinations
