@@ -198,7 +198,7 @@ def plan_larger_run(
     largest = scales[-1]
     require(
         len({one.samples for one in scales}) >= FEWEST_SCALES,
-        f"the studies have {len({one.samples for one in scales})} different D; the law needs {FEWEST_SCALES}",
+        f"the studies have {len({one.samples for one in scales})} different numbers of samples; the law needs {FEWEST_SCALES}",
         hint="search at more scales; see `scales` in `bssearch guide planning`",
     )
     for one in scales:
