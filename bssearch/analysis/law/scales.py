@@ -196,9 +196,10 @@ def plan_larger_run(
     """Plan a run that cannot be searched; raises `UsageError` if the scales allow no prediction."""
     scales = sorted(scales, key=lambda one: one.samples)
     largest = scales[-1]
+    different = len({one.samples for one in scales})
     require(
-        len({one.samples for one in scales}) >= FEWEST_SCALES,
-        f"the studies have {len({one.samples for one in scales})} different numbers of samples; the law needs {FEWEST_SCALES}",
+        different >= FEWEST_SCALES,
+        f"the studies have {different} different numbers of samples; the law needs {FEWEST_SCALES}",
         hint="search at more scales; see `scales` in `bssearch guide planning`",
     )
     for one in scales:
