@@ -337,7 +337,7 @@ def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, *
 
 def _larger(
     *,
-    studies: Annotated[list[str], typer.Argument(metavar="STUDY...", help="Studies, or STUDY:PARAMETERS:SAMPLES.")],
+    studies: Annotated[list[str], typer.Argument(metavar="STUDY", help="Studies, or STUDY:PARAMETERS:SAMPLES.")],
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.", metavar="FILE.html")] = None,
     form: FormatOption = Format.TABLE,
     **given: Any,

@@ -87,7 +87,7 @@ def cell(document: Any, key: str) -> Cell:
     value = reduce(lambda inner, step: inner[step if isinstance(inner, dict) else int(step)], key.split("."), document)
     shown = ("yes" if value else "no") if isinstance(value, bool) else value
     _, size = UNITS.get(key.rpartition(".")[2], ("", 0))
-    if isinstance(shown, str):
+    if isinstance(shown, str) and not key.endswith(".study"):
         shown = shown.replace("_", " ")
     return Cell(value / size if size and value is not None else shown, key, json.dumps(value))
 

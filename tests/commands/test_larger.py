@@ -13,7 +13,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.plan import plan_larger
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.errors import NotFoundError, SpecError, UsageError
-from bssearch.figures.plans import larger_page
+from bssearch.figures.plans import larger_page, shown_larger
 from bssearch.records import BranchMeasurement, Observation, TrialRequest
 from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
@@ -142,6 +142,8 @@ def test_page_draws_the_law_the_left_out_scale_and_the_run(searched: str) -> Non
     page = larger_page(found)
     assert f"Train with batch {found.batch_size}" in page and "<svg" in page
     assert all(one.study in page for one in found.scales)
+    renamed = found.model_copy(update={"scales": [found.scales[0].model_copy(update={"study": "my_law.1"})]})
+    assert "my_law.1" in str(shown_larger(renamed).tables[0].rows[0].cells[0].text)
 
 
 def test_step_times_of_the_planned_model_give_its_time_and_optimum(searched: str, tmp_path: Path) -> None:
