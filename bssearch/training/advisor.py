@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import Counter, deque
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -32,18 +32,19 @@ from bssearch.records.noise_scale import (
 )
 from bssearch.records.text import noise_scale
 from bssearch.training.course import first_line
-from bssearch.training.gradient_norms import Divisors, adam_divisors, pass_of, squares
+from bssearch.training.gradient_norms import Divisors, adam_divisors, measured_every, pass_of, squares
 
 SHARE = 0.01  # largest share of the training time for measurements
 
 WINDOW = 128  # measured steps in the present noise scale: only the newest, because the noise scale grows in training
 
 FIRST_EVERY = 8  # steps between measurements until the cost of a measurement is known
-LEAST_EVERY, MOST_EVERY = 2, 1000
 
 FEWEST_TIMED = 3  # measured steps before their cost counts as known, because the first measurement loads kernels
 
 TIMED = 32  # number of newest steps whose median is the step time; measured and other steps have separate medians
+
+Weights = Callable[[], Sequence[Sequence[float]]]  # of each sample of each micro-batch; empty if unknown
 
 FARTHEST_SUM = 0.02  # relative distance of the halves' sum from the whole gradient, above bfloat16's rounding
 
@@ -140,6 +141,8 @@ class BatchAdvisor:
         optimizer: One or several optimizers. With Adam, the noise scale is for Adam's updates.
         dataset_size: Samples of the training set.
         micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another number.
+        weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the present
+            step. The noise scale then counts weights, not samples. Divide the step's summed loss by all its weights.
         aside: Context of the second backward passes.
         share: Largest share of the training time for measurements.
         now: Clock in seconds.
@@ -153,6 +156,7 @@ class BatchAdvisor:
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         dataset_size: int | None = None,
         micro_batches: int | None = None,
+        weights: Weights = tuple,
         aside: Callable[[], AbstractContextManager[object]] = nullcontext,
         share: float = SHARE,
         now: Callable[[], float] = time.perf_counter,
@@ -171,6 +175,7 @@ class BatchAdvisor:
         self._batch_size = self._first_batch_size = batch_size
         self._samples = 0
         self._dataset_size = dataset_size or ENDLESS
+        self._weights = weights
         self._halves = _Halves(model, self._parameters, aside)
         self._splits = micro_batches == 1
         self._now = now
@@ -186,7 +191,7 @@ class BatchAdvisor:
             f"step() recorded fewer than {FIRST_EVERY + 1} steps; train on"  # reason that a step was not measured
         )
         self._expected = micro_batches
-        self._micro_batches = 0.0  # largest number in a step; an epoch's last step may have fewer
+        self._micro_batches = 0  # largest number in a step; an epoch's last step may have fewer
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
 
     def step(self, batch_size: int | None = None) -> None:
@@ -216,7 +221,7 @@ class BatchAdvisor:
                 self._left = int(shared)
         self._left -= 1
         if self._left <= 0:
-            self._halves.open(self._batch_size, splits=self._splits and ranks_together() == 1)
+            self._halves.open(self._batch_size, self._weights, splits=self._splits and ranks_together() == 1)
             self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers), self._halves)
 
     def close(self) -> None:
@@ -270,23 +275,19 @@ class BatchAdvisor:
         return found
 
     def _note(self, norms: _StepNorms) -> None:
-        found = norms.take(self._batch_size, self._dataset_size)
+        found = norms.take(self._batch_size, self._weights(), self._dataset_size, self._expected)
         self._splits = norms.backward_passes == 1
         if isinstance(found, str):
             self._reason = found
-        elif self._expected not in {None, norms.backward_passes}:
-            self._reason = (
-                f"a step had {norms.backward_passes} backward passes instead of {self._expected}; correct micro_batches"
-            )
-        elif found.small_batches >= self._micro_batches:
-            self._micro_batches = found.small_batches
+        elif norms.small_batches >= self._micro_batches:
+            self._micro_batches = norms.small_batches
             self._passes.append((self._samples, found))
 
     def _interval(self) -> int:
         plain, measured = (statistics.median(self._seconds[kind] or [0.0]) for kind in (False, True))
         if plain <= 0 or len(self._seconds[True]) < FEWEST_TIMED:
             return FIRST_EVERY
-        return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(max(0.0, measured - plain) / (self._share * plain))))
+        return measured_every(measured - plain, plain, self._share)
 
 
 def batch_stages(stages: Iterable[tuple[int, int]]) -> str:
@@ -323,11 +324,12 @@ class _Halves:
         self.problem = ""
         self.is_splitting = False
         self.splits = 0
+        self.rows = 0, 0  # samples of each half
         self.first: dict[nn.Parameter, torch.Tensor | None] = {}
         self._second: dict[nn.Parameter, torch.Tensor | None] = {}
 
-    def open(self, batch_size: int, *, splits: bool) -> None:
-        self._batch_size, self.splits = batch_size, 0
+    def open(self, batch_size: int, weights: Weights, *, splits: bool) -> None:
+        self._batch_size, self._weights, self.splits = batch_size, weights, 0
         modules = self._model.modules() if splits and not self.problem else ()
         self._hooks = [one.register_forward_hook(self._note) for one in modules]
 
@@ -351,11 +353,17 @@ class _Halves:
             self._whole += float(gradient.double().norm()) ** 2
         return [first, gradient - first]
 
+    def shares(self, weights: Sequence[Sequence[float]]) -> list[float]:
+        if not weights:
+            return [*map(float, self.rows)]
+        return [float(sum(weights[0][: self.rows[0]])), float(sum(weights[0][self.rows[0] :]))]
+
     def _note(self, module: nn.Module, given: object, output: object) -> None:
-        size = self._batch_size
-        for one in tree_leaves(output) if size % 2 == 0 and torch.is_grad_enabled() else ():
+        size = next(map(len, self._weights()), self._batch_size)
+        for one in tree_leaves(output) if size > 1 and torch.is_grad_enabled() else ():
             if isinstance(one, torch.Tensor) and one.requires_grad and one.ndim and len(one) % size == 0 < len(one):
                 self._watch(one)
+                self.rows = size // 2, size - size // 2
                 return
 
     def _watch(self, rows: torch.Tensor | None) -> None:
@@ -367,8 +375,8 @@ class _Halves:
     def _split(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         self._watch(None)
         self.splits += 1
-        first, middle = gradient.clone(), len(gradient) // 2
-        first[middle:] = 0
+        first = gradient.clone()
+        first[len(gradient) // sum(self.rows) * self.rows[0] :] = 0
         self.is_splitting = True
         try:
             with self._aside():
@@ -388,7 +396,7 @@ class _Halves:
 class _StepNorms:
     """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam.
 
-    ``backward_passes``: the step's number on all ranks, known after `take`.
+    ``backward_passes`` and ``small_batches``: the step's numbers on all ranks, known after `take`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None, halves: _Halves) -> None:
@@ -399,8 +407,9 @@ class _StepNorms:
         self._newest: dict[nn.Parameter, list[torch.Tensor]] = {}
         self._small: list[torch.Tensor] = []
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._awaits_average = False
         self._hooks: list[RemovableHandle] = []
-        self.backward_passes = 0
+        self.backward_passes = self.small_batches = 0
         for one in (one for one in parameters if one.requires_grad):
             self._hooks.append(one.register_hook(partial(self._take_one, one)))  # type: ignore[no-untyped-call]
             self._hooks.append(one.register_post_accumulate_grad_hook(self._take_sum))  # type: ignore[no-untyped-call]
@@ -415,8 +424,22 @@ class _StepNorms:
         if found := self._newest.pop(parameter, None):
             self._counts[parameter] += 1
             self._small += found
-        # Read the sum here, because a Trainer may clip gradients before callbacks. With several ranks, `take` reads.
-        if parameter.grad is not None and ranks_together() == 1:
+        # Read the sum before the loop may clip or clear gradients. With several ranks, DistributedDataParallel averages
+        # gradients in a callback at the end of the backward pass; a callback that a callback queues runs later.
+        if ranks_together() == 1:
+            self._read(parameter)
+        elif not self._awaits_average:
+            self._awaits_average = True
+            queue = Variable._execution_engine.queue_callback
+            queue(partial(queue, self._read_averages))
+
+    def _read_averages(self) -> None:
+        self._awaits_average = False
+        for one in self._counts:
+            self._read(one)
+
+    def _read(self, parameter: nn.Parameter) -> None:
+        if parameter.grad is not None:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
 
     def close(self) -> None:
@@ -424,35 +447,51 @@ class _StepNorms:
             hook.remove()
         self._halves.close()
 
-    def take(self, batch_size: int, samples: int) -> Pass | str:
+    def take(
+        self, batch_size: int, weights: Sequence[Sequence[float]], samples: int, expected: int | None
+    ) -> Pass | str:
         """The step's pass, or the reason why the step was not measured."""
         self.close()
-        ranks = ranks_together()
-        small = self._total(self._small)
+        ranks, halves = ranks_together(), self._halves
+        passes = max(self._counts.values(), default=0)
+        self.backward_passes = passes * ranks
+        is_split = halves.splits == self.backward_passes == 1 and not halves.problem
+        self.small_batches = count = 2 if is_split else self.backward_passes
+        shares = halves.shares(weights) if is_split else [sum(one) for one in weights] or [1.0] * passes
+        weighed = torch.tensor([sum(one**2 for one in shares), sum(shares)], dtype=torch.float64, device=self._device)
+        found = torch.stack([self._total(self._small), self._total(self._sums.values()), weighed])
+        of_ranks = [found]
         if ranks > 1:
-            dist.all_reduce(small)
-            self._sums = {one: self._squares(one, one.grad) for one in self._counts if one.grad is not None}
-        # each rank has the mean of the ranks' sums
-        big = self._total(self._sums.values()) * ranks**2
-        self.backward_passes = max(self._counts.values(), default=0) * ranks
-        is_split = self._halves.splits == self.backward_passes == 1 and not self._halves.problem
-        count = 2 if is_split else self.backward_passes
+            of_ranks = [torch.empty_like(found) for _ in range(ranks)]
+            dist.all_gather(of_ranks, found)
+        each = torch.stack(of_ranks)
         if count == 1:
-            problem = self._halves.problem or "no output of the model has rows for each sample"
+            problem = halves.problem or "no output of the model has rows for each sample"
             return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
-        if self._halves.splits and not is_split:
+        if halves.splits and not is_split:
             return f"a step had {count} backward passes instead of one; train on"
         if count == 0:
             return "a step had no backward pass; call step() after backward()"
-        if batch_size % count:
+        if weights:
+            expected = len(weights) * ranks
+        if expected not in {None, self.backward_passes}:
+            return f"a step had {self.backward_passes} backward passes instead of {expected}; correct micro_batches"
+        if not weights and not is_split and batch_size % count:
             return (
                 f"a step had {count} micro-batches, which do not divide batch {batch_size}; pass batch_size to step()"
             )
-        weights = float(count), float(count)
-        found = pass_of(
-            small.tolist(), big.tolist(), weights, batch=batch_size, samples=samples, divisors=self._divisors
+        if not torch.allclose(each[:, 1], each[:1, 1], equal_nan=True):
+            return "the ranks have different gradients after backward(); use DistributedDataParallel"
+        small, (squared, weight) = each[:, 0].sum(dim=0) / ranks**2, each[:, 2].sum(dim=0).tolist()
+        found_pass = pass_of(
+            small.tolist(),
+            each[0, 1].tolist(),
+            (squared / weight**2, 1.0) if weight else (0.0, 0.0),
+            batch=weight if weights else batch_size,
+            samples=samples,
+            divisors=self._divisors,
         )
-        return found or "a gradient was not finite; train on, or lower the learning rate"
+        return found_pass or "a gradient was not finite; train on, or lower the learning rate"
 
     def _total(self, norms: Iterable[torch.Tensor]) -> torch.Tensor:
         none = torch.zeros(2, dtype=torch.float64, device=self._device)

@@ -4,7 +4,6 @@ A separate pass computes gradients of a few small batches in fp32 and changes no
 """
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from bssearch.records.noise_scale import FEWEST_PASSES, Norms, Pass, gradient_no
 from bssearch.training.batches import Growth, TokenBatches, random_state_kept
 from bssearch.training.computation import buffers_kept
 from bssearch.training.course import Approach
-from bssearch.training.gradient_norms import adam_divisors, pass_of, sum_of_squares
+from bssearch.training.gradient_norms import adam_divisors, measured_every, pass_of, sum_of_squares
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import trained_by
 from bssearch.training.trainer import Trainer, seed_everything
@@ -263,8 +262,9 @@ def _restored(saved: dict[str, Any]) -> Pass:
 
 # Of the train seconds, which include the ranks' norms: a measured step of 2 ranks took 1.3 to 1.8 times as long.
 RANK_NOISE_SHARE = 0.01
+RANK_NOISE_STEPS = 0.3  # expected added time of a measured step, in steps, before the time is known
 
-FIRST_EVERY, LEAST_EVERY = 32, 8  # steps from one measured step to the next, before its cost is known, and least
+RANKS_LEAST_EVERY = 8  # steps, because the host's seconds do not include a GPU's
 
 
 class RankNoise:
@@ -281,10 +281,10 @@ class RankNoise:
         self._take()
         every = 0
         if self._approach.is_near(metric) and not self._approach.target.is_met_by(metric):
-            every = FIRST_EVERY
+            added, step_seconds = RANK_NOISE_STEPS, 1.0
             if self._passes and train_seconds > 0:
-                steps = self._spent / len(self._passes) / (train_seconds / self._trainer.steps)
-                every = max(LEAST_EVERY, math.ceil(steps / RANK_NOISE_SHARE))
+                added, step_seconds = self._spent / len(self._passes), train_seconds / self._trainer.steps
+            every = max(RANKS_LEAST_EVERY, measured_every(added, step_seconds, RANK_NOISE_SHARE))
         if every != self._trainer.noise_every:
             self._trainer.measure_noise(every)
 

@@ -1,5 +1,6 @@
 """Squared norms of gradients, plain and as Adam's update sees them, from which the gradient noise scale follows."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -8,6 +9,13 @@ from torch import nn
 from bssearch.records.noise_scale import Norms, Pass
 
 Divisors = Mapping[nn.Parameter, Callable[[], torch.Tensor]]
+
+LEAST_EVERY, MOST_EVERY = 2, 1000  # steps from one measured step to the next
+
+
+def measured_every(seconds: float, step_seconds: float, share: float) -> int:
+    """Steps from one measured step to the next; measuring adds ``seconds`` to a step, and may add ``share`` to all."""
+    return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(seconds / (share * step_seconds))))
 
 
 def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:

@@ -103,6 +103,16 @@ def test_the_ranks_of_torchrun_train_one_trial(tmp_path: Path) -> None:
     assert not any(works_in(process, tmp_path) for process in psutil.process_iter())
 
 
+@pytest.mark.slow
+def test_the_ranks_of_torchrun_measure_the_gradient_noise_near_the_target(tmp_path: Path) -> None:
+    code = (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8")
+    near = "return {'accuracy': 0.89 if 0 < trial.steps < 90 else trial.steps / 100}"
+    code = code.replace("    with torch.no_grad():", f"    {near}\n    with torch.no_grad():")
+    outcome, _ = run(program(tmp_path, code, *TORCHRUN, devices=2), request(configuration=TWO))
+    assert (outcome.state, outcome.steps) == (TrialState.REACHED, 90)
+    assert outcome.noise.passes and outcome.noise.trace is not None
+
+
 def test_a_command_whose_ranks_are_not_the_devices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"torchrun starts 2 processes, but executor\.devices = 1") as raised:
         program(tmp_path, LOOP, "torchrun", "--nproc_per_node", "2")

@@ -1,4 +1,7 @@
-"""One rank of a training that an advisor follows: ``python advisor_ranks.py RANK RANKS FILE``; prints the moments."""
+"""One rank of a training that an advisor follows: ``python advisor_ranks.py RANK RANKS FILE``.
+
+Prints the moments of steps averaged by DistributedDataParallel, and the reason why other steps were not measured.
+"""
 
 import itertools
 import json
@@ -7,6 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import bssearch
@@ -17,15 +21,20 @@ from tests.training.test_advisor import BATCH, accumulated, at_zero, samples
 def main(rank: int, ranks: int, file: str) -> None:
     """Train without a step of the optimizer, so that the gradients of each batch are known."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
-    model, ticks = at_zero(), itertools.count()
-    ranked = DistributedDataParallel(model)
-    advisor = bssearch.BatchAdvisor(model, BATCH, now=lambda: float(next(ticks)))
-    for _, (x, y) in zip(range(40), samples(5), strict=False):
-        accumulated(advisor, ranked, torch.chunk(x, ranks)[rank], torch.chunk(y, ranks)[rank])
-        advisor.step()
-        model.zero_grad()
+    found = []
+    for wrap in (DistributedDataParallel, lambda model: model):
+        model, ticks = at_zero(), itertools.count()
+        ranked = wrap(model)
+        advisor = bssearch.BatchAdvisor(model, BATCH, now=lambda ticks=ticks: float(next(ticks)))
+        for _, (x, y) in zip(range(40), samples(5), strict=False):
+            accumulated(advisor, ranked, torch.chunk(x, ranks)[rank], torch.chunk(y, ranks)[rank])
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            advisor.step()
+            model.zero_grad()
+        found.append(advisor)
     if rank == 0:
-        print(json.dumps([(samples, *moments(one, one.plain)) for samples, one in advisor._passes]))
+        passes = [(samples, *moments(one, one.plain)) for samples, one in found[0]._passes]
+        print(json.dumps([passes, found[1].report().reason]))
     sys.stdout.flush()
     dist.barrier()
     os._exit(0)  # threads of gloo may abort or hang at the end of the interpreter

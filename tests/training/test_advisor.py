@@ -74,8 +74,9 @@ def halved(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y:
 
 
 def accumulated(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    for part, targets in zip(torch.split(x, BATCH // 4), torch.split(y, BATCH // 4), strict=True):
-        torch.autograd.backward(loss_of(model)(part, targets) / 4)
+    parts = torch.split(x, BATCH // 4)
+    for part, targets in zip(parts, torch.split(y, BATCH // 4), strict=True):
+        torch.autograd.backward(loss_of(model)(part, targets) / len(parts))
 
 
 def summed(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -117,6 +118,46 @@ def test_a_split_step_has_the_gradient_of_the_whole_batch_and_books_its_second_p
         model.zero_grad()
         twin.zero_grad()
     assert entered == advisor.report().measured_steps > 0
+
+
+LONGEST = 6  # words of a sentence
+
+
+def sentences(seed: int, rows: int = 15) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Batches of sentences of 1 to `LONGEST` words, each as a sample of `samples`, with the words' mask."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(rows, LONGEST, FEATURES, generator=generator)
+        y = x.sum(dim=2) + NOISE * torch.randn(rows, LONGEST, generator=generator)
+        yield x, y, torch.arange(LONGEST) < torch.randint(1, LONGEST + 1, (rows, 1), generator=generator)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_the_noise_of_token_batches_is_that_of_their_tokens(micro_batches: int, is_flat: bool) -> None:
+    def follow(micro_batches: int, steps: int) -> bssearch.BatchAdvisor:
+        model, ticks, shares = at_zero(), itertools.count(), [[0.0]]
+        advisor = bssearch.BatchAdvisor(
+            model, 90, micro_batches=micro_batches, weights=lambda: shares, now=lambda: float(next(ticks))
+        )
+        for _, (x, y, is_word) in zip(range(steps), sentences(3), strict=False):
+            cut = [7, 8] if micro_batches == 2 else [15]
+            shares[:] = [[float(row.sum()) for row in part] for part in torch.split(is_word, cut)]
+            for words, values, mask in zip(*(torch.split(one, cut) for one in (x, y, is_word)), strict=True):
+                found = model(words.flatten(0, 1)).view(values.shape) if is_flat else model(words)[..., 0]
+                torch.autograd.backward((((found - values) ** 2) * mask).sum() / is_word.sum())
+            advisor.step()
+            model.zero_grad()
+        return advisor
+
+    known = follow(micro_batches, 1500).report().noise_scale
+    assert known.low is not None and known.high is not None
+    assert known.low < exact_scale() < known.high < 2 * exact_scale()
+    found, halves = (follow(count, 40)._passes for count in (micro_batches, 2))
+    assert len(found) > 3
+    for (_, one), (_, other) in zip(found, halves, strict=True):
+        assert one.plain.small == pytest.approx(other.plain.small, rel=1e-4)
+        assert (one.small_batch, one.small_batches) == pytest.approx((other.small_batch, other.small_batches))
 
 
 @pytest.mark.parametrize("kind", ["plain", "penalty", "two outputs", "no rows"])
@@ -345,6 +386,8 @@ def test_the_gradients_of_two_ranks_count_as_micro_batches_of_one_step(tmp_path:
             for one in running:
                 one.kill()
         assert [one.returncode for one in running] == [0] * ranks
-        found.append(torch.tensor(json.loads(printed[0]), dtype=torch.float64))
+        passes, reason = json.loads(printed[0])
+        found.append(torch.tensor(passes, dtype=torch.float64))
+    assert reason.startswith("the ranks have different gradients after backward()")
     assert len(found[0]) > 3
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)

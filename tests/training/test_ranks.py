@@ -287,8 +287,7 @@ def test_a_trial_on_ranks_measures_the_noise_scale_near_its_target_in_all_its_pa
 ) -> None:
     monkeypatch.setattr(course, "WINDOW_SHARE", 0.05)
     monkeypatch.setattr(gradient_noise, "RANK_NOISE_SHARE", 1e9)
-    for name in ("FIRST_EVERY", "LEAST_EVERY"):
-        monkeypatch.setattr(gradient_noise, name, 2)
+    monkeypatch.setattr(gradient_noise, "RANKS_LEAST_EVERY", 2)
     split = replace(ADAMW, world_size=2, micro_batch_size=16)
     asked = changed(request(split, checkpoint=str(tmp_path / "trial")), eval_every_steps=5)
     asked = replace(asked, target=Target(metric="loss", value=0.0, goal=Goal.MINIMIZE))

@@ -14,6 +14,7 @@ from bssearch.errors import UsageError, require
 from bssearch.executors.base import Assign, Reply
 from bssearch.records import BATCH_SCHEDULE, Configuration, ParameterValue, TrialState
 from bssearch.records.batch_schedule import batch_schedule_of, constant_configurations
+from bssearch.training.advisor import Weights
 
 Metrics = Mapping[str, Any]
 Evaluate = Callable[[], Metrics]
@@ -182,8 +183,8 @@ class Assignment:
         """End a trial whose gradients are not finite. Returns False if the work is no trial."""
         return False
 
-    def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Note the trained modules."""
+    def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
+        """Note the trained modules, and the tokens of the micro-batches at hand, if known."""
 
     def first_rate(self, is_peak: bool) -> None:
         """Note whether the first step has the whole learning rate."""

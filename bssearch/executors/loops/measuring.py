@@ -36,7 +36,7 @@ from bssearch.records import (
 )
 from bssearch.records.batch_schedule import constant_configurations
 from bssearch.records.noise_scale import FEWEST_PASSES
-from bssearch.training.advisor import BatchAdvisor, ranks_together
+from bssearch.training.advisor import BatchAdvisor, Weights, ranks_together
 from bssearch.training.contention import CorePace, ReferenceKernel
 from bssearch.training.course import Approach, eval_every_steps, first_line
 from bssearch.training.environment import describe_program
@@ -109,7 +109,7 @@ class DescribedLoop(Looked):
         self._batch_norm_layers = 0
         self._starts_at_peak: bool | None = None
 
-    def modelled(self, modules: Sequence[nn.Module]) -> None:
+    def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
         """Count the layers whose statistics depend on the micro-batch."""
         self._batch_norm_layers = sum(map(batch_norm_layers, modules))
 
@@ -322,7 +322,7 @@ class MeasuredNoise(Looked):
         self._weights: list[torch.Tensor] = []
         self._kept: list[torch.Tensor] = []
 
-    def modelled(self, modules: Sequence[nn.Module]) -> None:
+    def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
         """Prepare to measure these modules."""
         require(
             ranks_together() == 1,
@@ -333,7 +333,11 @@ class MeasuredNoise(Looked):
         self._weights = [parameter for one in modules for parameter in one.parameters()]
         if any(one.requires_grad for one in self._weights):
             self._advisor = BatchAdvisor(
-                nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps, share=1.0
+                nn.ModuleList(modules),
+                now.batch_size,
+                micro_batches=now.accumulation_steps,
+                weights=tokens,
+                share=1.0,
             )
 
     def is_due(self, step: int) -> bool:

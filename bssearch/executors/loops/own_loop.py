@@ -439,12 +439,13 @@ class Trial:
 
         DistributedDataParallel averages the gradients of the ranks, which undoes the division.
         """
-        if self._token_sampler is None:
+        tokens = [] if self._token_sampler is None else self._token_sampler.tokens(self._batch_number)
+        if not tokens:
             raise UsageError(
                 "the loop called trial.batch_tokens(), but has no token batches",
                 hint="DataLoader(..., batch_sampler=trial.token_batches(lengths))",
             )
-        return self._token_sampler.tokens[self.steps + self._skipped_in_all] / self.world_size
+        return sum(map(sum, tokens)) / self.world_size
 
     def state(self, **objects: Any) -> None:
         """Register the objects to checkpoint, each with ``state_dict()``, so that the trial can pause.
@@ -490,7 +491,7 @@ class Trial:
     def look_at(self, objects: Mapping[str, Any]) -> None:
         """Warn of normalisation layers and averages of weights that distort the comparison of batch sizes."""
         modules = trained_modules(objects)
-        self._assignment.modelled(modules)
+        self._assignment.modelled(modules, self._tokens_at_hand)
         found = about_ranks(modules) if self.world_size > 1 else []
         for sentence in found if self.is_look else [*found, *about_batch_norm(modules, self._now)]:
             self.warn(sentence)
@@ -503,6 +504,13 @@ class Trial:
     @property
     def _counts_tokens(self) -> bool:
         return self._assignment.counts_tokens or self._token_sampler is not None
+
+    def _tokens_at_hand(self) -> list[list[int]]:
+        return [] if self._token_sampler is None else self._token_sampler.own_tokens(self._batch_number)
+
+    @property
+    def _batch_number(self) -> int:
+        return self.steps + self._skipped_in_all
 
     @property
     def _step_at_hand(self) -> int | None:

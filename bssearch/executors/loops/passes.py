@@ -113,7 +113,7 @@ class GrowingSampler(SeededSampler):
 
 
 class TokenSampler(Sampler[list[int]]):
-    """Yields one rank's share of `TokenBatches`. ``tokens`` lists the tokens of each step, of all ranks."""
+    """Yields one rank's share of `TokenBatches`."""
 
     def __init__(self, batches: TokenBatches, rank: int, ranks: int, after_steps: int) -> None:
         self._batches = batches
@@ -121,8 +121,9 @@ class TokenSampler(Sampler[list[int]]):
         self._ranks = ranks
         self._epoch = batches.epoch()
         self.is_at_start = True
-        self.tokens: list[int] = []
-        while len(self.tokens) < after_steps:
+        self._drawn = 0
+        self._steps: dict[int, TokenStep] = {}  # by number; a loader draws steps ahead of the training
+        while self._drawn < after_steps:
             if (step := next(self._epoch, None)) is None:
                 self._epoch = batches.epoch()
             else:
@@ -131,13 +132,27 @@ class TokenSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         for step in self._epoch:
             self._note(step)
-            share = len(step) // self._ranks
-            yield from step[self._rank * share : (self._rank + 1) * share]
+            yield from self._own(step)
         self._epoch, self.is_at_start = self._batches.epoch(), True
+
+    def tokens(self, number: int) -> list[list[int]]:
+        """Tokens of each sample in each micro-batch of all ranks, in step ``number``. Forgets earlier steps."""
+        for earlier in [one for one in self._steps if one < number]:
+            del self._steps[earlier]
+        return [[self._batches.lengths[row] for row in rows] for rows in self._steps.get(number, ())]
+
+    def own_tokens(self, number: int) -> list[list[int]]:
+        """`tokens` of this rank's micro-batches."""
+        return self._own(self.tokens(number))
+
+    def _own(self, step: list[list[int]]) -> list[list[int]]:
+        share = len(step) // self._ranks
+        return step[self._rank * share : (self._rank + 1) * share]
 
     def _note(self, step: TokenStep) -> None:
         self.is_at_start = False
-        self.tokens.append(sum(self._batches.lengths[row] for rows in step for row in rows))
+        self._steps[self._drawn] = step
+        self._drawn += 1
 
 
 T = TypeVar("T")

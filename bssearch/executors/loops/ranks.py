@@ -16,8 +16,9 @@ from bssearch.errors import require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
 from bssearch.executors.loops.measuring import TimedLoop, work_of
-from bssearch.executors.loops.trial_run import TrialRun
+from bssearch.executors.loops.trial_run import NoiseNearTarget, TrialRun
 from bssearch.records import TrialRequest
+from bssearch.training.advisor import Weights
 
 T = TypeVar("T")
 
@@ -38,6 +39,12 @@ class Ranks:
         box = [said]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
+
+    def agree(self, value: object) -> bool:
+        """True if all ranks pass an equal value. Waits for all ranks."""
+        said: list[object] = [None] * self.size
+        distributed.all_gather_object(said, value)
+        return all(one == said[0] for one in said)
 
     def wait(self) -> None:
         """Wait for all ranks."""
@@ -81,18 +88,28 @@ class Word:
     """Rank 0's message to the other ranks.
 
     ``due``: steps of the next evaluations. Only the last evaluation is mandatory. ``tests``: whether the test split
-    follows.
+    follows. ``measures_noise``: whether all ranks measure the next steps' gradient noise.
     """
 
     is_over: bool
     due: tuple[int, ...]
     tests: bool = False
+    measures_noise: bool = False
+
+
+def sizes_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
+    """Sizes of the parameters that the modules train."""
+    return tuple(one.numel() for each in modules for one in each.parameters() if one.requires_grad)
 
 
 class RankWork(Assignment):
-    """One rank's work, which evaluates after the steps that rank 0 announces in ``_word``."""
+    """One rank's work, which evaluates after the steps that rank 0 announces in ``_word``.
+
+    ``_gradients``: sizes of the parameters that the rank trains. If ranks differ, none measures the gradient noise.
+    """
 
     _word: Word
+    _gradients: tuple[int, ...] = ()
 
     def is_due(self, step: int) -> bool:
         """True if rank 0 announced an evaluation."""
@@ -107,17 +124,32 @@ class Follower(RankWork):
         self.is_look = not isinstance(assign.work, TrialRequest)
         self.seed = assign.work.plan.seed if isinstance(assign.work, TrialRequest) else 0
         self._ranks = ranks
+        self._request = assign.work
+        self._noise: NoiseNearTarget | None = None
         self._word = cast(Word, ranks.share(None))
+
+    def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
+        """Prepare to measure the noise together with rank 0."""
+        self._gradients = sizes_of(modules)
+        if self._gradients and isinstance(self._request, TrialRequest):
+            self._noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens)
 
     def begin(self) -> None:
         """Wait for all ranks."""
-        self._ranks.wait()
+        self._ranks.agree(self._gradients)
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Measure the step's noise if rank 0 does."""
+        if self._noise is not None:
+            self._noise.stepped()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Receive the next `Word` of rank 0."""
         self._ranks.wait()
         self._word = cast(Word, self._ranks.share(None))
         self.is_over = self._word.is_over
+        if self._noise is not None:
+            self._noise.measure(self._word.measures_noise)
 
     def test(self, evaluate: Evaluate) -> None:
         """Evaluate the test split if rank 0 does."""
@@ -152,7 +184,8 @@ class Leader(RankWork):
 
     def begin(self) -> None:
         """Start the clock once all ranks begin."""
-        self._ranks.wait()
+        if not self._ranks.agree(self._gradients) and isinstance(self.work, TrialRun):
+            self.work.noise = None
         self.work.begin()
 
     def pause(self) -> None:
@@ -179,7 +212,8 @@ class Leader(RankWork):
         if not self.is_over:
             self.work.pause()  # the evaluation includes its announcement
         tests = isinstance(self.work, LedRun) and self.work.awaits_test
-        self._word = Word(self.is_over, () if self.is_over else (self._due_after(step),), tests)
+        measures = isinstance(self.work, LedRun) and self.work.noise is not None and self.work.noise.is_near
+        self._word = Word(self.is_over, () if self.is_over else (self._due_after(step),), tests, measures)
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
@@ -196,9 +230,10 @@ class Leader(RankWork):
         self.is_over = self.work.diverged(reason)
         return self.is_over
 
-    def modelled(self, modules: Sequence[nn.Module]) -> None:
+    def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
         """See `Assignment.modelled`."""
-        self.work.modelled(modules)
+        self._gradients = sizes_of(modules)
+        self.work.modelled(modules, tokens)
 
     def first_rate(self, is_peak: bool) -> None:
         """See `Assignment.first_rate`."""

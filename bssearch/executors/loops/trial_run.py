@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.training.advisor import BatchAdvisor, ranks_together
+from bssearch.training.advisor import BatchAdvisor, Weights
 from bssearch.training.clock import Clock, Ledger
 from bssearch.training.contention import ContentionMeter, CorePace, ReferenceKernel, cpu_use
 from bssearch.training.course import Approach, Course, Ending, first_line, not_finite, paused, where
@@ -57,23 +57,32 @@ class NoiseNearTarget:
         modules: Sequence[nn.Module],
         now: Configuration,
         target: Target,
-        aside: Callable[[], AbstractContextManager[object]],
+        tokens: Weights,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._advisor = BatchAdvisor(
-            nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps, aside=aside
+            nn.ModuleList(modules),
+            now.batch_size,
+            micro_batches=now.accumulation_steps * now.world_size,
+            weights=tokens,
+            aside=aside,
         )
         self._approach = Approach(target)
-        self._is_near = False
+        self.is_near = False
 
     def evaluated(self, metric: float) -> None:
         """Measure the next steps if the metric is near the target."""
-        self._is_near = self._approach.is_near(metric) and ranks_together() == 1
-        if not self._is_near:
+        self.measure(self._approach.is_near(metric))
+
+    def measure(self, is_near: bool) -> None:
+        """Measure the next steps, or stop measuring."""
+        self.is_near = is_near
+        if not is_near:
             self._advisor.close()
 
     def stepped(self) -> None:
         """Record a step."""
-        if self._is_near:
+        if self.is_near:
             self._advisor.step()
 
     def result(self) -> GradientNoise:
@@ -348,14 +357,14 @@ class TrialRun(Assignment):
         self._saved_random: dict[str, Any] | None = None
         self._pass = DataPass()
         self._test_metric: float | None = None
-        self._noise: NoiseNearTarget | None = None
+        self.noise: NoiseNearTarget | None = None
         self._memory.start()
 
-    def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Measure the noise of a loop in one process."""
+    def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
+        """Measure the noise of a loop that trains at one batch size."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
         if trained and not self.configuration.grows:
-            self._noise = NoiseNearTarget(modules, self.configuration, self._request.target, self._aside)
+            self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, self._aside)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -436,8 +445,8 @@ class TrialRun(Assignment):
         self._samples += full if samples is None else samples
         self._steps = step
         self._clock.stepped()
-        if self._noise is not None:
-            self._noise.stepped()
+        if self.noise is not None:
+            self.noise.stepped()
         self._line.progressed()
 
     def diverged(self, reason: str) -> bool:
@@ -491,8 +500,8 @@ class TrialRun(Assignment):
                 learning_rate=self.stages.last(step).learning_rate,
             )
             ending = self._course.observe(observation, is_over=self._is_at_last(step))
-            if self._noise is not None:
-                self._noise.evaluated(metric)
+            if self.noise is not None:
+                self.noise.evaluated(metric)
             self._device_meter.sample()
             self.contention.look()
             self._reference.look()
@@ -651,6 +660,6 @@ class TrialRun(Assignment):
                 contended=contention.contended or clock.is_contended(threads),
                 warnings=(*progress.warnings, *contention.warnings, *clock.warnings(wall)),
                 device_use=device_use,
-                noise=GradientNoise() if self._noise is None else self._noise.result(),
+                noise=GradientNoise() if self.noise is None else self.noise.result(),
             )
         )

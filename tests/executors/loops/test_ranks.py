@@ -21,6 +21,7 @@ from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.ranks import Follower, Leader, Ranks, check_ranks, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
+from bssearch.training.advisor import BatchAdvisor
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine, optimizer_of
 from tests.factories import changed
@@ -37,6 +38,7 @@ class Group:
         self.size = size
         self.barrier = Barrier(size, timeout=10)
         self.said: Any = None
+        self.values: dict[int, object] = {}
 
 
 class FakeRanks(Ranks):
@@ -53,6 +55,11 @@ class FakeRanks(Ranks):
         heard: T | None = self._group.said
         self.wait()
         return heard
+
+    def agree(self, value: object) -> bool:
+        self._group.values[self.rank] = value
+        self.wait()
+        return len(set(self._group.values.values())) == 1
 
     def wait(self) -> None:
         self._group.barrier.wait()
@@ -151,6 +158,24 @@ def test_weights_that_are_not_finite_end_the_trial_as_diverged(line: FakeLine) -
 
     assert trained(assign(), line, broken) == [5, 5]
     assert line.outcome.state is TrialState.DIVERGED and "bias of model is not finite" in line.outcome.reason
+
+
+@pytest.mark.parametrize("widths", [(3, 3), (3, 2)])
+def test_the_noise_is_measured_if_all_ranks_train_the_same_parameters(
+    widths: tuple[int, int], line: FakeLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[BatchAdvisor] = []
+    monkeypatch.setattr(BatchAdvisor, "step", lambda self: measured.append(self))
+
+    def training(trial: Trial, rank: int) -> None:
+        model = torch.nn.Linear(widths[rank], 1)
+        trial.state(model=model)
+        evaluate = lambda: {"accuracy": 9.9 if 0 < trial.steps < 60 else trial.steps}  # noqa: E731
+        for _ in trial.batches(loader(trial), evaluate=evaluate):
+            torch.autograd.backward(model(torch.randn(2, widths[rank])).square().mean())
+
+    assert trained(assign(), line, training) == [60, 60]
+    assert len(measured) == (2 * 55 if widths[0] == widths[1] else 0), "after the evaluation of step 5"
 
 
 def test_ranks_that_skip_all_steps_from_some_step_on_have_diverged(line: FakeLine) -> None:

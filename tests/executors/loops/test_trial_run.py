@@ -350,7 +350,7 @@ def test_measuring_the_noise_changes_no_weight(form: str, at: Configuration, mon
     weights = []
     for measures in (True, False):
         if not measures:
-            monkeypatch.setattr(TrialRun, "modelled", lambda self, modules: None)
+            monkeypatch.setattr(TrialRun, "modelled", lambda self, modules, tokens: None)
         _, training = trained(form, request, stop_at=40, metric=lambda step: 0.89 if step else 0.0)
         weights.append(training.model.state_dict())
     for name, tensor in weights[0].items():
