@@ -92,7 +92,11 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration, with ``test_metric`` and ``further_metrics`` from the data's test part."""
+    """The recommended configuration.
+
+    ``test_metric`` and ``further_metrics`` are of the test part, except further metrics "training …" of training
+    samples.
+    """
 
     batch_size: int
     micro_batch_size: int

@@ -12,6 +12,7 @@ from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Notice
 from bssearch.records import MemoryBasis
 from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.measured import TRAINING
 from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, plural
 
 
@@ -53,10 +54,12 @@ def _how_sure(answer: Answer) -> str:
     return f"{text}." if step is None else f"{text}; {step.why}: {step.command}."
 
 
-def further_metrics(answer: Answer) -> str:
-    """A sentence about further test metrics, if any."""
-    shown = [f"{name} {with_interval(figure)}" for name, figure in answer.optimal.further_metrics.items()]
-    return f"The optimum's further metrics on the test part: {' and '.join(shown)}." if shown else ""
+def further_metrics(answer: Answer, *, training: bool = False) -> str:
+    """A sentence about further test metrics, or about the metric of training samples, if any."""
+    known = answer.optimal.further_metrics.items()
+    shown = [f"{name} {with_interval(figure)}" for name, figure in known if name.startswith(TRAINING) == training]
+    where = "samples that train" if training else "the test part"
+    return f"The optimum's further metrics on {where}: {' and '.join(shown)}." if shown else ""
 
 
 def about_growing(answer: Answer) -> str:

@@ -222,7 +222,12 @@ def print_details(found: Answer) -> None:
     )
     print_trade_offs(found)
     noise = found.measured.noise_scale
-    told = (*about_law(found), about_device(found), "" if noise is None else about_noise(noise))
+    told = (
+        further_metrics(found, training=True),
+        *about_law(found),
+        about_device(found),
+        "" if noise is None else about_noise(noise),
+    )
     say(*filter(None, told))
     if found.generalisation is not None:
         print_generalisation(found.generalisation, found.target.metric)

@@ -22,7 +22,7 @@ from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, Usag
 from bssearch.exchange.boards.base import boards_of, check_boards
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.files import make_private_folder
-from bssearch.records import MAKE_TRAINER, Environment, StudyRecord, WorkloadDescription
+from bssearch.records import MAKE_TRAINER, Configuration, Environment, StudyRecord, WorkloadDescription
 from bssearch.records.text import plural
 from bssearch.search.driver import Driver, Listener, Shift
 from bssearch.search.finding import answer
@@ -34,6 +34,7 @@ from bssearch.settings import DATA_DIR_VARIABLE, in_parent_folder, state_folder,
 from bssearch.spec import StudySpec, checked, find_spec, load_spec
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.spec.reader import changed_fields, spec_of
+from bssearch.spec.space.micro_batches import split_batch
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
 from bssearch.workloads.base import SHIPPED, GivenWorkload, given_workload, lies_in_no_file, refuse_while_importing
@@ -568,13 +569,21 @@ def program_of(spec: StudySpec) -> Program | None:
         command=spec.command,
         report=spec.report,
         arguments=spec.arguments,
-        default=spec.default_configuration,
+        default=_described(spec),
         metric=spec.target.metric,
         names=spec.set_parameters,
         searched=spec.searched,
         needs_samples=spec.objective == SamplesToTarget.name,
         counts_tokens=spec.training.counts_tokens,
     )
+
+
+def _described(spec: StudySpec) -> Configuration:
+    # In micro-batches if any batch size accumulates, because an average of weights may wrongly follow micro-batches.
+    default = spec.default_configuration
+    _, most = split_batch(spec.batch_sizes[-1] // default.world_size, spec.space.max_micro_batch_size)
+    is_split = most == 1 or default.accumulation_steps > 1 or default.micro_batch_size % 2
+    return default if is_split else default.in_micro_batches(default.micro_batch_size // 2)
 
 
 def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> None:

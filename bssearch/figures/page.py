@@ -31,6 +31,7 @@ from bssearch.figures.html import PageContent, Row, Section, Table, Tile, render
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord, grouped
 from bssearch.records.batch_schedule import RunStage, growing_schedule, run_stages
+from bssearch.records.measured import TRAINING
 from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence, with_precision
 from bssearch.spec import StudySpec
 
@@ -664,7 +665,7 @@ def _tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
         shown = ends(figure.low, figure.high).strip()
         tiles.append(
             Tile(
-                f"Test {name}",
+                name.capitalize() if name.startswith(TRAINING) else f"Test {name}",
                 number(figure.median),
                 f"of the optimum, at the target{shown and f', 95 % interval {shown}'}",
             )

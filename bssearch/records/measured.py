@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_TEST_METRICS = 1_000
 LONGEST_NAME = 1_000  # characters of a metric's name
+TRAINING = "training "  # begins the name of a further metric of training samples, instead of test samples
 
 COULD_NOT_PAUSE = "could not be paused"  # reason of a trial whose checkpoint could not be saved
 

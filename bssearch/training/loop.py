@@ -31,12 +31,13 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
+from bssearch.records.measured import TRAINING
 from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.training.batches import tokens_trained
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
-from bssearch.training.course import Course, Ending, not_finite, paused, where
+from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
 from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMeter, RankNoise, noise_growth, noise_meter
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
@@ -50,7 +51,7 @@ from bssearch.training.trial_checkpoint import (
     identity_with_workload,
 )
 from bssearch.workloads.base import Workload, measure, metric_value
-from bssearch.workloads.data import Data, TokenPart
+from bssearch.workloads.data import BatchStream, Data, TokenPart
 
 # a trial in these states may evaluate the test part
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
@@ -141,7 +142,18 @@ class Trial:
         names = [target, *(name for name, info in known.items() if info.reported and name != target)]
         found = {name: value for name, value in trainer.metrics(self._data.test, names).items() if is_metric(value)}
         self._test_metric = found.pop(target, None)
+        if not isinstance(self._data.train, BatchStream):
+            found |= self._on_training_samples(trainer, target)
         self._further_test_metrics = found or None
+
+    def _on_training_samples(self, trainer: Trainer, metric: str) -> dict[str, float]:
+        part = self._data.train.thinned(len(self._data.test)).to(self._computation.device)
+        try:
+            value = trainer.evaluate(part, metric)
+        except Exception as error:  # evaluate() need not take samples of the form of the training part
+            self._progress.warnings.append(f"the metric of training samples is unknown: {first_line(error)}")
+            return {}
+        return {f"{TRAINING}{metric}": value} if is_metric(value) else {}
 
     def prepare(self) -> Trainer:
         """Warm up; build the trainer, and load the checkpoint of a branch."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn, cast
 import numpy as np
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from bssearch.errors import WorkloadError, require
 from bssearch.workloads.base import kind_of
@@ -97,6 +97,11 @@ class Part:
         """(inputs, targets) of rows (samples,), in order."""
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
+    def thinned(self, most: int) -> Part:
+        """Every n-th sample, ``most`` at most."""
+        rows = slice(None, None, -(-len(self) // most))
+        return Part(_cut(self.inputs, rows), _cut(self.targets, rows))
+
     def chunks(self, size: int) -> Iterator[Batch]:
         """Yield (inputs, targets) of ``size`` samples in order; the last may be smaller."""
         for start in range(0, len(self), size):
@@ -145,6 +150,10 @@ class DatasetPart(HostPart):
         """Return a part whose `chunks` moves batches to the device."""
         return DatasetPart(self.samples, self.collate, device)
 
+    def thinned(self, most: int) -> DatasetPart:
+        """See `Part.thinned`."""
+        return DatasetPart(Subset(self.samples, range(0, len(self), -(-len(self) // most))), self.collate)
+
     def gather(self, rows: torch.Tensor) -> Batch:
         """Collate rows (samples,) on the host."""
         return self._collated(rows.tolist())
@@ -192,6 +201,10 @@ class TokenPart(HostPart):
     def gather(self, rows: torch.Tensor) -> Batch:
         """Collate rows (samples,) on the host."""
         return self.samples.gather(rows)
+
+    def thinned(self, most: int) -> DatasetPart:
+        """See `Part.thinned`."""
+        return self.samples.thinned(most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Largest
 from bssearch.analysis.build_answer import MOST, build_answer, next_steps
 from bssearch.analysis.certainty import Certainty
 from bssearch.analysis.generalisation import over_seeds
-from bssearch.analysis.headline import about_columns, headline, speedup_shares, trade_off_rows
+from bssearch.analysis.headline import about_columns, further_metrics, headline, speedup_shares, trade_off_rows
 from bssearch.analysis.objectives import TIME, Objective, make_objective
 from bssearch.analysis.optimum import Candidate, Settles, Verdict, decide
 from bssearch.analysis.rules.rule_book import BROKE, HELD, Judgement, judge
@@ -445,6 +445,8 @@ def test_further_metrics_of_the_optimum_are_medians_with_the_interval_of_their_m
     values = {164: 0.1, 165: 0.2, 166: 0.6}
 
     assert answer(trials).optimal.further_metrics == {}
+    trained = answer([with_outcome(one, further_test_metrics={"training accuracy": 0.99}) for one in trials])
+    assert "training accuracy 0.99" in further_metrics(trained, training=True) and not further_metrics(trained)
     reported = [with_outcome(one, further_test_metrics={"forgetting": values.get(one.number, 9.0)}) for one in trials]
     found = answer(reported).optimal.further_metrics["forgetting"]
     half = 4.302653 * 0.2645751 / 3**0.5  # Student's t of 2 degrees of freedom, standard deviation of the three

@@ -69,6 +69,14 @@ def run(form: type[Texts], data: Data, folder: Path, stop_after: int | None = No
 
 
 @every_form
+def test_the_metric_of_training_samples_is_measured_in_every_form_with_samples(
+    form: type[Texts], tmp_path: Path
+) -> None:
+    outcome = run(form, loaded(form()), tmp_path, tested=True).outcome
+    assert (set(outcome.further_test_metrics or {}) == {"training loss"}) == (form is not Streams), outcome.warnings
+
+
+@every_form
 def test_a_trial_of_every_form_learns_and_resumes_like_an_unpaused_trial(form: type[Texts], tmp_path: Path) -> None:
     data = loaded(form())
     whole = run(form, data, tmp_path)

@@ -7,12 +7,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
 from bssearch.records import GradientNoise, MemoryBasis, MetricInfo, TrialOutcome, TrialState
 from bssearch.records.curves import crossing
 from bssearch.training import gradient_noise, loop
 from bssearch.training.clock import LEDGER_GAP_SECONDS
 from bssearch.training.contention import Contention, ContentionMeter
+from bssearch.workloads.data import Part
 from tests.training.toys import (
     CallClock,
     FakeTime,
@@ -55,17 +57,39 @@ def test_the_target_ends_a_trial_at_the_first_evaluation_that_meets_it() -> None
 def test_the_test_part_has_the_metrics_that_the_workload_reports_and_no_others() -> None:
     toy = Toy(metrics={"accuracy": MetricInfo(reported=True), "loss": MetricInfo(low=0.0, reported=True)})
     tested, untested = (Run(request(tested=tests), toy).outcome for tests in (True, False))
-    assert tested.further_test_metrics is not None and sorted(tested.further_test_metrics) == ["loss"]
+    assert tested.further_test_metrics is not None
+    assert sorted(tested.further_test_metrics) == ["loss", "training accuracy"]
     assert 0 < tested.further_test_metrics["loss"] < 0.6 and tested.test_metric is not None
     assert untested.further_test_metrics is None
-    assert Run(request(tested=True)).outcome.further_test_metrics is None
+
+
+def test_a_tested_trial_has_the_metric_of_as_many_training_samples_as_test_samples() -> None:
+    class Seen(Toy):
+        def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
+            self.last = part, super().evaluate(model, part)
+            return self.last[1]
+
+    toy, data = Seen(), toy_data(train_samples=120)
+    outcome = Run(request(tested=True), toy, data).outcome
+    part, found = toy.last
+    torch.testing.assert_close(part.inputs, data.train.inputs[::3])
+    assert outcome.further_test_metrics == {"training accuracy": found["accuracy"]}
+
+
+def test_a_workload_that_cannot_evaluate_training_samples_is_tested_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Part, "thinned", lambda self, most: Part(self.inputs[:, :2], self.targets))
+    outcome = Run(request(tested=True)).outcome
+    assert outcome.test_metric is not None and outcome.further_test_metrics is None
+    assert any("metric of training samples is unknown: RuntimeError" in one for one in outcome.warnings)
 
 
 def test_a_reported_metric_that_is_no_number_is_left_out() -> None:
     metrics = {"accuracy": MetricInfo(), "loss": MetricInfo(reported=True)}
     toy = Toy(on_evaluate=lambda found: {**found, "loss": math.nan}, metrics=metrics)
     outcome = Run(request(tested=True), toy).outcome
-    assert outcome.test_metric is not None and outcome.further_test_metrics is None
+    assert outcome.test_metric is not None and set(outcome.further_test_metrics or {}) == {"training accuracy"}
 
 
 def test_the_crossing_is_kept_as_an_interval_and_interpolated_inside_it() -> None:
@@ -365,9 +389,12 @@ def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(
     time = FakeTime()
     toy = Toy(on_loss=lambda: time.pass_by(1.0), evaluate=Mock(side_effect=Toy().evaluate))
     asked_for = request(target=2.0, train_seconds_limit=8.5, limit_state=state, tested=asked)
-    outcome = Run(asked_for, toy, clock=time.clock()).outcome
-    *before, last = (len(part) for (_, part), _ in toy.evaluate.call_args_list)  # type: ignore[attr-defined]
-    test_samples = len(toy_data().test)
+    data = toy_data(train_samples=90)
+    outcome = Run(asked_for, toy, data, clock=time.clock()).outcome
+    sizes = [len(part) for (_, part), _ in toy.evaluate.call_args_list]  # type: ignore[attr-defined]
+    test_samples, training_samples = len(data.test), 45
+    *before, last = (one for one in sizes if one != training_samples)
+    assert (training_samples in sizes) is (asked and tested)
     assert (last == test_samples) is (outcome.test_metric is not None) is (asked and tested)
     assert test_samples not in before
 

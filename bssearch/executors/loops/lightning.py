@@ -265,13 +265,7 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
         self.advisor: BatchAdvisor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the advisor. Raises `UsageError` if several processes scale their losses in fp16."""
-        require(
-            trainer.world_size <= 1 or trainer.precision != "16-mixed",
-            f"precision = {trainer.precision!r} with {trainer.world_size} processes: Lightning undoes the loss scaling "
-            "between the advisor's readings of the gradients, so the noise scale would be wrong",
-            hint='Trainer(precision="bf16-mixed")',
-        )
+        """Make the advisor."""
         self.advisor = BatchAdvisor(pl_module, self._batch_size, optimizer=trainer.optimizers[0])
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:

@@ -219,13 +219,7 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Make the advisor. Raises `UsageError` if several processes clip their gradients."""
-        require(
-            args.world_size <= 1 or not args.max_grad_norm,
-            f"max_grad_norm = {args.max_grad_norm} of {args.world_size} processes: the Trainer clips the "
-            "gradients before the advisor reads the gradients",
-            hint="TrainingArguments(max_grad_norm=0)",
-        )
+        """Make the advisor."""
         self.advisor = BatchAdvisor(
             others["model"],
             args.train_batch_size * args.gradient_accumulation_steps * args.world_size,

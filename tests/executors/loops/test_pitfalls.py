@@ -10,11 +10,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
+from bssearch.commands.opening import program_of
 from bssearch.executors.loops.measuring import DescribedLoop
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.pitfalls import Averages, about_ranks, trained_modules
 from bssearch.records import WorkloadDescription
 from tests.executors.loops.loops import FakeLine, Started, asked, assign
+from tests.factories import SPEC, make_spec, not_none
 from tests.training.toys import configuration
 
 DATA = TensorDataset(torch.randn(64, 4))
@@ -106,6 +108,18 @@ def test_an_average_is_told_by_its_tensors_alone(kept: Any, change: Any, is_told
     averages.step_begins()
     change(kept)
     assert (averages.changed() is not None) is is_told
+
+
+@pytest.mark.parametrize(("averages_at", "is_told"), [("micro-batch", True), ("step", False)])
+def test_a_study_that_accumulates_is_told_of_a_wrong_average_before_it_trains(averages_at: str, is_told: bool) -> None:
+    space = {**SPEC["space"], "max_micro_batch_size": 32}
+    program = not_none(program_of(make_spec(space=space, workload="train.py", workload_settings={})))
+    assert (program.default.batch_size, program.default.accumulation_steps) == (32, 2)
+    line = FakeLine()
+    loop(Trial(DescribedLoop(assign("describe", at=program.default), line)), averages_at=averages_at)
+    (described,) = line.replies
+    assert isinstance(described, WorkloadDescription)
+    assert ("average of trial.state changes" in (described.notice or "")) == is_told
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.1])
