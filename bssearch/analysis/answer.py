@@ -92,11 +92,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration.
-
-    ``test_metric`` and ``further_metrics`` are of the test part, except further metrics "training …" of training
-    samples.
-    """
+    """The recommended configuration; its metrics are of the test part, "training …" of training samples."""
 
     batch_size: int
     micro_batch_size: int

@@ -569,7 +569,7 @@ def program_of(spec: StudySpec) -> Program | None:
         command=spec.command,
         report=spec.report,
         arguments=spec.arguments,
-        default=_described(spec),
+        default=_configuration_to_describe(spec),
         metric=spec.target.metric,
         names=spec.set_parameters,
         searched=spec.searched,
@@ -578,7 +578,7 @@ def program_of(spec: StudySpec) -> Program | None:
     )
 
 
-def _described(spec: StudySpec) -> Configuration:
+def _configuration_to_describe(spec: StudySpec) -> Configuration:
     # In micro-batches if any batch size accumulates, because an average of weights may wrongly follow micro-batches.
     default = spec.default_configuration
     _, most = split_batch(spec.batch_sizes[-1] // default.world_size, spec.space.max_micro_batch_size)

@@ -48,7 +48,7 @@ class Norms:
 class Pass:
     """``small_batches`` disjoint batches of ``small_batch`` samples, out of ``samples``.
 
-    Batches of unequal weight count as fewer equal batches, so neither number need be whole.
+    Batches of unequal weight count as fewer equal batches.
     """
 
     small_batch: float

@@ -122,9 +122,9 @@ class BatchAdvice:
 class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
-    In some steps hooks take the gradient norms of each micro-batch and of their sum. The ranks of
-    DistributedDataParallel count as micro-batches. If a step has one micro-batch, a second backward pass takes the
-    gradient of its first half; the first dimension of the model's output must be the samples.
+    In some steps hooks take gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of their sum.
+    If a step has one micro-batch, a second backward pass takes the gradient of half of the output's rows, which must
+    be samples.
 
     ::
 
@@ -141,8 +141,8 @@ class BatchAdvisor:
         optimizer: One or several optimizers. With Adam, the noise scale is for Adam's updates.
         dataset_size: Samples of the training set.
         micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another number.
-        weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the present
-            step. The noise scale then counts weights, not samples. Divide the step's summed loss by all its weights.
+        weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the step.
+            The noise scale counts weights. Divide the summed loss by the step's weights.
         aside: Context of the second backward passes.
         share: Largest share of the training time for measurements.
         now: Clock in seconds.
@@ -306,9 +306,9 @@ def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> GradientNoise:
 
 
 class _Halves:
-    """Gradient of the first half of the samples: the first half of the rows of the model's last output.
+    """Gradient of half of the rows of the model's last output.
 
-    The first measurement checks that both halves add up to the whole gradient; ``problem`` names a failure.
+    The first measurement checks that both halves add up; ``problem`` names a failure.
     """
 
     def __init__(
@@ -396,7 +396,7 @@ class _Halves:
 class _StepNorms:
     """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam.
 
-    ``backward_passes`` and ``small_batches``: the step's numbers on all ranks, known after `take`.
+    ``backward_passes`` and ``small_batches`` of all ranks are known after `take`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None, halves: _Halves) -> None:

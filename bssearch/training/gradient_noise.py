@@ -1,4 +1,4 @@
-"""The gradient noise scale of a model in training, measured in separate passes or from the ranks' gradients.
+"""The gradient noise scale, measured in separate passes or from the ranks' gradients.
 
 A separate pass computes gradients of a few small batches in fp32 and changes no training state.
 """

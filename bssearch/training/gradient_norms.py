@@ -14,7 +14,7 @@ LEAST_EVERY, MOST_EVERY = 2, 1000  # steps from one measured step to the next
 
 
 def measured_every(seconds: float, step_seconds: float, share: float) -> int:
-    """Steps from one measured step to the next; measuring adds ``seconds`` to a step, and may add ``share`` to all."""
+    """Steps from one measured step to the next, if measuring adds ``seconds`` and may take ``share`` of the time."""
     return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(seconds / (share * step_seconds))))
 
 

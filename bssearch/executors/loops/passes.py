@@ -136,7 +136,7 @@ class TokenSampler(Sampler[list[int]]):
         self._epoch, self.is_at_start = self._batches.epoch(), True
 
     def tokens(self, number: int) -> list[list[int]]:
-        """Tokens of each sample in each micro-batch of all ranks, in step ``number``. Forgets earlier steps."""
+        """Tokens of each sample in all ranks' micro-batches of a step. Forgets earlier steps."""
         for earlier in [one for one in self._steps if one < number]:
             del self._steps[earlier]
         return [[self._batches.lengths[row] for row in rows] for rows in self._steps.get(number, ())]

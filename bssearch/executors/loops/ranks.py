@@ -87,8 +87,8 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 class Word:
     """Rank 0's message to the other ranks.
 
-    ``due``: steps of the next evaluations. Only the last evaluation is mandatory. ``tests``: whether the test split
-    follows. ``measures_noise``: whether all ranks measure the next steps' gradient noise.
+    ``due``: steps of the next evaluations; only the last is mandatory. ``tests``: whether the test split follows.
+    ``measures_noise``: whether the ranks measure the next steps' noise.
     """
 
     is_over: bool
@@ -103,13 +103,10 @@ def sizes_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
 
 
 class RankWork(Assignment):
-    """One rank's work, which evaluates after the steps that rank 0 announces in ``_word``.
-
-    ``_gradients``: sizes of the parameters that the rank trains. If ranks differ, none measures the gradient noise.
-    """
+    """One rank's work, which evaluates after the steps that rank 0 announces in ``_word``."""
 
     _word: Word
-    _gradients: tuple[int, ...] = ()
+    _sizes: tuple[int, ...] = ()  # of trained parameters; if the ranks' sizes differ, no rank measures gradient noise
 
     def is_due(self, step: int) -> bool:
         """True if rank 0 announced an evaluation."""
@@ -130,13 +127,13 @@ class Follower(RankWork):
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
         """Prepare to measure the noise together with rank 0."""
-        self._gradients = sizes_of(modules)
-        if self._gradients and isinstance(self._request, TrialRequest):
+        self._sizes = sizes_of(modules)
+        if self._sizes and isinstance(self._request, TrialRequest):
             self._noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens)
 
     def begin(self) -> None:
         """Wait for all ranks."""
-        self._ranks.agree(self._gradients)
+        self._ranks.agree(self._sizes)
 
     def stepped(self, step: int, samples: int | None) -> None:
         """Measure the step's noise if rank 0 does."""
@@ -184,7 +181,7 @@ class Leader(RankWork):
 
     def begin(self) -> None:
         """Start the clock once all ranks begin."""
-        if not self._ranks.agree(self._gradients) and isinstance(self.work, TrialRun):
+        if not self._ranks.agree(self._sizes) and isinstance(self.work, TrialRun):
             self.work.noise = None
         self.work.begin()
 
@@ -232,7 +229,7 @@ class Leader(RankWork):
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
         """See `Assignment.modelled`."""
-        self._gradients = sizes_of(modules)
+        self._sizes = sizes_of(modules)
         self.work.modelled(modules, tokens)
 
     def first_rate(self, is_peak: bool) -> None:
