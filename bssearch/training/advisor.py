@@ -306,10 +306,7 @@ def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> GradientNoise:
 
 
 class _Halves:
-    """Gradient of half of the rows of the model's last output.
-
-    The first measurement checks that both halves add up; ``problem`` names a failure.
-    """
+    """Gradient of half of the rows of the model's last output."""
 
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], aside: Callable[[], AbstractContextManager[object]]
@@ -319,7 +316,7 @@ class _Halves:
         self._aside = aside
         self._hooks: list[RemovableHandle] = []
         self._row_hook: RemovableHandle | None = None
-        self._is_checked = False
+        self._is_checked = False  # true once the halves of a step add up to the whole gradient; else there is a problem
         self._missed = self._whole = 0.0
         self.problem = ""
         self.is_splitting = False
@@ -394,10 +391,7 @@ class _Halves:
 
 
 class _StepNorms:
-    """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam.
-
-    ``backward_passes`` and ``small_batches`` of all ranks are known after `take`.
-    """
+    """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None, halves: _Halves) -> None:
         self._divisors = divisors
@@ -409,7 +403,7 @@ class _StepNorms:
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._awaits_average = False
         self._hooks: list[RemovableHandle] = []
-        self.backward_passes = self.small_batches = 0
+        self.backward_passes = self.small_batches = 0  # of all ranks, once `take` has returned
         for one in (one for one in parameters if one.requires_grad):
             self._hooks.append(one.register_hook(partial(self._take_one, one)))  # type: ignore[no-untyped-call]
             self._hooks.append(one.register_post_accumulate_grad_hook(self._take_sum))  # type: ignore[no-untyped-call]

@@ -41,7 +41,7 @@ class Ranks:
         return box[0]
 
     def agree(self, value: object) -> bool:
-        """True if all ranks pass an equal value. Waits for all ranks."""
+        """True if all ranks pass equal values; waits for all."""
         said: list[object] = [None] * self.size
         distributed.all_gather_object(said, value)
         return all(one == said[0] for one in said)
