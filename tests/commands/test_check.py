@@ -41,6 +41,7 @@ from bssearch.records import (
 )
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, load_spec
+from tests.documents import OWN_TRAINING
 from tests.factories import SPEC, make_spec, not_none
 from tests.search.law import LawExecutor
 
@@ -190,8 +191,8 @@ def test_a_script_that_does_not_warm_up_is_told_so(starts_at_peak: bool | None) 
     assert ("no_warmup" in found) == bool(starts_at_peak)
 
 
-def test_the_shipped_studies_have_no_pitfall() -> None:
-    for path in shipped_studies().values():
+def test_shipped_studies_and_those_of_the_guide_have_no_pitfall() -> None:
+    for path in (*shipped_studies().values(), *OWN_TRAINING.glob("*.yaml")):
         assert list(pitfalls(load_spec(path), LawExecutor().describe())) == [], path.name
 
 
