@@ -69,16 +69,10 @@ def pass_of(
     samples: int,
     divisors: Divisors | None,
 ) -> Pass | None:
-    """A pass over small batches of unequal weight; None unless two batches have finite gradients.
-
-    A small batch's gradient is its weight × the gradient of its mean loss. Both norms are plain and for Adam.
-
-    Args:
-        small: Sum of the small batches' squared norms.
-        big: Squared norm of the sum of their gradients.
-        weights: Sum of the squared weights, and sum of the weights.
-        batch: Samples of all small batches.
-    """
+    """A pass over small batches of unequal weight; None unless two batches have finite gradients."""
+    # A small batch's gradient is its weight × the gradient of its mean loss. Plain and for Adam, `small` is the sum of
+    # the small batches' squared norms, and `big` the squared norm of the sum of their gradients. `weights` are the sums
+    # of the squared weights and of the weights, `batch` the samples of all small batches.
     # E Σ‖wᵢgᵢ‖² = ‖G‖² Σwᵢ² + tr Σ W² / batch, because the batch with weight wᵢ has batch × wᵢ / W samples. Divided by
     # Σwᵢ², this is the expectation of Norms.small for W² / Σwᵢ² equal batches.
     squared, weight = weights

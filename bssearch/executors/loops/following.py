@@ -246,12 +246,10 @@ class SampleAxis(NamedTuple):
 
 
 class BatchRows:
-    """Counts samples by the batch part that had the expected size in the first micro-batch.
+    """Counts samples by the batch part that had the expected size in the first micro-batch."""
 
-    If no part had the expected size, the first tensor counts, or else the first list. A longer part than expected does
-    not count.
-    """
-
+    # If no part had the expected size, the first tensor counts, or else the first list. A longer part than expected
+    # does not count.
     _place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:

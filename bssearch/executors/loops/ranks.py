@@ -85,16 +85,12 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Rank 0's message to the other ranks.
-
-    ``due``: steps of the next evaluations; only the last is mandatory. ``tests``: whether the test split follows.
-    ``measures_noise``: whether the ranks measure the next steps' noise.
-    """
+    """Rank 0's message to the other ranks."""
 
     is_over: bool
-    due: tuple[int, ...]
-    tests: bool = False
-    measures_noise: bool = False
+    due: tuple[int, ...]  # steps of the next evaluations; only the last is mandatory
+    tests: bool = False  # whether the test split follows
+    measures_noise: bool = False  # whether the ranks measure the next steps' gradient noise
 
 
 def sizes_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
