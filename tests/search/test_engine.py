@@ -201,7 +201,7 @@ class Reopening(Sampler):
 
 def test_a_confirmed_search_does_not_reopen() -> None:
     engine = Engine(study("random", "none", trials=100), sampler=Reopening())
-    clock = VirtualClock(engine, row_of, probes={size: make_probe(size) for size in LISTS["batch_size"]})
+    clock = VirtualClock(engine, row_of, probes={size: make_probe(size) for size in engine.spec.batch_sizes})
     for _ in clock.run():
         pass
     phases = [trial.phase for trial in clock.trials.values()]
