@@ -160,6 +160,7 @@ class InlineExecutor:
         )
         if self._loaded is None:
             import torch
+            import torch._dynamo  # or else the first optimizer imports it, after the freeze below
 
             from bssearch.executors.loaded import LoadedWorkload
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
@@ -64,6 +65,8 @@ class LoadedWorkload:
             if settings.given is None
             else made(name, settings.given, settings.workload_settings)
         )
+        if self._computation.compiles or hasattr(self._workload, "build_optimizer"):
+            importlib.import_module("torch._dynamo")  # or else the first step imports it, after the collector's freeze
         check_libraries(self._workload, settings.optimizers)
         self.revision = workload_revision(self._workload)
         check_unchanged(f"the file of workload {name!r}", load.revision, self.revision)
