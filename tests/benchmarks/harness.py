@@ -58,20 +58,22 @@ def holds(interval: Any, truth: float) -> bool | None:
     return bool(interval.low <= truth <= interval.high)
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def timed_in_turns(work: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
+def timed_in_turns(
+    work: Mapping[str, Callable[[], object]], pairs: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Do each piece of work once, then time each ``pairs`` times in turns; return the seconds by name."""
     for piece in work.values():
         piece()
     times: dict[str, list[float]] = {name: [] for name in work}
     for pair in range(pairs):
         for name in turned(list(work), pair):
-            times[name].append(seconds_of(work[name]))
+            times[name].append(seconds_of(work[name], clock))
     return times
 
 

@@ -7,8 +7,9 @@ GPU.
 The loops train a shipped workload at one batch size on one CPU thread. They take turns in one process, segment by
 segment, in alternating order. The product's segment is the work of a trial between two evaluations: ledger, stop check,
 limit check, progress, schedule and loss bookkeeping. On a GPU both loops wait for the device at the end of a segment.
-The A/A row compares two bare loops: it shows the noise of the method. Memory addresses change the time of a loop by a
-few per cent, so ``--builds`` sets up all loops several times and compares the medians of each.
+The A/A row compares two bare loops: it shows the noise of the method. Beside other work on a CPU, ``--cpu-seconds``
+compares CPU seconds. Memory addresses change the time of a loop by a few per cent, so ``--builds`` sets up all loops
+several times and compares the medians of each.
 
 ``--reference`` chooses the bare loop:
 
@@ -28,6 +29,7 @@ import json
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -184,12 +186,15 @@ def measure(
     steps: int,
     pairs: int,
     builds: int,
+    clock: Callable[[], float],
 ) -> Overhead:
     """Let the loops take ``pairs`` turns in all, each a segment of ``steps``."""
     times: dict[str, list[float]] = {"bare": [], "again": [], "bssearch": []}
     bit_equal = True
     for build in range(builds):
-        taken, is_equal = _take_turns(reference, workload, data, batch_size, computation, steps, pairs // builds, build)
+        taken, is_equal = _take_turns(
+            reference, workload, data, batch_size, computation, steps, pairs // builds, build, clock
+        )
         bit_equal = bit_equal and is_equal
         for name, seconds in taken.items():
             times[name] += seconds if builds == 1 else [statistics.median(seconds)]
@@ -218,6 +223,7 @@ def _take_turns(
     steps: int,
     pairs: int,
     build: int,
+    clock: Callable[[], float],
 ) -> tuple[dict[str, list[float]], bool]:
     # the seconds of each loop's segments, and whether both ended with the same weights
     loops: dict[str, Any] = {}
@@ -230,7 +236,7 @@ def _take_turns(
         "again": lambda: again.segment(steps),
         "bssearch": lambda: trial.train_segment(trainer),
     }
-    times = timed_in_turns(work, pairs)
+    times = timed_in_turns(work, pairs, clock)
     trainer.close()
     weights = [parameters_to_vector(model.parameters()) for model in (bare.model, trainer.model)]
     return times, torch.equal(*weights)
@@ -262,6 +268,7 @@ def main(
     steps: Annotated[int, typer.Option(help="per segment")] = 4,
     pairs: int = 150,
     builds: Annotated[int, typer.Option(help="times that the loops are set up anew, of at least one pair each")] = 1,
+    cpu_seconds: Annotated[bool, typer.Option("--cpu-seconds", help="compare CPU seconds of the process")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
 ) -> bool:
     """Measure, print and judge."""
@@ -271,8 +278,9 @@ def main(
     settings = TrainingSpec.model_validate(given)
     computation = Computation(torch.device(device), settings)
     data, _ = place(task.load(torch.device("cpu")), computation)
+    clock = time.process_time if cpu_seconds else time.perf_counter
     found = [
-        measure(reference, task, data, size, computation, steps=steps, pairs=pairs, builds=builds)
+        measure(reference, task, data, size, computation, steps=steps, pairs=pairs, builds=builds, clock=clock)
         for size in batch_size or [256]
     ]
     if as_json:
