@@ -10,13 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.analysis.answer import OnDevices, Ratio
-from bssearch.analysis.certainty import TUNING_GAP
+from bssearch.analysis.certainty import CONTENDER, TUNING_GAP
 from bssearch.analysis.law.batch_model import LawFit
 from bssearch.analysis.optimum import Candidate, Estimate, Verdict, half_width, median_steps, of_runs
 from bssearch.records import Phase, ProbeRecord, TrialRecord, grouped
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
-
-CONTENDER = 0.05  # a rival gets another run if the rival is better by 5 % with at least this probability
 
 Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 

@@ -215,7 +215,7 @@ class Trial:
         wanted = torch.device(self.device)
         require(
             processes == self.world_size,
-            f"the Trainer trains in {processes} processes, but the trial has {self.world_size} (executor.devices)",
+            f"the Trainer's world size is {processes}, but the trial needs {self.world_size} (executor.devices)",
             hint="call torch.distributed.init_process_group() before current_trial(), and let the Trainer use "
             "trial.world_size devices",
         )

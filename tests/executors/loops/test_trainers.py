@@ -15,6 +15,7 @@ from tests.executors.loops import test_lightning
 from tests.executors.loops.loops import Started, asked
 from tests.executors.loops.test_growing import grows
 from tests.executors.loops.trainers import trainer_of
+from tests.training.toys import configuration
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Prepare = Callable[[Trial], object]
@@ -32,6 +33,8 @@ def with_transformers(found: Started, folder: Path, prepare: Prepare) -> None:
     metric = lambda _: {"accuracy": found.trial.steps / 1000}  # noqa: E731
     trainer_of(found.trial, folder, arguments=arguments, compute_metrics=metric).train()
 
+
+TWO_RANKS = configuration(20, micro_batch_size=10, world_size=2)
 
 every_fit = pytest.mark.parametrize("fit", [with_lightning, with_transformers])
 
@@ -57,8 +60,10 @@ def test_a_target_that_is_reached_ends_the_fit_at_its_evaluation(
         ),
         ({}, lambda trial: setattr(trial, "device", "cuda:1"), "trains on cpu, but the trial runs on cuda:1"),
         ({"configuration": grows()}, lambda trial: None, "Trainer cannot grow the batch"),
+        ({"configuration": TWO_RANKS}, lambda trial: None, "world size is 1, but the trial needs 2"),
+        ({"configuration": TWO_RANKS}, lambda trial: trial.sampler(range(40)), "shares them again"),
     ],
-    ids=["a state beside it", "another device", "a batch that grows"],
+    ids=["a state beside it", "another device", "a batch that grows", "other ranks", "a second share"],
 )
 def test_what_a_trainer_cannot_do_is_refused_before_it_trains(
     fit: Any, changes: dict[str, Any], prepare: Prepare, message: str, tmp_path: Path
