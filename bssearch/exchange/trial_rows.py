@@ -47,7 +47,8 @@ def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[
     """Dotted columns and flat rows; a mapping that some rows lack has only the columns of its parts."""
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
-    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)], flat
+    columns = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    return columns, [{name: row[name] for name in columns if name in row} for row in flat]
 
 
 def with_first(names: Sequence[str], columns: Sequence[str]) -> list[str]:
