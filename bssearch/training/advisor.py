@@ -451,7 +451,7 @@ class _StepNorms:
         self.backward_passes = passes * ranks
         is_split = halves.splits == self.backward_passes == 1 and not halves.problem
         self.small_batches = count = 2 if is_split else self.backward_passes
-        shares = halves.shares(weights) if is_split else [sum(one) for one in weights] or [1.0] * passes
+        shares = halves.shares(weights) if is_split else [float(sum(one)) for one in weights] or [1.0] * passes
         weighed = torch.tensor([sum(one**2 for one in shares), sum(shares)], dtype=torch.float64, device=self._device)
         found = torch.stack([self._total(self._small), self._total(self._sums.values()), weighed])
         of_ranks = [found]

@@ -85,7 +85,7 @@ def train_script(started: Started, data: TensorDataset) -> None:
     loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)
     for x, y in trial.batches(loader, evaluate=lambda: near(trial.steps)):
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
+        torch.autograd.backward(nn.functional.mse_loss(model(x), y))
         optimizer.step()
 
 

@@ -22,9 +22,9 @@ def main(rank: int, ranks: int, file: str) -> None:
     """Train without a step of the optimizer, so that the gradients of each batch are known."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
     found = []
-    for wrap in (DistributedDataParallel, lambda model: model):
+    for is_averaged in (True, False):
         model, ticks = at_zero(), itertools.count()
-        ranked = wrap(model)
+        ranked = DistributedDataParallel(model) if is_averaged else model
         advisor = bssearch.BatchAdvisor(model, BATCH, now=lambda ticks=ticks: float(next(ticks)))
         for _, (x, y) in zip(range(40), samples(5), strict=False):
             accumulated(advisor, ranked, torch.chunk(x, ranks)[rank], torch.chunk(y, ranks)[rank])
