@@ -137,7 +137,9 @@ def _steps(
         return math.exp(exact[0]), []
     precision = math.fsum(1 / variance for _, variance in known)
     log = math.fsum(log / variance for log, variance in known) / precision
-    return math.exp(log), [(1 / precision, math.inf)]
+    # the law is fitted to the same runs, so the mean may be no better than the better of both
+    noise = verdict.pooled_noise
+    return math.exp(log), [(min(variance for _, variance in known), math.inf if noise is None else noise[1])]
 
 
 def _contenders(least: Cell, cells: Collection[Cell]) -> list[tuple[int, int]]:
