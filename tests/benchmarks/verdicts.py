@@ -11,7 +11,8 @@ races and step times exclude these waits. Step times have the errors of three vi
 
 Over the verdicts that are not provisional: the shares of recommended batch sizes within 5 % (10 %) of the least true
 time. Over all: the shares of 95 % intervals of the optimum's time and of the speed-ups that hold the truth, the width
-of the former over an oracle's, which knows the step times and the best size; and the share of provisional verdicts.
+of the former over an oracle's, which knows the step times and the best size; the cost, train seconds of a study over
+one run of the best; and the share of provisional verdicts.
 Exits 1 if a bar is missed: 90 %, 95 %, 92 %, 1.3; 10 % provisional at 4 % noise, 40 % at 10 %.
 """
 
@@ -224,6 +225,7 @@ def against_truth(case: Case, space: TableSearchSpace, clock: Machine, spec: Stu
         "within 10": None if answer.provisional else ratio <= 1.1,
         "all, 5": ratio <= FLAT_RATIO,
         "provis.": answer.provisional,
+        "cost": clock.cost / min(case.seconds),
         "time": holds(time, optimum),
         "over default": holds(answer.speedup.over_default, default / optimum),
         "over largest": None if largest is None else holds(answer.speedup.over_largest, true(largest.trial) / optimum),
