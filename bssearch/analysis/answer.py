@@ -233,8 +233,8 @@ class OnDevices(Model):
 
     ``seconds``: steps × step time of the ``runs``, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
     share of a step that the search's devices save with equal micro-batches, mostly gradient reduction. ``on_front``:
-    True if no other number of devices is better in seconds and cost. ``contenders``: this batch size and another that
-    may be more than 5 % faster, with micro-batch sizes; empty if no size may be.
+    True if no other number of devices is better in seconds and cost. ``contenders``: pairs (batch size,
+    micro-batch size) to run next, because one may be more than 5 % faster.
     """
 
     world_size: int
