@@ -44,6 +44,7 @@ class Standings:
     uncapped: set[int] = field(default_factory=set)
     winners: list[tuple[Progress, float]] = field(default_factory=list)
     running: set[int] = field(default_factory=set)
+    target_gain: float = math.inf
 
     @property
     def cap(self) -> float:
@@ -111,6 +112,7 @@ class PruningController:
         self._hits: list[tuple[datetime, int]] = []
         self._standings = Standings(
             limit=spec.budget.trial_train_seconds,
+            target_gain=spec.record_target.gain(spec.target.value),
             slack=first_slack(spec),
             can_wait=spec.pruner.checkpoint_gib > 0,
             curves=history.curves,

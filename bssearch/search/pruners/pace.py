@@ -22,7 +22,8 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 # Each trial runs to `FIRST` of the limit and pauses. The best paused trial of a rung resumes to twice the rung's train
 # seconds, whenever `PROMOTED` times as many trials reached the rung as left the rung. A trial better than all earlier
 # trials at the rung does not pause. With many concurrent trials, leaders do not pause either, because a pause loses
-# time.
+# time. The first trial at a rung, which is often the default, does not pause if its gains may reach the target: a hit
+# tells more than other trials' starts.
 #
 # A trial reaches a rung with the first evaluation at the rung's train seconds or later. A trial has left the rung if
 # the trial runs or has a later evaluation.
@@ -44,8 +45,16 @@ def _waits_on_rung(number: int, standings: Standings) -> bool:
         return False
     came = list(_that_came(rung, standings))
     best = max((at for one, at in came if one != number), default=-math.inf)
-    is_first = curve.gain > best and len(came) >= PROMOTED
+    is_first = curve.gain > best and (len(came) >= PROMOTED or (len(came) == 1 and _comes_in_time(curve, standings)))
     return not (is_first or (rung > 0 and _is_leader(number, standings)))
+
+
+def _comes_in_time(curve: Progress, standings: Standings) -> bool:
+    # True if the last doubling of train seconds gained enough: repeated until the limit, it reaches the target
+    before = curve.at(curve.now / 2)
+    if before is None:
+        return False
+    return curve.gain + math.log2(standings.limit / curve.now) * (curve.gain - before) >= standings.target_gain
 
 
 def _promoted(standings: Standings, *, fresh: bool) -> int | None:

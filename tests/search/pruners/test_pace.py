@@ -259,6 +259,17 @@ def test_the_best_of_a_full_rung_does_not_pause(field: Field) -> None:
     assert field.observe(2, 2 * RUNG, 0.4) is Action.WAIT, "at the next rung it is the first"
 
 
+@pytest.mark.parametrize(("target", "expected"), [(0.89, Action.GO_ON), (0.91, Action.WAIT)])
+def test_the_first_trial_at_a_rung_goes_on_if_its_gains_may_reach_the_target(
+    target: float, expected: Action, field: Field
+) -> None:
+    field.standings.target_gain = target
+    field.told(1, (RUNG / 2, 0.3))
+    assert field.observe(1, RUNG, 0.42) is expected  # 0.12 for each of the four doublings to the limit
+    field.told(2, (RUNG / 2, 0.0))
+    assert field.observe(2, RUNG, 0.5) is Action.WAIT, "not the first there"
+
+
 def test_one_of_every_three_trials_goes_on_from_a_rung(field: Field) -> None:
     due = []
     for number in range(2 * PROMOTED):
