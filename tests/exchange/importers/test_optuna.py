@@ -266,7 +266,8 @@ def test_a_metric_in_percent_and_a_target_as_a_fraction_are_refused(write: Write
 
 
 def test_one_of_several_objectives_is_the_metric_and_the_others_are_attributes(write: Write) -> None:
-    storage = f"sqlite:///{write(name='other')}"
+    file = write(name="other")
+    storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
     made = optuna.create_study(study_name="both", storage=storage, directions=["minimize", "maximize"])
     with pytest.warns(optuna.exceptions.ExperimentalWarning):
         made.set_metric_names(["took", "acc"])
@@ -274,7 +275,8 @@ def test_one_of_several_objectives_is_the_metric_and_the_others_are_attributes(w
         one = trial(size=size)
         one.values = [took, metric]
         made.add_trial(one)
-    file = storage.removeprefix("sqlite:///")
+    storage.remove_session()
+    storage.engine.dispose()
     refuse(UsageError, file, "both", said="took, acc", target=0.9)
     for figures_at, times in ((None, [None] * 3), (FiguresAt.TARGET, [40.0, 26.0, None])):
         words: dict[str, Any] = {"seconds": "user_attr:took", "figures_at": figures_at}
