@@ -120,7 +120,8 @@ def curve(recording: Recording, one: Configuration, seed: int, seconds: float) -
     """Steps and metrics of a run's evaluations, to the hardest target, the limit or a metric that is not finite."""
     workload, data = loaded(recording.workload, tuple(recording.settings.items()))
     cadence = max(1, round(recording.limit / EVALUATIONS / seconds))
-    steps, metrics = [], []
+    steps: list[int] = []
+    metrics: list[float] = []
     target = replace(recording.target, value=recording.hardest)
     with Trainer(workload, one, data.train, Computation(CPU), seed) as trainer:
         while (trainer.steps + cadence) * seconds <= recording.limit or not steps:
