@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ def main(rank: int, ranks: int, file: str) -> None:
     for is_averaged in (True, False):
         model, ticks = at_zero(), itertools.count()
         ranked = DistributedDataParallel(model) if is_averaged else model
-        advisor = bssearch.BatchAdvisor(model, BATCH, now=lambda ticks=ticks: float(next(ticks)))
+        advisor = bssearch.BatchAdvisor(model, BATCH, now=partial(next, ticks))
         for _, (x, y) in zip(range(40), samples(5), strict=False):
             accumulated(advisor, ranked, torch.chunk(x, ranks)[rank], torch.chunk(y, ranks)[rank])
             nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
