@@ -38,10 +38,15 @@ def check_file(path: Path) -> None:
 
 
 def _refuse_database(path: Path) -> None:
-    if path.is_file():
-        with path.open("rb") as file:
-            start = file.read(len(_SQLITE))
-        require(start != _SQLITE, f"{path} is a SQLite database and cannot be written", hint="choose another file")
+    require(not is_sqlite(path), f"{path} is a SQLite database and cannot be written", hint="choose another file")
+
+
+def is_sqlite(path: Path) -> bool:
+    """True for a SQLite database's file; may raise `OSError`."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:

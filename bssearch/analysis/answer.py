@@ -17,7 +17,7 @@ from bssearch.analysis.shape import Beyond, Fit, Interval, Model, Notice, Parame
 from bssearch.records import MemoryBasis, Target
 from bssearch.records.batch_schedule import BatchScheduleName
 from bssearch.records.scaling import LearningRateRule
-from bssearch.records.text import plural
+from bssearch.records.text import device_in_words, plural
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
@@ -42,7 +42,7 @@ class Device(Model):
         """Name, threads and compile mode."""
         threads = None if self.threads is None else plural(self.threads, "thread")
         mode = None if self.compile_mode in {None, "none", "own", "unknown"} else f"compile {self.compile_mode}"
-        return ", ".join(filter(None, (self.name, threads, mode)))
+        return ", ".join(filter(None, (device_in_words(self.name), threads, mode)))
 
 
 class Figure(Model):

@@ -89,7 +89,7 @@ def list_studies(
 BASES = {
     "steps_x_step_time": " (contended: steps × step time)",
     "wall": " (by the wall clock, evaluations included)",
-    "reported": " (reported by the program)",
+    "reported": " (reported by the program or the log)",
 }
 
 

@@ -530,7 +530,7 @@ def _refuse_imported(spec: StudySpec) -> None:
     require(
         not spec.is_imported,
         f"study {spec.name!r} was imported from another program and has no workload",
-        hint="make more runs in the original program, and import them under another name",
+        hint=f"`bssearch export {spec.name} --to spec` writes a spec around the runs; or import more runs",
     )
 
 

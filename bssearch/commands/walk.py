@@ -77,6 +77,8 @@ def _memory(evidence: CheckEvidence, executor: Executor) -> tuple[MemoryFit | No
 def _largest_step(largest: int, most: int | None) -> WalkStep:
     if most is None:
         decision = "unknown: `bssearch probe memory` finds the limit"
+    elif most < 1:
+        decision = "none: not even one sample fits safely; take a smaller model or a larger device"
     elif most >= largest:
         decision = f"batch {largest}, the largest of the space, fits at once"
     else:

@@ -41,9 +41,14 @@ def without_passwords(text: str) -> str:
     return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", r"\1:***@", text)
 
 
+def device_in_words(name: str | None) -> str | None:
+    """A device's name; imports may not know the name."""
+    return "device unknown" if name == "unknown" else name
+
+
 def with_precision(device: str | None, precision: str | None) -> str:
     """Device and precision, if known outside the user's program."""
-    return ", ".join(filter(None, (device, None if precision in {"own", "unknown"} else precision)))
+    return ", ".join(filter(None, (device_in_words(device), None if precision in {"own", "unknown"} else precision)))
 
 
 def visible(text: str) -> str:

@@ -174,7 +174,12 @@ def find_spec(path_or_name: str | Path) -> Path:
             if inside
             else "write a spec with `bssearch init NAME`",
         )
-    advice = nearest(str(path_or_name), shipped, f"shipped studies: {', '.join(shipped)}", what="the shipped study ")
+    advice = nearest(
+        str(path_or_name),
+        shipped,
+        f"write a spec with `bssearch init NAME`, or choose from {', '.join(shipped)}",
+        what="the shipped study ",
+    )
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
 
 

@@ -268,7 +268,7 @@ OFFERS_NONE = frozenset(
 
 MOST_TEMPLATES = 200
 
-_EXAMPLE = "templates: {digits: {spec: digits.yaml, values: {budget.trials: {type: integer, low: 1, high: 400}}}}"
+_EXAMPLE = "write templates: {digits: {spec: digits.yaml, values: {budget.trials: {type: integer, low: 1, high: 400}}}}"
 
 
 @dataclass(frozen=True, slots=True)

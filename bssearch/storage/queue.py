@@ -334,7 +334,7 @@ def _submission(connection: Connection, name: str) -> Submission:
         names = connection.scalars(select(SUBMISSION_ROWS.c.name).order_by(SUBMISSION_ROWS.c.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"no submission {name!r}",
-            hint=f"latest submissions: {', '.join(names)}" if names else "the queue is empty; bssearch queue submit",
+            hint=f"latest submissions: {', '.join(names)}" if names else "`bssearch queue submit` submits a study",
         )
     return found
 

@@ -288,6 +288,13 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(databases:
     assert "toy" in printed(databases, "report", "toy", *there)
 
 
+def test_a_database_is_named_by_its_url_or_its_file(databases: Path) -> None:
+    assert [(row["study"], row["is_new"]) for row in imported(databases, "first.db")] == [("toy", True)]
+    assert [(row["study"], row["is_new"]) for row in imported(databases, "sqlite:///first.db")] == [("toy", False)]
+    said = refused(databases, "import", "study", ".", "--db", "sqlite:///team.db", code=2)
+    assert ". cannot be read: " in said and "name a file of `bssearch export STUDY --to study`" in said
+
+
 @pytest.mark.slow
 def test_another_name_is_given_where_the_study_is_new(databases: Path) -> None:
     printed(databases, "export", "toy", "--to", "study", "--file", "a.gz", "--db", "sqlite:///first.db")

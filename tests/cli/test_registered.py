@@ -154,7 +154,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folde
         (["pruner.name=patient", "pruner.options.evaluations=0"], "pruner.options.evaluations = 0: input should be"),
         (
             ["pruner.name=patient", "pruner.options.lag=2"],
-            "pruner.options.lag: unknown key; it takes evaluations",
+            "pruner.options.lag: unknown key; choose from evaluations",
         ),
         (["sampler.name=lucky"], "sampler.options.rate: field required"),
         (["sampler.name=lucky", "sampler.options.rate=x"], "sampler.options.rate = 'x'"),

@@ -119,6 +119,11 @@ def test_a_walk_says_that_the_maximum_is_worse_or_does_not_fit() -> None:
     assert soonest.figures["time_to_target_s_at_128"] is None and "batch 32" in soonest.decision
 
 
+def test_a_walk_proposes_no_micro_batch_where_no_sample_fits_safely() -> None:
+    _, _, largest, *_ = walked(LawExecutor(place={"device_memory_bytes": 1_200_000}))
+    assert largest.figures == {"safe_micro_batch": 0} and "not even one sample fits" in largest.decision
+
+
 def slow(found: StepTime) -> StepTime:
     """Have evaluations take five seconds, and the largest batch size slow steps."""
     return replace(found, evaluation_seconds=5.0, step_seconds=0.5 if found.batch_size == 128 else found.step_seconds)

@@ -54,3 +54,4 @@ def test_a_precision_that_only_a_program_knows_is_left_out() -> None:
     assert with_precision("AMD EPYC", "fp32") == "AMD EPYC, fp32"
     assert with_precision("AMD EPYC", "own") == with_precision("AMD EPYC", None) == "AMD EPYC"
     assert with_precision(None, "unknown") == ""
+    assert with_precision("unknown", "unknown") == "device unknown"

@@ -380,7 +380,7 @@ def test_a_file_that_is_wrong_is_refused_at_the_start(tmp_path: Path, text: str,
 def test_a_file_that_is_not_there_says_what_one_holds(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
         load_templates(tmp_path / "none.yaml")
-    assert caught.value.hint is not None and caught.value.hint.startswith("templates: {digits: ")
+    assert caught.value.hint is not None and caught.value.hint.startswith("write templates: {digits: ")
 
 
 def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:

@@ -555,13 +555,14 @@ def in_words(agreement: Agreement) -> list[str]:
 
 def _told_of(one: QuestionAgreement) -> str:
     size, flat, answers = one.batch_size, one.flat_range, len(one.studies)
-    within = "" if flat is None or flat[0] == flat[1] else f": batch sizes from {flat[0]} to {flat[1]} are within 5 %"
+    each = " in each answer" * (answers > 1)
+    within = "" if flat is None or flat[0] == flat[1] else f" ({flat[0]} to {flat[1]} are within 5 %{each})"
     if answers == 1:
         return f"One study answers: batch {size}{within}."
     if size is None:
         return f"The {answers} answers do not agree: no batch size is within 5 % of the best in every answer."
     cost = "" if one.agree else ", but not on its cost"
-    return f"All {answers} answers agree on batch {size}{within and f'{within} in each answer'}{cost}."
+    return f"All {answers} answers agree on batch {size}{within}{cost}."
 
 
 ANSWERED = (

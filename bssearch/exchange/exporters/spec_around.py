@@ -11,6 +11,7 @@ from bssearch.analysis.missing_runs import missing_runs
 from bssearch.errors import UsageError, require
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
+from bssearch.records.text import plural
 from bssearch.search.finding import answer
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import TRAINING_PARAMETERS
@@ -27,7 +28,11 @@ ROUNDING = 1.01  # keeps carried learning rates inside the written bounds
 def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``; the notes name missing runs."""
     spec, trials, found = spec_of(store.studies.get(name)), store.trials.of(name), answer(store, name)
-    require(spec.is_imported, f"study {name!r} was not imported, so it has a spec", hint=f"`bssearch run {name}`")
+    require(
+        spec.is_imported,
+        f"study {name!r} was not imported, so it already has a spec",
+        hint=f"`bssearch run {name}` resumes the study",
+    )
     best = next(one.configuration for one in trials if one.number in found.optimal.trial_numbers)
     missing = missing_runs(trials, found.batches, best.batch_size, found.worse)
     own = f"my-{name}"
@@ -67,8 +72,9 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     }
     path = Path(file or f"{own}.yaml")
     header = (
-        f"# Around the {len(trials)} imported runs of study {name}. YOURS: workload (`bssearch guide own-training`),\n"
-        f"# {'' if optimizer else 'optimizer, '}and trial_train_seconds, the longest training on your device.\n"
+        f"# Around {plural(len(trials), 'imported run')} of study {name}.\n"
+        f"# YOURS: workload (`bssearch guide own-training`), {'' if optimizer else 'optimizer, '}and\n"
+        "# trial_train_seconds, the longest training on your device.\n"
         f"# Next: bssearch run {shlex.quote(str(path))} --from {name}\n"
     )
     try:
@@ -80,7 +86,7 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     return Exported(
         [str(path)],
         [
-            f"note: missing: {one.in_words}; bssearch trial add {own} {values}"
+            f"note: missing: {one.in_words}; after the first run of the spec: bssearch trial add {own} {values}"
             for one, values in zip(missing, adds, strict=True)
         ],
     )

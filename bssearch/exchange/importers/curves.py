@@ -194,7 +194,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
             hint="name the column of runs with --run NAME",
         )
     raise UsageError(
-        f"the batch size of {log.origin} is unknown: its settings are {listed(list(settings))}",
+        f"the batch size of {log.origin} is unknown; settings found: {listed(list(settings))}",
         hint=f"--column NAME={BATCH} takes a setting as the batch size; --run NAME names the column of runs; "
         f"--with {BATCH}=N or per_device_train_batch_size=N is for all runs",
     )

@@ -11,14 +11,17 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from bssearch.errors import NotFoundError, UsageError, require
+from bssearch.files import is_sqlite
 from bssearch.records import Configuration, Observation, ParameterValue, SecondsBasis, TrialState
 from bssearch.records.curves import Crossing
+from bssearch.records.text import plural
 from bssearch.registry import Option
 from bssearch.spec.space import TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS
@@ -514,17 +517,27 @@ def import_study(
     copies: list[Copy] = []
     notes: list[str] = []
     for source in file:
-        copies += _of_database(source, studies, notes) if "://" in source else [read_study(Path(source))]
+        url = _url_of(source)
+        copies += [read_study(Path(source))] if url is None else _of_database(url, studies, notes)
     if studies:
         copies = [copy for copy in copies if copy.name in studies]
         for missing in {*studies} - {copy.name for copy in copies}:
             raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}; correct --study")
     notes += [
-        f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import again after they end"
+        f"study {copy.name} of {copy.source}: skipped {plural(len(copy.running), 'running trial')}; import again "
+        "after their end"
         for copy in copies
         if copy.running
     ]
     return WholeStudies(copies, notes, name, dry_run)
+
+
+def _url_of(source: str) -> str | None:
+    if "://" in source:
+        return source
+    with suppress(OSError):  # `read_study` names the fault
+        return f"sqlite:///{source}" if is_sqlite(Path(source)) else None
+    return None
 
 
 def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:

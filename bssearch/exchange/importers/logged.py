@@ -76,7 +76,7 @@ _CHART = re.compile(r".* - .*__(?:MIN|MAX)")
 def listed(names: Sequence[str]) -> str:
     """Names for a message."""
     more = len(names) - MOST_NAMED
-    return ", ".join(map(repr, names[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "") or "no values"
+    return ", ".join(map(repr, names[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "") or "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

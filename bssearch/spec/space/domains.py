@@ -30,7 +30,8 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _unknown(cls, key: str) -> PydanticCustomError:
-        advice = nearest(key, cls.model_fields, f"it takes {', '.join(cls.model_fields) or 'none'}", cutoff=0.4)
+        known = ", ".join(cls.model_fields)
+        advice = nearest(key, cls.model_fields, f"choose from {known}" if known else "remove the key", cutoff=0.4)
         return PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
 
 

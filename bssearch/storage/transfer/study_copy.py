@@ -30,6 +30,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 from bssearch.errors import DatabaseError, NotFoundError, OtherDeviceError, SpecError, UsageError, require
 from bssearch.files import check_file, replacing
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
+from bssearch.records.text import plural
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name, spec_of
 from bssearch.storage.connection.engine import from_json
@@ -215,9 +216,9 @@ class Joined:
     def sentence(self) -> str:
         """Message for the user."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
-        done = f"{new} trials added, {changed} replaced" if self.is_changed else "no changes"
+        done = f"{plural(new, 'trial')} added, {changed} replaced" if self.is_changed else "no changes"
         running = ", ".join(map(str, self.skipped))
-        skipped = f"; skipped, because a driver runs here: trial {running}" if running else ""
+        skipped = f"; skipped running trials: {running}" if running else ""
         return f"study {self.study} {'is new' if self.is_new else 'already existed'}: {done}{skipped}"
 
 
@@ -534,7 +535,11 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
     except FileNotFoundError:
         raise NotFoundError(f"no file {path}; check the path") from None
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read after line {number}: {error}", hint=EXPORT_AGAIN) from None
+        if number:
+            raise UsageError(f"{path} cannot be read after line {number}: {error}", hint=EXPORT_AGAIN) from None
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="name a file of `bssearch export STUDY --to study`"
+        ) from None
 
 
 def _parsed(line: bytes) -> tuple[str, Any]:

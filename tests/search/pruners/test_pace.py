@@ -191,10 +191,10 @@ def test_a_spec_has_its_pruner_with_its_settings() -> None:
         ("race", {"lag": 1}, "pruner.options.lag = 1: input should be greater than 1"),
         ("race", {"lag": "slow"}, "pruner.options.lag = 'slow': input should be a valid number"),
         ("race", {"lagg": 2}, "pruner.options.lagg: unknown key; did you mean 'lag'?"),
-        ("race", {"x": 2}, "pruner.options.x: unknown key; it takes lag"),
+        ("race", {"x": 2}, "pruner.options.x: unknown key; choose from lag"),
         ("fast", {"patience": 1.0}, "pruner.options.patience = 1.0: input should be greater than 1"),
-        ("none", {"lag": 2}, "pruner.options.lag: unknown key; it takes none"),
-        ("asha", {"lag": 2}, "pruner.options.lag: unknown key; it takes none"),
+        ("none", {"lag": 2}, "pruner.options.lag: unknown key; remove the key"),
+        ("asha", {"lag": 2}, "pruner.options.lag: unknown key; remove the key"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_value_and_its_bound(name: str, options: Any, said: str) -> None:
