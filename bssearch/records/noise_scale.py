@@ -1,11 +1,10 @@
-"""Gradient noise scale tr Σ / ‖G‖² from gradient norms over small and large batches.
+"""Gradient noise scale tr Σ / ‖G‖² from gradient norms over small and large batches."""
 
-McCandlish et al. 2018 (arXiv 1812.06162, appendix A): E‖G_b‖² = ‖G‖² + tr Σ / b; drawn without replacement from N, ‖G‖²
-+ tr Σ · (1/b − 1/N). Divide averaged moments, because a mean of ratios has unbounded bias.
-
-The interval is Fieller's (1954), with the covariance of the circular block bootstrap (Politis & Romano 1992) and
-Student's t with blocks − 1 degrees of freedom.
-"""
+# McCandlish et al. 2018 (arXiv 1812.06162, appendix A): E‖G_b‖² = ‖G‖² + tr Σ / b; drawn without replacement from N,
+# ‖G‖² + tr Σ · (1/b − 1/N). Divide averaged moments, because a mean of ratios has unbounded bias.
+#
+# The interval is Fieller's (1954), with the covariance of the circular block bootstrap (Politis & Romano 1992) and
+# Student's t with blocks − 1 degrees of freedom.
 
 import math
 from collections.abc import Sequence

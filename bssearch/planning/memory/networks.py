@@ -1,9 +1,8 @@
-"""Count the parameters of convolutional networks, and the elements that a sample's backward pass keeps.
+"""Count the parameters of convolutional networks, and the elements that a sample's backward pass keeps."""
 
-A layer keeps the input for the gradients. An in-place activation's output is the next layer's input. He et al. 2015
-(arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022 (arXiv 2201.03545), Ronneberger et al. 2015 (arXiv
-1505.04597, with padding and batch normalisation).
-"""
+# A layer keeps the input for the gradients. An in-place activation's output is the next layer's input. He et al. 2015
+# (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022 (arXiv 2201.03545), Ronneberger et al. 2015
+# (arXiv 1505.04597, with padding and batch normalisation).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
