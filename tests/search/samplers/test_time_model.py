@@ -1,6 +1,7 @@
 """The sampler `auto` over a whole study, and its extrapolation of curves."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,10 @@ def test_missing_and_out_of_memory_trials_are_no_evidence(state: TrialState) -> 
         sampled = {"reference_learning_rate": rate, "weight_decay": 1e-4, "dropout": 0.3}
         study.run(Choice(study.spec.space.decode(batch_size, sampled), sampled), state, seconds)
         chosen.append(study.choose())
-    assert chosen[0] == chosen[1]
+    one, other = chosen
+    # numpy 1.26 rounds the same sums differently
+    assert other.expected_improvement == pytest.approx(one.expected_improvement, rel=1e-12)
+    assert other == replace(one, expected_improvement=other.expected_improvement)
 
 
 @pytest.mark.parametrize(
