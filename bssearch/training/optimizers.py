@@ -199,7 +199,9 @@ def defer_compiler() -> None:
 
 
 def _defer(kind: type, name: str, context: Callable[[Any], AbstractContextManager[object]]) -> None:
-    guarded: Any = vars(kind)[name]
+    guarded: Any = vars(kind).get(name)
+    if not hasattr(guarded, "__wrapped__"):  # another version of PyTorch, without the guard
+        return
 
     @functools.wraps(guarded)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
