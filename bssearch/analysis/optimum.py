@@ -596,7 +596,7 @@ def decide(
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.has_result]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
-    common = compared(trials, objective, step_seconds)
+    common = objective.between(fresh, step_seconds, counted)
     if fewest_runs(trials, confirmation_runs, common) < min(confirmation_runs, FEWEST_RUNS):
         if (before := _before_the_neighbours(trials, confirmation_runs, objective, step_seconds)) is not None:
             return before

@@ -644,8 +644,8 @@ def _nan_at_any_rate(history: History) -> BSSearchError | None:
 def _default_missed(trial: TrialRecord, history: History) -> str | None:
     spec, outcome = history.spec, trial.outcome
     is_default = trial.configuration.trains_like(spec.default_configuration)
-    stopped_early = trial.state in {TrialState.PRUNED, TrialState.CAPPED}
-    has_missed = trial.state is not TrialState.REACHED and says_something(trial) and not stopped_early
+    stopped_or_reached = {TrialState.REACHED, TrialState.PRUNED, TrialState.CAPPED}
+    has_missed = says_something(trial) and trial.state not in stopped_or_reached
     if not (is_default and has_missed and history.objective.stops_at_target) or outcome is None:
         return None
     target, best = spec.record_target, outcome.best_metric

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.law.batch_model import StepTimeFit, around
-from bssearch.analysis.law.beyond import BEYOND_SIZES, nearest_law
+from bssearch.analysis.law.beyond import BEYOND_SIZES, TAILS, nearest_law
 from bssearch.analysis.posterior import Numbers
 from bssearch.analysis.shape import Interval, LargerPlan, LeftOutScale, Notice, ScaleCheck, ScaleOfLaw
 from bssearch.errors import require
@@ -32,7 +32,6 @@ RIDGE = 1e-9
 DRAWS = 500
 TINY = -60.0  # log of a batch size far below B_crit, where log steps are linear in log B_crit
 BRANCH_WEIGHT = 0.25  # error of steps (5 %) / error of a batch size between powers of two (20 %)
-TAILS = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True)

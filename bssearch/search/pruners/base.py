@@ -32,7 +32,7 @@ class Standings:
 
     ``limit``: a trial's longest train seconds. ``waiting``: curves of paused trials that can resume. ``winners``:
     curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``: True if trials
-    can save checkpoints; if not, trials stop instead of pausing.
+    can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: the gain that meets the target.
     """
 
     limit: float
