@@ -33,7 +33,7 @@ from tests.executors.own_command import request, run as run_command
 from tests.factories import changed
 from tests.packages import installed
 
-SECTION = DOCUMENTS["changing-the-code"].split("## To add one of a kind")[1].split("\n## ")[0]
+SECTION = DOCUMENTS["extending"]
 (LINES,) = blocks(SECTION, "toml")
 ADDED = {
     group.removeprefix("bssearch."): points for group, points in tomllib.loads(LINES)["project"]["entry-points"].items()

@@ -1,1 +1,1 @@
-"""Records in, findings out."""
+"""Records in, findings out: the law, objectives, the verdict and rules of thumb."""

@@ -1,4 +1,4 @@
-"""The command line, quick to start."""
+"""The command line: parses options, calls `commands`, prints the result."""
 
 import atexit
 import errno

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType, Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -84,8 +85,42 @@ def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
     if not screen.is_terminal:
         yield Lines(screen, verbose)
         return
-    with Live(console=screen, auto_refresh=False, transient=True) as live:
-        yield Display(screen, partial(live.update, refresh=True), verbose=verbose)
+    table = LiveTable(screen)
+    with table.live:
+        yield Display(screen, table.show, verbose=verbose)
+
+
+class LiveTable:
+    """A table at the end of a terminal, of which `show` redraws only changed lines."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen, self._size = screen, screen.size
+        self._table: RenderableType = Text()
+        self._lines: list[list[Segment]] = []
+        self.live = Live(self, console=screen, auto_refresh=False, transient=True)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self._lines, self._size = console.render_lines(self._table, options, pad=False), console.size
+        yield self._table
+
+    def show(self, table: RenderableType) -> None:
+        """Replace the table."""
+        screen, self._table = self._screen, table
+        lines = screen.render_lines(table, pad=False)
+        if len(lines) != len(self._lines) or len(lines) > screen.height or screen.size != self._size:
+            self.live.refresh()
+            return
+        before, self._lines = self._lines, lines
+        screen.pop_render_hook()  # the hook of `live` redraws all lines
+        with screen:
+            for up, (old, new) in enumerate(zip(reversed(before), reversed(lines), strict=True)):
+                if new != old:
+                    screen.control(
+                        Control.move(0, -up), Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+                    )
+                    screen.print(Segments(new), end="")
+                    screen.control(Control.move(0, up))
+        screen.push_render_hook(self.live)
 
 
 class Lines(Listener):

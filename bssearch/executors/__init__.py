@@ -1,1 +1,1 @@
-"""Executors: worker processes, a Ray cluster or this process."""
+"""Executors run trials: worker processes, Ray, this process, scripts, commands and users' loops."""

@@ -1,1 +1,1 @@
-"""Search over batch sizes."""
+"""The search: engine, planner, driver, samplers, pruners, leases and history."""

@@ -1,4 +1,4 @@
-"""A study's spec."""
+"""A study's spec: the model, the search space and templates of submissions."""
 
 from bssearch.spec.model import StudySpec
 from bssearch.spec.reader import checked, find_spec, load_spec

@@ -1,1 +1,1 @@
-"""One training loop with an honest clock."""
+"""The training loop, its honest clock and checkpoints, device checks and probes."""

@@ -1,1 +1,1 @@
-"""Workloads: the protocol, and a file per workload."""
+"""Workloads: the protocol, a file per workload, and the templates of `init`."""

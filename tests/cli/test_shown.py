@@ -18,6 +18,7 @@ import pytest
 import yaml
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.shape import Notice
@@ -32,6 +33,7 @@ from bssearch.commands.display import (
     LIMIT_SHARE,
     Display,
     Lines,
+    LiveTable,
     batch_table,
     ended_line,
     in_hours,
@@ -329,6 +331,48 @@ def test_a_long_trial_shows_progress_with_its_evaluations() -> None:
             listener.observed(observed)
     assert [line.split(" · ")[1][:7] for line in text.getvalue().splitlines()] == ["0:00:10", "0:00:20"]
     assert len(shown) == 3, "its start and two evaluations"
+
+
+def on_terminal(text: str) -> list[str]:
+    """Lines that a terminal shows after a text with movements of the cursor."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[?\d]*\w|\n|[^\x1b\n]+", text):
+        if moved := re.fullmatch(r"\x1b\[(\d+)([AB])", part):
+            row += int(moved[1]) * (1 if moved[2] == "B" else -1)
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif not part.startswith("\x1b"):
+            lines[row] += part.strip("\r")
+    return lines
+
+
+def test_a_terminal_redraws_only_lines_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    text, written = io.StringIO(), []
+    console = Console(file=text, force_terminal=True, color_system=None, width=40, height=8)
+    table = LiveTable(console)
+    with table.live:
+        for width, *lines in (
+            (40, "one", "two", "three", "four"),
+            (40, "one", "2", "three", "4"),
+            (40, "one", "two", "three", "4"),
+            (40, "one", "2", "3", "4", "five"),
+            (30, "one", "2", "3", "4", "six"),
+            (30, "one", "2", "3", "4", "seven"),
+        ):
+            console.width, before = width, len(text.getvalue())
+            table.show(Text("\n".join(lines)))
+            assert on_terminal(text.getvalue())[-len(lines) :] == lines
+            written.append(set(re.findall(r"\w+", re.sub(r"\x1b\[\d*\w", "", text.getvalue()[before:]))))
+            if lines[-1] == "six":
+                console.print("a note")
+                assert on_terminal(text.getvalue())[-len(lines) - 1 :] == ["a note", *lines]
+    assert written[1] == {"2", "4"} and written[2] == {"two"} and written[5] == {"seven"}, "other lines stay"
+    assert "one" in written[3] and "one" in written[4], "another number of lines, another width"
+    assert [line for line in on_terminal(text.getvalue()) if line] == ["a note"], "the table goes"
 
 
 # The answer -----------------------------------------------------------------------------------------------------------

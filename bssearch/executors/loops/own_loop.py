@@ -40,7 +40,7 @@ MOST_SKIPPED = (
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
-# Members for a user's loop, which `dir` lists. Other members serve Trainers and the search.
+# Members for a user's loop, which `dir` lists, of a trial and of the class. Others serve Trainers and the search.
 PUBLIC = (
     *(
         "accumulation_steps",
@@ -59,7 +59,12 @@ PUBLIC = (
 )
 
 
-class Trial:
+class _ListsPublic(type):
+    def __dir__(cls) -> list[str]:
+        return [name for name in PUBLIC if hasattr(cls, name)]
+
+
+class Trial(metaclass=_ListsPublic):
     """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
     ``rank`` is this process's number, below `world_size`. ``batch_size`` counts samples of all ranks, and
