@@ -44,7 +44,9 @@ def in_parent_folder(url: str) -> str:
     name = DEFAULT_DATABASE_URL.removeprefix("sqlite:///")
     files = (folder / name for folder in Path.cwd().parents if os.access(folder / name, os.R_OK))
     found = next(files, None) if url == DEFAULT_DATABASE_URL else None
-    return "" if found is None else f"a parent folder has another database; --db sqlite:///{found} uses it"
+    return (
+        "" if found is None else f"a parent folder has another database; use this database with --db sqlite:///{found}"
+    )
 
 
 def _url_from_file() -> str | None:
@@ -62,7 +64,7 @@ def _url_from_file() -> str | None:
     require(
         url,
         f"{DATABASE_URL_FILE_VARIABLE} names {name}, whose first line is empty",
-        hint="its first line must be a database URL",
+        hint="write a database URL in the file's first line",
     )
     return url
 

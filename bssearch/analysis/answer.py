@@ -232,8 +232,8 @@ class OnDevices(Model):
     """The best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
     ``seconds``: steps × step time of the ``runs``, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
-    share of a step that the search's devices save with equal micro-batches, mostly gradient reduction. ``on_front``:
-    True if no other number of devices is better in seconds and cost. ``contenders``: pairs (batch size,
+    share of a step that equal micro-batches on the search's devices do not need, mostly gradient reduction.
+    ``on_front``: True if no other number of devices is better in seconds and cost. ``contenders``: pairs (batch size,
     micro-batch size) to run next, because one may be more than 5 % faster.
     """
 

@@ -96,8 +96,8 @@ NEXT = 2  # memory bounds the batch size if NEXT times the size does not fit; la
 LEAST_ONE_IN = 1.2  # "at most one run in 1.1 reaches the target" is no information
 
 EASIER = (
-    "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
-    "--suggest-target` proposes one)"
+    "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (from `bssearch "
+    "check --suggest-target`)"
 )
 IMPORTED_EASIER = "import the runs with an easier target"
 NAN_DATA = "the learning rate is not the cause; look for NaN in the inputs and for log(0) or 0/0 in the loss"
@@ -341,7 +341,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
             f"no trial of study {study.name!r} has a result: {ended}",
             hint=NAN_DATA
             if are_nan_at_any_rate(trials)
-            else f"`bssearch trial show {shlex.quote(study.name)} {trials[-1].number}` shows why a trial ended",
+            else f"see why a trial ended with `bssearch trial show {shlex.quote(study.name)} {trials[-1].number}`",
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(
@@ -366,7 +366,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
 
 
 def _continue(study: StudyRecord) -> str:
-    return f"`bssearch run {shlex.quote(study.name)}` continues the study"
+    return f"resume the study with `bssearch run {shlex.quote(study.name)}`"
 
 
 def _easier(trials: Sequence[TrialRecord]) -> str:
@@ -740,7 +740,7 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
     require(
         reached,
         f"no trial of study {study.name!r}{of_model} has a known number of steps to the target",
-        hint=f"`bssearch trial list {shlex.quote(study.name)}` shows how the trials ended",
+        hint=f"see how the trials ended with `bssearch trial list {shlex.quote(study.name)}`",
         error=TargetNotReachedError,
     )
     if reached.isdisjoint(timed):

@@ -41,7 +41,7 @@ def batch_schedule_answer(
         else Judgement(
             "not_run",
             "no run repeats the schedule with the confirmation's seeds; "
-            f"`bssearch run {shlex.quote(spec.name)}` adds these runs",
+            f"add these runs with `bssearch run {shlex.quote(spec.name)}`",
         )
     )
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}

@@ -81,11 +81,11 @@ def about_growing(answer: Answer) -> str:
     first, *later = grown.stages
     if first.start_samples is None:
         sizes = ", ".join(str(one.batch_size) for one in later)
-        when = f"{sizes} once within {number(grown.noise_share or 0.0)} × the gradient noise scale"
+        when = f"{sizes}, each at most {number(grown.noise_share or 0.0)} × the gradient noise scale"
     else:
-        when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
+        when = ", ".join(f"{one.batch_size} after {one.start_samples:,} samples" for one in later)
     return (
-        f"{saves}. The schedule starts with {first.batch_size} and has {when}; the learning rate starts at "
+        f"{saves}. The schedule starts with batch {first.batch_size} and grows to {when}; the learning rate starts at "
         f"{number(first.learning_rate)}, {grown.rate_rule.in_words}."
     )
 
@@ -121,7 +121,7 @@ def how_sure(answer: Answer) -> str:
         return f"{text}; more runs, trials or step times would not settle the answer"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
-    return f"{text}, and the recommended values are with {_percent(printed)}"
+    return f"{text}; for the recommended values, the probability is {_percent(printed)}"
 
 
 def _percent(share: float) -> str:

@@ -81,7 +81,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             any(trial.state is TrialState.RUNNING for trial in trials),
             "trials are still running, and the answer may change; run the command again after they end",
         ),
-        ("queued", queued, f"{queued} enqueued trials have not run; `bssearch run` starts enqueued trials"),
+        ("queued", queued, f"{queued} enqueued trials have not run; start these trials with `bssearch run`"),
         (
             "unconfirmed",
             not verdict.confirmed,
@@ -89,18 +89,18 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             "seeds"
             if spec.is_imported
             else "the answer is from single search trials, so the best time is partly luck; "
-            f"`{confirm}` repeats the best",
+            f"repeat the best with `{confirm}`",
         ),
         (
             "confirmation_incomplete",
             late,
             f"neighbours (batch {', '.join(map(str, sorted({*late.values()})))}) have {made} of {wanted} confirmation "
-            f"runs; `{confirm}` adds runs",
+            f"runs; add runs with `{confirm}`",
         ),
         (
             "confirmation_incomplete",
             lacks_runs and not late,
-            f"confirmation is incomplete ({made} of {wanted} runs per configuration); `{confirm}` adds runs",
+            f"confirmation is incomplete ({made} of {wanted} runs per configuration); add runs with `{confirm}`",
         ),
         (
             "confirmation_missed",
@@ -158,7 +158,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "learning_rate_at_edge",
             is_at_end(spec, trials, optimal.configuration),
-            "the best learning rate is the lowest or highest tried rate; try values beyond"
+            "the best learning rate is the lowest or highest tried rate; try lower or higher rates"
             if spec.is_imported
             else "the best learning rate is at the edge of the range; widen space.learning_rate",
         ),
@@ -290,7 +290,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
         (
             "failed_trials",
             failed,
-            f"{failed} trials failed; `bssearch trial list {name}` shows the reasons",
+            f"{failed} trials failed; see the reasons with `bssearch trial list {name}`",
         ),
         (
             "default_outside_space",
@@ -306,8 +306,8 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             and not spec.is_imported
             and best >= 2 * spec.default.batch_size
             and not any(trial.phase is Phase.TO_BUDGET for trial in trials),
-            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; `bssearch study confirm "
-            f"{name} --to-budget` compares {spec.target.metric} after equal train seconds",
+            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; compare "
+            f"{spec.target.metric} after equal train seconds with `bssearch study confirm {name} --to-budget`",
         ),
     ]
 

@@ -160,7 +160,7 @@ def too_few_runs(runs: int, wanted: int | None) -> str:
         return f"{made} and {needs}; add runs with other seeds"
     if wanted < FEWEST_RUNS:
         return f"{made} (confirm.runs = {wanted}) and {needs}; set `confirm.runs: {FEWEST_RUNS}`"
-    return f"{made} and {needs}; `bssearch study confirm` adds runs"
+    return f"{made} and {needs}; add runs with `bssearch study confirm`"
 
 
 def says_something(trial: TrialRecord) -> bool:

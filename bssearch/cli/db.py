@@ -48,7 +48,7 @@ def init(
 
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Upgrade the schema, after a copy of a SQLite file."""
+    """Copy a SQLite file, then upgrade the schema."""
     from bssearch.storage.migrate import upgrade as to_head
 
     done = to_head(database_url(db))

@@ -110,7 +110,7 @@ def best(
     for caveat in caveats:
         note(caveat)
     if not schedule and found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
-        note("a growing batch saves time: --schedule exports it")
+        note("a growing batch saves time; export the schedule with --schedule")
 
 
 MOST_TOLD = 3  # most disagreements to print; JSON has all

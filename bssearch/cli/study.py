@@ -324,7 +324,7 @@ def archive(
         store.studies.archive(study, archived=not undo)
     tell(
         form,
-        f"study {study} is restored" if undo else f"study {study} is archived; --undo restores the study",
+        f"study {study} is restored" if undo else f"study {study} is archived; restore the study with --undo",
         study=study,
         archived=not undo,
     )

@@ -50,7 +50,7 @@ class Launch:
     workload: Annotated[
         Any,
         Option(
-            "The code to run; a file's path starts in the current folder.",
+            "The code to run; a relative path starts in the current folder.",
             metavar="FILE.py:NAME",
             shown_default="the stored workload, if you ran it on this machine",
         ),

@@ -305,8 +305,8 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
         all(trial.state.is_missing for trial in store.trials.of(study.name)),
         f"the {part} of workload {name!r} has changed since the study {study.name!r} began, so new and stored trials "
         "would not be comparable",
-        hint=f"give the spec another name, or `bssearch study delete {study.name}`; "
-        "if the change does not matter, `run --allow-changed-workload` (in Python `allow_changed_workload=True`)",
+        hint=f"give the spec another name, or run `bssearch study delete {study.name}`; if the "
+        "change does not matter, use `run --allow-changed-workload` (in Python `allow_changed_workload=True`)",
     )
 
 
@@ -530,7 +530,7 @@ def _refuse_imported(spec: StudySpec) -> None:
     require(
         not spec.is_imported,
         f"study {spec.name!r} was imported from another program and has no workload",
-        hint=f"`bssearch export {spec.name} --to spec` writes a spec around the runs; or import more runs",
+        hint=f"write a spec around the runs with `bssearch export {spec.name} --to spec`, or import more runs",
     )
 
 

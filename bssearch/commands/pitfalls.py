@@ -89,7 +89,7 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
             "rule",
         )
     if is_far and (found.starts_at_peak or not spec.is_program) and bounds(space.warmup_epochs)[1] == 0:
-        begins = "the first step has the whole learning rate" if spec.is_program else "space.warmup_epochs = 0"
+        begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
             f"{begins}, and {reaches}, but the literature recommends a warmup from {WARMUP_RATIO} × on; search the "
@@ -186,8 +186,8 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
         (
             "target_is_the_bound",
             target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
-            f"target.value = {target.value:g} is the best possible {target.metric}; `bssearch check "
-            "--suggest-target` proposes a target that the default reaches",
+            f"target.value = {target.value:g} is the best possible {target.metric}; get a target that "
+            "the default reaches from `bssearch check --suggest-target`",
         ),
     ]
 
@@ -223,8 +223,8 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
             "target_far",
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
             f"the default covers only {max(covered, 0.0):.0%} of the way to {target.value:g} in "
-            f"{outcome.train_seconds:.3g} train seconds; `bssearch check --suggest-target` proposes a target that "
-            "the default reaches",
+            f"{outcome.train_seconds:.3g} train seconds; get a target that the default reaches from "
+            "`bssearch check --suggest-target`",
         ),
         (
             "target_in_other_unit",

@@ -447,7 +447,7 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
             return UsageError(f"{problem}; the default trains with {rate:.3g}", hint=hint)
         tried.append(f"{rate:.3g}")
     longer = f"raise --seconds {plan.seconds:g} for a longer training; " if default.state is TrialState.CAPPED else ""
-    hint = f"{longer}bssearch check tests the workload, the loss and the first steps"
+    hint = f"{longer}test the workload, the loss and the first steps with `bssearch check`"
     return UsageError(f"{problem}, nor with {' or '.join(tried)}", hint=hint)
 
 

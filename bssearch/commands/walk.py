@@ -76,7 +76,7 @@ def _memory(evidence: CheckEvidence, executor: Executor) -> tuple[MemoryFit | No
 
 def _largest_step(largest: int, most: int | None) -> WalkStep:
     if most is None:
-        decision = "unknown: `bssearch probe memory` finds the limit"
+        decision = "unknown; find the limit with `bssearch probe memory`"
     elif most < 1:
         decision = "none: not even one sample fits safely; take a smaller model or a larger device"
     elif most >= largest:

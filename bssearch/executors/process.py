@@ -121,7 +121,7 @@ class Death:
         reason = describe_exit(self.return_code, who)
         if self.return_code == -signal.SIGKILL and self.killed_by_kernel is not None:
             return (
-                (TrialState.OOM, f"{reason} by the kernel, out of host memory")
+                (TrialState.OOM, f"{reason} from the kernel, out of host memory")
                 if self.killed_by_kernel
                 else (TrialState.FAILED, f"{reason} from another program")
             )

@@ -440,7 +440,7 @@ class SlotExecutor(ABC):
     def _about_idle_devices(self) -> str | None:
         devices = self._devices or 1
         is_idle = self.slots < devices and self._settings.program is None
-        words = f"{self.slots} of {devices} devices run trials: executor.slots = auto gives each device a slot"
+        words = f"{self.slots} of {devices} devices run trials; set executor.slots = auto for a slot on each device"
         return words if is_idle else None
 
     def _add_slots(self, count: int) -> None:

@@ -191,8 +191,8 @@ CLAIMS = {
     ),
     "accumulation_not_stale": Claim(
         "gradients accumulated over more than 16 steps are stale",
-        "false, because weights are constant during accumulation; 64 steps differ from one batch by 5e-16, except for "
-        "batch normalisation and means over unequal micro-batches",
+        "false, because weights are constant during accumulation; gradients of 64 micro-batches differ from one "
+        "batch's by 5e-16, except for batch normalisation and means over unequal micro-batches",
         "measured here; huggingface/transformers#34191",
     ),
     "accumulation_cost": Claim(

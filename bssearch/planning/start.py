@@ -156,7 +156,7 @@ class StartRequest(Request):
 
     @property
     def state(self) -> str:
-        """The optimizer's name in memory plans, because the sgd of a spec has momentum."""
+        """The optimizer's name in memory plans: ``momentum`` for a spec's sgd, which has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:
@@ -307,7 +307,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         f"the batch of all {asked.devices} devices together; give step times of {asked.devices} devices to "
         "`bssearch best --step-times` and `bssearch plan scale`"
     )
-    micro = "larger batches accumulate micro-batches, exactly except for batch normalisation"
+    micro = "larger batches accumulate micro-batches, an exact sum except for batch normalisation"
     return {
         "preset": "few small steps keep the pretrained model's knowledge" if tuning else "",
         "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a start"
@@ -329,7 +329,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else of_devices
         if asked.devices > 1
         else ladder,
-        "learning_rate": f"around today's rate at batch {batch}; the search starts from the rule and audits the rule",
+        "learning_rate": f"around today's rate at batch {batch}; the search starts from the rule and tunes the rate",
         "warmup_epochs": "little warmup, because the weights are already good"
         if tuning
         else "searched, because large batches with large rates need warmup, by common advice from 8× on",

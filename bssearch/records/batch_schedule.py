@@ -90,11 +90,11 @@ class BatchSchedule:
 
     @property
     def in_words(self) -> str:
-        """Batch sizes of the stages, and when each starts."""
+        """Batch sizes of the stages, with the start or condition of each."""
         first, *later = self.stages
         if self.is_measured:
             sizes = ", ".join(str(one.batch_size) for one in later)
-            return f"{first.batch_size}, then {sizes} once within {self.noise_share:.3g} × the gradient noise scale"
+            return f"{first.batch_size}, then {sizes}, each at most {self.noise_share:.3g} × the gradient noise scale"
         when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
         return f"{first.batch_size}, then {when}"
 

@@ -169,7 +169,7 @@ class ModelDescription:
 class WorkloadDescription:
     """A loaded workload; external programs may hide sample counts.
 
-    ``starts_at_peak``: a program's first step has the whole learning rate, if known.
+    ``starts_at_peak``: True if a program's first step has the full learning rate, None if unknown.
     """
 
     train_samples: int | None

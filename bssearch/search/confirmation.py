@@ -88,8 +88,8 @@ def finalists(history: History) -> list[Configuration]:
 def beside(history: History, batch_size: int) -> list[Configuration]:
     """The best configuration of each neighbour of a batch size; for a neighbour without a hit, ``batch_size``'s best.
 
-    A neighbour gets no run if this configuration missed the target in a whole trial there. Trials that stopped early do
-    not count, because the seed may be unlucky.
+    A neighbour gets no run if this configuration missed the target in a whole trial at the neighbour. Trials that
+    stopped early do not count, because the seed may be unlucky.
     """
     sizes = list(history.feasible)
     if batch_size not in sizes:

@@ -589,7 +589,7 @@ class Engine:
         reason = "" if trial.outcome is None else trial.outcome.reason
         return LaunchError(
             f"{self._failures} trials in a row failed, most recently trial {trial.number}: {reason}",
-            hint=f"bssearch trial show {self.spec.name} {trial.number} shows the traceback",
+            hint=f"see the traceback with `bssearch trial show {self.spec.name} {trial.number}`",
         )
 
 

@@ -149,7 +149,7 @@ MOST_NAMED = 10
 
 IN_PYTHON = "given in Python"
 
-EVERY_FIELD = "bssearch schema spec prints every field"
+EVERY_FIELD = "see every field with `bssearch schema spec`"
 
 # Fields of these groups replace single fields of the preset's group; any other field replaces the preset's field.
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})

@@ -327,11 +327,13 @@ def _refuse_another(revision: str | None, name: str) -> None:
     if revision == SCHEMA_HEAD:
         return
     if revision is None:
-        raise SchemaError(f"{name} has no bssearch tables", hint=f"check --db, or create them with `{UPGRADE_COMMAND}`")
+        raise SchemaError(
+            f"{name} has no bssearch tables", hint=f"check --db, or create the tables with `{UPGRADE_COMMAND}`"
+        )
     _refuse_unknown(revision, name)
     raise SchemaError(
         f"the schema of {name} is at revision {revision}; this version needs {SCHEMA_HEAD}",
-        hint=f"upgrade it with `{UPGRADE_COMMAND}`",
+        hint=f"upgrade the schema with `{UPGRADE_COMMAND}`",
     )
 
 
@@ -411,7 +413,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
     if (path := sqlite_file(url)) is not None:
         raise UsageError(
             f"{path} is a SQLite file, which has no roles",
-            hint="set its permissions with chmod and chgrp, or use PostgreSQL: --db postgresql://USER@HOST/NAME",
+            hint="set the file's permissions with chmod and chgrp, or use PostgreSQL: --db postgresql://USER@HOST/NAME",
         )
 
 

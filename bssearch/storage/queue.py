@@ -209,7 +209,7 @@ class QueueStore(StorePart):
         require(
             found.state in _MAY_BECOME[state],
             f"the submission {name!r} is {found.state} and cannot become {state}",
-            hint="a finished study continues after another `bssearch queue submit`",
+            hint="to continue a finished study, run `bssearch queue submit` again",
         )
         values = {"state": state, "reason": reason}
         connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == name).values(values))
@@ -334,7 +334,7 @@ def _submission(connection: Connection, name: str) -> Submission:
         names = connection.scalars(select(SUBMISSION_ROWS.c.name).order_by(SUBMISSION_ROWS.c.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"no submission {name!r}",
-            hint=f"latest submissions: {', '.join(names)}" if names else "`bssearch queue submit` submits a study",
+            hint=f"latest submissions: {', '.join(names)}" if names else "submit a study with `bssearch queue submit`",
         )
     return found
 

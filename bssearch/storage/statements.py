@@ -300,7 +300,7 @@ def no_study(connection: Connection, name: str) -> NotFoundError:
     )
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     other = in_parent_folder(masked(connection.engine.url))
-    hint = f"{guess}`bssearch study list` lists all studies{f'; {other}' if other else ''}"
+    hint = f"{guess}list all studies with `bssearch study list`{f'; {other}' if other else ''}"
     return NotFoundError(f"no study {name!r} in this database", hint=hint)
 
 

@@ -57,7 +57,7 @@ class BatchAdvice:
         batch_size: Samples per optimizer step, of all ranks together.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
         step_seconds: Median seconds of a step, if known.
-        reason: Why the latest unmeasured step was not measured, and the remedy.
+        reason: Reason for not measuring the latest unmeasured step, and the remedy.
     """
 
     batch_size: int

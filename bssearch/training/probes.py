@@ -403,9 +403,12 @@ def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Com
         if approach.is_near(metric):
             return metric, None
         if clock.seconds("train") >= request.train_seconds_limit:
-            return metric, f"the limit of {request.train_seconds_limit:.4g} train seconds passed before"
+            return (
+                metric,
+                f"the limit of {request.train_seconds_limit:.4g} train seconds passed before the target was near",
+            )
         if trainer.schedule.is_over(trainer.steps):
-            return metric, "the schedule's horizon ended before"
+            return metric, "the schedule's horizon ended before the target was near"
         with clock.ledger("train"):
             for _ in range(request.eval_every_steps):
                 trainer.step()

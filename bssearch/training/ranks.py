@@ -174,7 +174,7 @@ def _group(rank: int, size: int, device: torch.device, path: Path, timeout: time
 
 
 class GradientSum:
-    """Adds gradients during the last micro-batch's backward pass.
+    """Adds the ranks' gradients during the last micro-batch's backward pass.
 
     A parameter that no rank used keeps the gradient None.
     """
@@ -193,7 +193,7 @@ class GradientSum:
         self._works: list[distributed.Work] = []
 
     def begin(self) -> None:
-        """Add gradients in the next backward pass."""
+        """Add the ranks' gradients in the next backward pass."""
         self._is_armed = True
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)

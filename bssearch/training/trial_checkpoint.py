@@ -1,7 +1,8 @@
 """A paused trial as a file, and trials that branch off a longer run's checkpoint.
 
 A paused trial is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
-(tensors and plain values), and ``measured.json`` (ledgers). Other state of a model is not saved.
+(tensors and plain values), and ``measured.json`` (ledgers). Of a model, a checkpoint holds parameters, buffers and
+extra state, but no other attributes.
 """
 
 import io
@@ -312,8 +313,8 @@ class _InChunks:
 
 
 FORMAT_HINT = (
-    'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "samples": samples}, '
-    "path) writes a checkpoint"
+    'write a checkpoint with torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, '
+    '"samples": samples}, path)'
 )
 
 

@@ -599,7 +599,7 @@ def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second(
         predict_for_device(
             study(), SPEC, [make_trial(1, state=TrialState.EXHAUSTED, seconds=3.0)], {32: make_probe(32)}, "tiny"
         )
-    assert caught.value.hint == "`bssearch trial list toy` shows how the trials ended"
+    assert caught.value.hint == "see how the trials ended with `bssearch trial list toy`"
 
 
 def test_a_bound_moves_with_the_step_time_and_a_trial_that_runs_stays() -> None:

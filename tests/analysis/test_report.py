@@ -212,7 +212,7 @@ def test_no_hit_says_how_near_it_came() -> None:
     trials = [make_trial(4, batch_size=16, state=TrialState.EXHAUSTED, seconds=9.0, best_metric=0.85)]
     with pytest.raises(TargetNotReachedError, match=r"nearest: trial 4 \(batch 16\) with 0.85 after 9 s") as missed:
         answer(trials)
-    assert "`bssearch check --suggest-target` proposes one" in str(missed.value.hint)
+    assert "from `bssearch check --suggest-target`" in str(missed.value.hint)
     with pytest.raises(TargetNotReachedError, match="no trial yet"):
         answer([])
 

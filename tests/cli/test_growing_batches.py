@@ -218,7 +218,7 @@ def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
         )
         monkeypatch.setattr("bssearch.commands.best.answer", lambda *_, answer=answer: answer)
         done = bssearch("best", "task", "--export", "python", cwd=stored)
-        assert done.stderr.count("a growing batch saves time: --schedule exports it") == told
+        assert done.stderr.count("a growing batch saves time; export the schedule with --schedule") == told
         assert "batch_stages" not in ast.literal_eval(done.stdout), "what is exported without --schedule stays"
         scheduled = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=stored)
         assert ("saves time" in scheduled.stderr) is not bool(told)

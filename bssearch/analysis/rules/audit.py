@@ -299,8 +299,8 @@ def _other_kind(
     ]
     if not found:
         return (
-            f"no search trial with {wanted} reached the target; `bssearch trial add STUDY batch_size={size} "
-            "optimizer=… learning_rate=…` adds such a trial"
+            f"no search trial with {wanted} reached the target; add such a trial with `bssearch trial add STUDY "
+            f"batch_size={size} optimizer=… learning_rate=…`"
         )
     return min(found, key=lambda one: one[:2])[2]
 
@@ -394,7 +394,7 @@ class Audit(Model):
 
 @dataclass(frozen=True)
 class Case:
-    """A rule at a batch size, with the configuration to run or the ``reason`` against."""
+    """A rule at a batch size, with the configuration to run or the ``reason`` for no run."""
 
     rule: Rule
     batch_size: int
@@ -703,7 +703,7 @@ def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
         return "imported studies cannot run trials"
     if spent_budget is not None:
         return f"the budget of {spent_budget:g} train seconds is spent; raise --train-seconds"
-    return f"`bssearch study audit {shlex.quote(spec.name)}` runs the rule"
+    return f"test the rule with `bssearch study audit {shlex.quote(spec.name)}`"
 
 
 def _finding(

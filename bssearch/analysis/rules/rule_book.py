@@ -71,7 +71,7 @@ def _unused(base: Configuration, name: str) -> str | None:
 def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
     if base.optimizer == tuned.optimizer:
         return None
-    return f"the default trains with {base.optimizer}, the optimum there with {tuned.optimizer}"
+    return f"the default trains with {base.optimizer}, the optimum of batch {tuned.batch_size} with {tuned.optimizer}"
 
 
 def _scaled_rate(
@@ -86,7 +86,7 @@ def _scaled_rate(
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Warmup is unnecessary if training without warmup is as good (Goyal et al. 2017, §2.2)."""
+    """The tuned configuration without warmup, which Goyal et al. (2017, § 2.2) need for large batches."""
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):

@@ -69,7 +69,7 @@ class MLflow:
             self._runs.pop(number, None)
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Log the answer; after another recommendation, the old run becomes an earlier answer."""
+        """Log the answer; if the recommendation changes, the old run becomes an earlier answer."""
         found, shown = self._found(kind="answer"), {"headline": words["headline"], "verdict": words["verdict"]}
         if found is not None and found.data.params != {one.key: one.value for one in _params(parameters)}:
             self._client.set_tag(found.info.run_id, "bssearch.kind", "earlier answer")

@@ -31,7 +31,7 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     require(
         spec.is_imported,
         f"study {name!r} was not imported, so it already has a spec",
-        hint=f"`bssearch run {name}` resumes the study",
+        hint=f"resume the study with `bssearch run {name}`",
     )
     best = next(one.configuration for one in trials if one.number in found.optimal.trial_numbers)
     missing = missing_runs(trials, found.batches, best.batch_size, found.worse)

@@ -127,7 +127,7 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
         if known is not None and known.distance == one.distance and str(known.value) != str(one.value):
             raise UsageError(
                 f"{known.theirs} = {known.value} and {name} = {value} are both {ours} ({log.origin})",
-                hint=f"choose one with --column NAME={ours}",
+                hint=f"choose a column with --column NAME={ours}",
             )
         if known is None or one.distance < known.distance:
             found[ours] = one
@@ -195,8 +195,8 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
         )
     raise UsageError(
         f"the batch size of {log.origin} is unknown; settings found: {listed(list(settings))}",
-        hint=f"--column NAME={BATCH} takes a setting as the batch size; --run NAME names the column of runs; "
-        f"--with {BATCH}=N or per_device_train_batch_size=N is for all runs",
+        hint=f"take a setting as the batch size with --column NAME={BATCH}, name the column of runs with --run NAME, "
+        f"or give all runs a batch size with --with {BATCH}=N or --with per_device_train_batch_size=N",
     )
 
 
@@ -401,8 +401,8 @@ def _runs(
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     if "learning_rate" not in varied:
         notes.append(
-            "no run has a learning rate, so the answer cannot name untuned batch sizes: --column NAME=learning_rate "
-            "takes a setting as the rate"
+            "no run has a learning rate, so the answer cannot name untuned batch sizes; take a setting as the rate "
+            "with --column NAME=learning_rate"
         )
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
@@ -489,7 +489,9 @@ def _target(
         best = [max((one.metric for one in run.curve), key=wanted.gain) for run in runs]
         half = statistics.median_low(best) if wanted.goal is Goal.MAXIMIZE else statistics.median_high(best)
         wanted = replace(wanted, value=half)
-        notes = [f"the target is {wanted.in_words}, which half of the runs reach; --target VALUE sets another target"]
+        notes = [
+            f"the target is {wanted.in_words}, which half of the runs reach; set another target with --target VALUE"
+        ]
     check_scale(metrics, wanted, goal, source)
     return wanted, notes
 

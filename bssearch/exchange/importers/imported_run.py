@@ -49,7 +49,11 @@ def read_text(path: Path) -> str:
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
             hint="correct the file or its permissions",
         ) from None
-    require(len(data) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
+    require(
+        len(data) <= MOST_BYTES,
+        f"{path} has more than {MOST_BYTES:,} bytes",
+        hint="split the file, and import the parts",
+    )
     encoding = "UTF-16" if data[:2] in UTF_16_MARKS else "UTF-8"
     try:
         return data.decode(encoding).removeprefix("\ufeff")
@@ -88,7 +92,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def comma_hint(text: str) -> str | None:
-    """What to do with a decimal or thousands comma."""
+    """Advice about a decimal or thousands comma."""
     return "write decimals with a point, without separators of thousands" if "," in text else None
 
 
@@ -401,7 +405,7 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
     raise UsageError(
         f"{first.in_words(BATCH)} may be per device or per step, with "
         f"{first.in_words(ACCUMULATION, WORLD)} ({first.origin})",
-        hint=f"if it is per device, {_renamed(first, rename, MICRO)}; if per step, "
+        hint=f"if the batch size is per device, {_renamed(first, rename, MICRO)}; if per step, "
         f"{_renamed(first, rename, STEP_BATCH)}",
     )
 
@@ -437,7 +441,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         found[MICRO] * found[ACCUMULATION] * found[WORLD] == batch and parts.get(BATCH, batch) in (batch, micro),
         f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
         f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
-        hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
+        hint=f"remove the wrong value; {STEP_BATCH} is the batch per step",
     )
     return found
 
@@ -551,7 +555,9 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
         if names:
             return store.transfer.read([name for name in there if name in names], _shown(url))
         archived = sorted(name for name, one in there.items() if one.archived_at is not None)
-        notes += [f"{_shown(url)}: skipped archived study {name}; --study {name} imports it" for name in archived]
+        notes += [
+            f"{_shown(url)}: skipped archived study {name}; import the study with --study {name}" for name in archived
+        ]
         return store.transfer.read(None, _shown(url))
 
 

@@ -152,7 +152,7 @@ class Names:
 
     @property
     def sentence(self) -> str:
-        """What is read."""
+        """The names read, in words."""
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
         timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (--seconds NAME)")
         if self.step_seconds is not None:
@@ -252,7 +252,7 @@ def _metric(there: Sequence[str], place: str) -> str:
     if len(found) != 1:
         raise UsageError(
             f"the metric is ambiguous: the logs have {listed(found or there)} ({place})",
-            hint="choose one with --metric NAME",
+            hint="choose a metric with --metric NAME",
         )
     return found[0]
 
@@ -290,8 +290,8 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
             what = "are all" if step == first == found[-1].step else f"go back from {found[-1].step} to"
             raise UsageError(
                 f"the steps of {names.step!r} {what} {step}, as if a run restarts ({log.origin})",
-                hint="--run NAME names the column of runs, --step NAME another column of steps; if only the learning "
-                "rate tells runs apart, --column NAME=learning_rate names its column",
+                hint="name the column of runs with --run NAME, or another column of steps with --step NAME; if only "
+                "the learning rate tells runs apart, name its column with --column NAME=learning_rate",
             )
         resumes += is_resumed
         if is_resumed:

@@ -94,13 +94,13 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
         if not here:
             raise UsageError(
                 f"{place} has no training log",
-                hint="a log is a table (.csv, .tsv, .jsonl) or one of "
+                hint="name a table (.csv, .tsv, .jsonl) or one of "
                 + ", ".join(sorted(one for kind in _kinds() for one in kind.patterns)),
             )
         known = {log.origin for log in found}
         found += [log for log in here if log.origin not in known]  # a folder may hold another one
         if len(found) > MOST_LOGS:
-            raise UsageError(f"more than {MOST_LOGS:,} runs in {place}", hint="import them as several studies")
+            raise UsageError(f"more than {MOST_LOGS:,} runs in {place}", hint="import the runs as several studies")
     return found
 
 
@@ -307,7 +307,7 @@ def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> 
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
             f"{place} has the {what} {', '.join(map(str, found))}",
-            hint=f"choose one, as in {place}#{next(iter(found))}",
+            hint=f"add a name, as in {place}#{next(iter(found))}",
         )
     return (name, found[name]) if name in found else next(iter(found.items()), ("", []))
 

@@ -148,7 +148,7 @@ class ReportSteps:
 
     @property
     def are_epochs(self) -> bool:
-        """True if reports are 0, 1, 2, … or 1, 2, 3, …, with gaps."""
+        """True if reports are 0, 1, 2, … or 1, 2, 3, …, perhaps with gaps."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
@@ -285,7 +285,9 @@ def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
         raise UsageError(
             f"the Optuna study {found.name!r} has {len(found.directions)} objectives"
             + (f": {', '.join(names)}" if names else ", without names"),
-            hint="choose one with --metric NAME" if names else "name them with Study.set_metric_names",
+            hint="choose an objective with --metric NAME"
+            if names
+            else "name the objectives with Study.set_metric_names",
         )
     index, trials = names.index(metric), [copy(trial) for trial in found.trials]
     for trial in trials:
@@ -689,7 +691,7 @@ class _Reader:
             values |= {name: trial.user_attrs[name] for name in split if name in trial.user_attrs}
         ours = Counter(map(self._ours, trial.params))
         if twice := [name for name, count in ours.items() if count > 1]:
-            raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename one with --param")
+            raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename a parameter with --param")
         for name, value in trial.params.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{name} = {value} must be a finite number ({origin})")

@@ -154,7 +154,7 @@ class _Entry:
                 raise UsageError(
                     f"{label} = {value:g} is {samples:g} samples, which at BS = {configuration.batch_size} must be "
                     f"1 to {LARGEST} steps ({self.place})",
-                    hint="--samples-per-epoch says how many samples an epoch has" if self.counts_epochs else None,
+                    hint="give the samples of an epoch with --samples-per-epoch" if self.counts_epochs else None,
                 )
             # Values in whole epochs were evaluated after each epoch.
             evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None

@@ -343,7 +343,9 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
                 hint="put a cell with a comma in quotes",
             )
         if len(found) == MOST_RUNS:
-            raise UsageError(f"more than {MOST_RUNS:,} runs ({source}:{place})", hint="import them as several studies")
+            raise UsageError(
+                f"more than {MOST_RUNS:,} runs ({source}:{place})", hint="import the runs as several studies"
+            )
         found.append((place, cells))
     return line, header, found
 
@@ -407,7 +409,7 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
         raise UsageError(
             f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: it has "
             f"{', '.join(map(repr, names)) or 'no columns'} ({origin})",
-            hint=f"--column THEIRS=OURS names a column; {', '.join(SPLIT)} may replace batch_size; --target with "
+            hint=f"name a column with --column THEIRS=OURS; {', '.join(SPLIT)} may replace batch_size; --target with "
             f"--metric {' or '.join(map(repr, results)) or 'COLUMN'} may replace reached",
         )
 
@@ -563,6 +565,6 @@ def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], li
     ]
     words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])
     return found, [
-        f"assumed steps between evaluations, by batch size: {words}; a column last_miss_step or eval_every_steps "
-        "replaces the assumption"
+        f"assumed steps between evaluations, by batch size: {words}; if wrong, add a column last_miss_step or "
+        "eval_every_steps"
     ]

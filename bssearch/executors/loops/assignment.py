@@ -187,7 +187,7 @@ class Assignment:
         """Note the trained modules, and the tokens of the micro-batches at hand, if known."""
 
     def first_rate(self, is_peak: bool) -> None:
-        """Note whether the first step has the whole learning rate."""
+        """Note whether the first step has the full learning rate."""
 
     def waited(self, seconds: float) -> None:
         """Record a wait for data."""

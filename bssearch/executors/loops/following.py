@@ -183,7 +183,7 @@ class Followed:
             require(
                 value == old or is_read,
                 f"the batch has grown to {now.batch_size}: trial.{field_name} is {value} instead of {old}, but the "
-                f"loop has not read trial.{field_name} since",
+                f"loop has not read trial.{field_name} since then",
                 hint=f"read trial.{field_name} again for each step; {SEE}",
             )
         if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
@@ -231,7 +231,7 @@ class Followed:
     def _lacks_rate(self, rate: float) -> str | None:
         has_asked, rates = "learning_rate" in self._asked.lately, self._asked.rates
         if not rates:
-            return None if has_asked else "the loop has not read trial.learning_rate since"
+            return None if has_asked else "the loop has not read trial.learning_rate since then"
         if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
             return None
         return f"no optimizer of trial.state has the new learning rate {rate:.4g}, but {in_words(rates)}"

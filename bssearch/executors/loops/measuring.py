@@ -369,7 +369,7 @@ class MeasuredNoise(Looked):
             return
         require(
             self._advisor is not None,
-            "the loop did not name its model, whose gradients are the noise",
+            "the loop did not name its model, so bssearch cannot measure the gradient noise",
             hint="trial.state(model=model, optimizer=optimizer)",
         )
         self._began = time.perf_counter()
@@ -380,7 +380,7 @@ class MeasuredNoise(Looked):
             step=step,
             metric=metric,
             noise=GradientNoise(),
-            reason=None if is_near else f"the limit of {limit:.4g} train seconds passed before",
+            reason=None if is_near else f"the limit of {limit:.4g} train seconds passed before the target was near",
         )
 
 

@@ -594,7 +594,7 @@ class RayExecutor(SlotExecutor):
     def _about_idle_devices(self) -> str | None:
         is_idle = self._gpus and self.slots < self._room
         return (
-            f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each GPU a slot"
+            f"{self.slots} of {self._room} GPUs run trials; set executor.slots = auto for a slot on each GPU"
             if is_idle
             else None
         )
@@ -619,7 +619,7 @@ class _ActorLostError(LaunchError):
 
 class _NoNodeError(LaunchError):
     def __init__(self, message: str, slot: int) -> None:
-        super().__init__(message, hint="`ray status` shows the use of the cluster")
+        super().__init__(message, hint="see the use of the cluster with `ray status`")
         self.slot = slot
 
 

@@ -93,7 +93,7 @@ def parse_url(text: str | URL) -> URL:
     except ImportError as error:
         raise UsageError(
             f"{masked(url)!r} needs the PostgreSQL driver psycopg",
-            hint="install it with: pip install 'bssearch[postgres]'",
+            hint="install the driver with: pip install 'bssearch[postgres]'",
         ) from error
     return url
 
@@ -184,7 +184,7 @@ MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
     # libpq's messages for a refused connection, which has no SQLSTATE. A retry would not help.
-    re.compile(r'database "[^"]*" does not exist'): "make it with createdb, or " + OTHER_DATABASE_HINT,
+    re.compile(r'database "[^"]*" does not exist'): "make the database with createdb, or " + OTHER_DATABASE_HINT,
     re.compile(r'role "[^"]*" does not exist'): "create the role with createuser, or use another user in the URL",
     re.compile(r"password authentication failed|no password supplied|empty password"): (
         "check user and password of the URL; BSSEARCH_DB_URL_FILE may name a file with the URL"
@@ -221,7 +221,7 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
 
 def read_only(where: str) -> DatabaseError:
     """Error for a read-only database."""
-    return DatabaseError(f"{where} is read-only", hint=f"make it writable, or {OTHER_DATABASE_HINT}")
+    return DatabaseError(f"{where} is read-only", hint=f"make the database writable, or {OTHER_DATABASE_HINT}")
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
@@ -274,7 +274,7 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
 def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
     said = getattr(getattr(error, "orig", None), "diag", None)
     if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
-        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of these logins")
+        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask a login of this list")
     if owned := re.search(r"must be owner of (\w+ \S+)", cause):
         return DatabaseError(
             f"{where}: the role {_role(url)!r} cannot change {owned.group(1)}, which another role owns",
@@ -434,7 +434,7 @@ def _check_file(path: Path, *, write: bool) -> None:
     exists = path.exists()
     if not exists and not write:
         other = in_parent_folder(f"sqlite:///{path}") or OTHER_DATABASE_HINT
-        raise DatabaseError(f"no database at {path}", hint=f"the first run creates it; {other}")
+        raise DatabaseError(f"no database at {path}", hint=f"create the database by a first run; {other}")
     require(
         not exists or not 0 < path.stat().st_size < _SMALLEST_PAGE,
         f"{path} is not a SQLite database",

@@ -529,7 +529,7 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
                 require(
                     len(line) <= LONGEST_LINE and total <= MOST_BYTES,
                     f"{path}, line {number}: more than {LONGEST_LINE:,} bytes in a line, or {MOST_BYTES:,} in all",
-                    hint="a larger study can be imported from its database: `bssearch import study URL`",
+                    hint="import a larger study from its database: `bssearch import study URL`",
                 )
                 yield f"{path}, line {number}", line
     except FileNotFoundError:

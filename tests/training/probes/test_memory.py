@@ -152,7 +152,7 @@ def test_the_training_ends_at_its_limit_wherever_it_is() -> None:
     assert 0 < found.step < 10_000
     assert found.metric == 0.5
     assert found.noise.passes
-    assert found.reason == "the limit of 0.01 train seconds passed before"
+    assert found.reason == "the limit of 0.01 train seconds passed before the target was near"
 
 
 def test_the_training_ends_with_the_schedules_horizon() -> None:
