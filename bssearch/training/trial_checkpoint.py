@@ -313,8 +313,8 @@ class _InChunks:
 
 
 FORMAT_HINT = (
-    'write a checkpoint with torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, '
-    '"samples": samples}, path)'
+    'write a checkpoint with torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), '
+    '"step": step, "samples": samples}, path)'
 )
 
 
