@@ -158,7 +158,7 @@ def test_a_default_that_does_not_train_is_refused_with_the_rates_that_were_tried
 ) -> None:
     with pytest.raises(UsageError, match=said) as error:
         ask(NoisyExecutor(diverges=lambda one: one.learning_rate > highest))
-    assert not_none(error.value.hint).endswith(hint)
+    assert hint in not_none(error.value.hint)
 
 
 def test_a_learning_rate_that_is_there_much_sooner_is_recommended(ask: Ask) -> None:
