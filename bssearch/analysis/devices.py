@@ -23,7 +23,8 @@ Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 class Cell:
     """A batch size on a number of devices.
 
-    ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the ``runs``, if any.
+    ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the
+    ``runs`` if any, else ``predicted``.
     ``steps_parts`` and ``step_parts``: errors of log steps and of log step time, for `half_width`.
     """
 

@@ -161,7 +161,7 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield a notice if a device is slower by `FLAT_RATIO`, by medians over uncontended trials of a `kind_of`."""
+    """Yield a notice if a device is slower by `FLAT_RATIO`, by medians over uncontended trials of equal `kind_of`."""
     paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
         one = trial.outcome

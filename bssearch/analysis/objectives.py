@@ -242,7 +242,7 @@ class Objective(ABC):
         return figure
 
     def in_own_unit(self) -> Objective:
-        """An equal objective with figures in the users' unit, which have ratios."""
+        """A copy with figures in the users' unit, which have ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
@@ -275,7 +275,7 @@ class Objective(ABC):
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """An equal objective that compares runs by `_common_seconds`."""
+        """A copy that compares runs by `_common_seconds`."""
         common = _common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 

@@ -112,7 +112,7 @@ def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> l
 def compared(
     trials: Sequence[TrialRecord], objective: Objective, step_seconds: StepSeconds = MappingProxyType({})
 ) -> Objective:
-    """An equal objective that compares the confirmation runs; see `Objective.between`."""
+    """A copy of the objective that compares the confirmation runs; see `Objective.between`."""
     counted = [trial for trial in trials if trial.state.has_result]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     return objective.between(fresh, step_seconds, counted)

@@ -146,7 +146,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if it missed the target."""
+    """The default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if the trial missed the target."""
 
     batch_size: int
     limit_s: float

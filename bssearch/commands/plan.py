@@ -154,7 +154,7 @@ def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
         numbers = stated or [str(one) for scale in spec.scales for one in (scale.parameters, scale.samples)]
         require(
             len(numbers) == 2,
-            f"study {given!r} states no parameters and samples",
+            f"study {given!r} does not give its parameters and samples",
             hint=f"write {study}:PARAMETERS:SAMPLES, as in {study}:110M:2e9",
         )
         at = read(ScaleNumbers, {"parameters": numbers[0], "samples": numbers[1]}, are_texts=True)

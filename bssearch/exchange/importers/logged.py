@@ -84,7 +84,7 @@ class Names:
     """Names of the values in all logs of an import, then those of one log (`of_log`).
 
     Attributes:
-        step: "" until `of_log`, unless the user names it. It counts epochs if ``epoch_samples`` is given.
+        step: "" until `of_log`, unless the user names the steps. The steps count epochs if ``epoch_samples`` is given.
         clock: used if ``seconds`` is None.
         evaluations: names of seconds of evaluations, which ``seconds`` or ``clock`` include.
         step_seconds: step time, used instead of ``seconds`` that include evaluations of unknown length.

@@ -443,7 +443,7 @@ def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
         try:
             found = kind.FromString(content).session_start_info.hparams
         except messages.DecodeError:
-            raise UsageError(f"{folder} has hyperparameters that are damaged", hint=DAMAGED) from None
+            raise UsageError(f"the hyperparameters in {folder} are damaged", hint=DAMAGED) from None
         for name, one in found.items():
             if (field_name := one.WhichOneof("kind")) is not None:
                 yield name, getattr(one, field_name)

@@ -141,7 +141,7 @@ class _Entry:
         precision = self.fields.get("precision")
         require(
             not self.counts_epochs or per_epoch is not None,
-            f"the file counts epochs, but not the samples per epoch of "
+            f"the file counts epochs, but does not give the samples per epoch of "
             f"{self.benchmark or 'the benchmark'} ({self.place})",
             hint="add --samples-per-epoch N, or 1 if the values are samples",
         )
