@@ -101,7 +101,7 @@ def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> se
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
     """Trials, with the few runs of `beaten` configurations as search trials, for another target or device.
 
-    There a beaten configuration may be the best, and its few runs confirm nothing.
+    At another target or device, a beaten configuration may be the best, and its few runs confirm nothing.
     """
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}

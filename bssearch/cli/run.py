@@ -275,7 +275,7 @@ def check(
         float | None,
         typer.Option(
             help="With --suggest-target: distance from the median best, in the metric's units.",
-            show_default="2 % of the way there",
+            show_default="spread of the seeds, at least 2 % of the improvement",
         ),
     ] = None,
     walk: Annotated[
@@ -315,7 +315,7 @@ def print_check(found: Check) -> None:
     reached = (
         f"reached the target in {cell(trial.time_to_target_s)} s"
         if trial.time_to_target_s is not None
-        else f"not there yet, best {cell(trial.best_metric)} ({trial.reason})"
+        else f"target not reached yet, best {cell(trial.best_metric)} ({trial.reason})"
     )
     likely = (
         ""

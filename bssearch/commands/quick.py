@@ -299,7 +299,7 @@ def caveats(
 ) -> list[Notice]:
     """Limits of a quick answer; ``target`` may be easier than the study's."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
-    rests = f"the answer depends on the noise scale alone, which is {PROXY}"
+    rests = f"the answer depends on the noise scale alone, which may be {PROXY}"
     parameters = spec.default_configuration.parameters
     horizon = parameters.get("horizon_samples")
     told = [

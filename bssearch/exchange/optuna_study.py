@@ -463,8 +463,8 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     study = OptunaStudy.read(store, name)
     if not study.trials:
         imported = spec_of(store.studies.get(name)).is_imported
-        none = "no search trials: its runs were imported as repeats" if imported else "no trials"
-        raise UsageError(f"study {name!r} has {none}, so nothing can go to Optuna; run the study first")
+        none = "no search trials (its runs were imported as repeats)" if imported else "no trials"
+        raise UsageError(f"study {name!r} has {none} to export; run the study first")
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
     note = f"note: unfinished trials stay unfinished in this copy: {unfinished}"
@@ -515,7 +515,7 @@ def _refuse_others(url: URL) -> None:
         )
         return
     tables = table_names(url)
-    hint = "give a separate database with --file; it is created if missing"
+    hint = "give a separate database with --file; bssearch creates a missing database"
     require(
         "bss_study" not in tables, f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint
     )

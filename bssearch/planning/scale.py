@@ -244,7 +244,7 @@ class ScaleRequest(Request):
         low, high = self.b_crit_low, self.b_crit_high
         require(
             (self.batch is None) != (self.per_device_batch is None),
-            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}; give exactly one of them",
+            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}; give exactly one",
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),

@@ -397,7 +397,7 @@ def _own_values(default: DefaultSpec, space: SearchSpace) -> dict[str, Parameter
     }
     domains = space.own_domains
     if unknown := [name for name in given if name not in domains]:
-        raise ValueError(f"default.{unknown[0]} is given, but there is no space.{unknown[0]}; fix or search it there")
+        raise ValueError(f"default.{unknown[0]} is given, but there is no space.{unknown[0]}; add space.{unknown[0]}")
     values: dict[str, ParameterValue] = {}
     for name, domain in domains.items():
         if name in given:

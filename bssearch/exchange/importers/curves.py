@@ -196,7 +196,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
     raise UsageError(
         f"the batch size of {log.origin} is unknown; settings found: {listed(list(settings))}",
         hint=f"take a setting as the batch size with --column NAME={BATCH}, name the column of runs with --run NAME, "
-        f"or give all runs a batch size with --with {BATCH}=N or --with per_device_train_batch_size=N",
+        f"or give all runs a size with --with {BATCH}=N",
     )
 
 

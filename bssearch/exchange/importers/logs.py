@@ -69,7 +69,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class LogKind:
-    """A tool's logs: a folder with a file of one of the ``patterns`` has them.
+    """A tool's logs, in a folder with a file of one of the ``patterns``.
 
     If ``has_choices``, the folder may hold several tasks, and ``read`` takes a name after the folder, or "".
     """

@@ -380,7 +380,7 @@ def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `ValueError` for a name in two groups, or more than `MOST_OWN` in all."""
     by_name = grouped((name, group) for group, names in groups.items() for name in names)
     if twice := [name for name, found in by_name.items() if len(found) > 1]:
-        raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; name it in one of them")
+        raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove one")
     if (count := len(by_name)) > MOST_OWN:
         raise ValueError(f"{', '.join(groups)} have {count} parameters together; they must be at most {MOST_OWN}")
 
