@@ -297,7 +297,7 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
     low, high = interval
     return (
         Regret(value=value, low=low, high=high, at_least=False),
-        f"{len(mine)} against {len(theirs)} runs, by Welch",
+        f"{len(mine)} against {len(theirs)} runs, by Welch's t-test",
     )
 
 

@@ -452,8 +452,8 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
         yield "there is an evaluation at every step: if the steps are epochs, add --epoch-samples N"
     if late := [run for run in runs if is_late(run.curve)]:
         yield (
-            f"{len(late)} of {len(runs)} logs start late (the first: {late[0].origin}); the steps before count as fast "
-            "as later steps"
+            f"{len(late)} of {len(runs)} logs start late (the first: {late[0].origin}); unlogged first steps count as "
+            "fast as later steps"
         )
     by_origin = {log.origin: log for log in logs}
     samples = {}

@@ -86,7 +86,7 @@ def most_at_once(trials: Sequence[FrozenTrial]) -> int:
 
 
 def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
-    """Numbers of retried trials that may have continued a failed one."""
+    """Numbers of retried trials that may have resumed a failed trial."""
     found = set()
     for trial in trials:
         history = trial.system_attrs.get("retry_history")
@@ -232,7 +232,7 @@ def import_optuna(
     """Make a study from the finished trials of an Optuna study.
 
     A trial reached the target if a report or its value meets it. FAIL, RUNNING and WAITING trials, and trials that
-    violate a constraint, are left out. --seconds and --steps name the records of seconds and steps; a study written
+    violate a constraint, are left out. --seconds and --steps name the sources of seconds and steps; a study written
     by `export --to optuna` needs neither.
     """
     # SQLAlchemy, which `import --help` does without
