@@ -54,7 +54,8 @@ WIDENED = math.sqrt((FREEDOM + 3) / (FREEDOM + 1))
 LEAST_DEVIATION = 1e-3
 
 LEVELS = 401
-"""Grid points for the mean log figure of a configuration with missed runs."""
+ZOOMS = 5
+"""Grid points for the mean log figure of a configuration with missed runs; each grid zooms in on the one before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,9 +304,13 @@ def _above(bounds: Numbers, mean: float, variance: float, scale: float) -> tuple
     from scipy.special import log_ndtr
 
     deviation = math.sqrt(variance)
-    levels = np.linspace(mean - 6 * deviation, max(mean + 6 * deviation, bounds.max() + 6 * scale), LEVELS)
-    logs = -((levels - mean) ** 2) / (2 * variance) + log_ndtr((levels[:, None] - bounds) / scale).sum(axis=1)
-    weights = np.exp(logs - logs.max())
+    low, high = mean - 6 * deviation, max(mean + 6 * deviation, float(bounds.max()) + 6 * scale)
+    for _ in range(ZOOMS):
+        levels = np.linspace(low, high, LEVELS)
+        logs = -((levels - mean) ** 2) / (2 * variance) + log_ndtr((levels[:, None] - bounds) / scale).sum(axis=1)
+        weights = np.exp(logs - logs.max())
+        inside = np.flatnonzero(weights > NEGLIGIBLE)
+        low, high = levels[max(0, inside[0] - 1)], levels[min(LEVELS - 1, inside[-1] + 1)]
     weights /= weights.sum()
     found = float(weights @ levels)
     return found, float(weights @ (levels - found) ** 2)

@@ -277,6 +277,16 @@ def draw(rng: np.random.Generator, missed_share: float) -> tuple[Numbers, float,
     return levels, float(log_b_crit), Runs.of_rows(rows)
 
 
+@pytest.mark.parametrize("miss", [2.0, 20.0, 60.0])
+@pytest.mark.parametrize("noise", [1e-3, 1e-5])
+def test_a_run_that_missed_far_above_the_law_counts_with_its_last_miss(miss: float, noise: float) -> None:
+    hits = [(0, seed, noise * value, 0.0, False) for seed, value in enumerate((-1, 0, 1))]
+    misses = [(1, seed, miss, 0.0, True) for seed in range(2)]
+    runs = Runs.of_rows([*hits, *misses, (1, 2, 0.0, 0.0, False)])
+    found = infer(runs, np.log([32.0, 64.0]), np.zeros(2), np.full(2, 0.02))
+    assert found.levels[:, 1].mean() == pytest.approx(miss, rel=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("missed_share", [0.0, 0.2])
 def test_intervals_hold_what_they_promise_over_draws_from_the_prior(missed_share: float) -> None:
