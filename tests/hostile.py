@@ -34,8 +34,7 @@ from bssearch.executors.programs.reports import ReportReader
 from bssearch.records import Configuration, Observation, Target, TrialState, to_json
 from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies
-from bssearch.spec import load_spec
-from bssearch.spec.reader import parse_value
+from bssearch.spec import load_spec, parse_value
 from bssearch.spec.templates import load_templates
 from bssearch.storage.models import METADATA
 from bssearch.storage.repository import Store, open_store

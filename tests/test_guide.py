@@ -27,9 +27,7 @@ from bssearch.cli.app import app
 from bssearch.figures.plots import objective_picture
 from bssearch.search.engine import RETUNED, RETUNED_IN_VAIN
 from bssearch.settings import presets, shipped_studies
-from bssearch.spec import load_spec
-from bssearch.spec.model import StudySpec
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import StudySpec, TrainingSpec, load_spec
 from bssearch.spec.templates import load_templates
 from bssearch.storage.database import RETRY_FOR_S
 from tests.cli.task import bssearch as run, printed, read

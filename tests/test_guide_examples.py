@@ -23,9 +23,7 @@ from bssearch.exchange.boards import base
 from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
-from bssearch.spec import load_spec
-from bssearch.spec.space import OPTIMIZERS
-from bssearch.spec.space.optimizers import SCRATCH_RATES
+from bssearch.spec import OPTIMIZERS, SCRATCH_RATES, load_spec
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, printed, ran, read, write_task
 from tests.documents import DOCUMENTS, OWN_TRAINING, ROOT, blocks, spans
@@ -94,9 +92,9 @@ def test_a_study_runs_with_the_examples_and_is_exported(folder: Path, monkeypatc
 
 
 def test_the_pruner_of_the_guide_stops_slow_trials(folder: Path) -> None:
-    from bssearch.records.curves import Progress
+    from bssearch.records import Progress
     from bssearch.search.pruners.base import Action, Standings, make_pruner
-    from bssearch.spec.parts import PrunerSpec
+    from bssearch.spec import PrunerSpec
 
     def line(slope: float, until: float) -> Progress:
         curve = Progress()

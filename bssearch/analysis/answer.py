@@ -14,9 +14,7 @@ from bssearch.analysis.objectives import Basis, Objective, make_objective
 from bssearch.analysis.optimum import Regime, Rule, Settles
 from bssearch.analysis.rules.rule_book import Regret
 from bssearch.analysis.shape import Beyond, Fit, Interval, Model, Notice, Parameters
-from bssearch.records import MemoryBasis, Target
-from bssearch.records.batch_schedule import BatchScheduleName
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import BatchScheduleName, LearningRateRule, MemoryBasis, Target
 from bssearch.records.text import device_in_words, plural
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]

@@ -20,6 +20,7 @@ from bssearch.analysis.objectives import TIME, EnergyToTarget, Objective, least_
 from bssearch.analysis.optimum import Candidate, Slope, Verdict, median_samples, median_steps, slopes
 from bssearch.analysis.shape import Interval, parameters_of
 from bssearch.records import (
+    FEWEST_RUNS,
     Configuration,
     MemoryBasis,
     ModelParameters,
@@ -30,10 +31,11 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
     grouped,
+    is_said_to_need_warmup,
+    median_known,
     model_parameters,
+    student_t,
 )
-from bssearch.records.intervals import FEWEST_RUNS, median_known, student_t
-from bssearch.records.scaling import is_said_to_need_warmup
 from bssearch.spec import StudySpec
 
 MODELS_DIFFER = "models_differ"

@@ -71,6 +71,8 @@ from bssearch.analysis.shape import (
 from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.records import (
     FIRST_LOSS,
+    FLAT_RATIO,
+    FROM_90_TO_95,
     Goal,
     MemoryUse,
     NoiseMeasurement,
@@ -81,12 +83,15 @@ from bssearch.records import (
     Target,
     TrialRecord,
     TrialState,
+    at_most,
+    first_crossing,
+    median_known,
+    step_seconds_of,
+    student_t,
     train_seconds_of,
     trainings_of,
+    with_crossing,
 )
-from bssearch.records.curves import first_crossing, with_crossing
-from bssearch.records.intervals import FLAT_RATIO, FROM_90_TO_95, at_most, median_known, student_t
-from bssearch.records.step_times import step_seconds_of
 from bssearch.records.text import number, span
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary

@@ -23,9 +23,7 @@ from bssearch.analysis.law.batch_model import log_gap
 from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import Candidate, Settles, Verdict
 from bssearch.analysis.posterior import DRAWS, Indices, Numbers, Runs, infer
-from bssearch.records import Configuration, Phase, ProbeRecord, TrialRecord
-from bssearch.records.intervals import FEWEST_SIZES, FLAT_RATIO
-from bssearch.records.step_times import UNDISTURBED
+from bssearch.records import FEWEST_SIZES, FLAT_RATIO, UNDISTURBED, Configuration, Phase, ProbeRecord, TrialRecord
 from bssearch.spec import StudySpec
 
 CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))

@@ -13,8 +13,7 @@ from bssearch.analysis.answer import OnDevices, Ratio
 from bssearch.analysis.certainty import CONTENDER, TUNING_GAP
 from bssearch.analysis.law.batch_model import LawFit
 from bssearch.analysis.optimum import Candidate, Estimate, Verdict, half_width, median_steps, of_runs
-from bssearch.records import Phase, ProbeRecord, TrialRecord, grouped
-from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
+from bssearch.records import FEWEST_RUNS, FLAT_RATIO, Phase, ProbeRecord, TrialRecord, grouped, student_t
 
 Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 

@@ -12,8 +12,7 @@ from typing import Literal
 from bssearch.analysis.objectives import ran_to_its_end
 from bssearch.analysis.optimum import Verdict, first_runs, half_width, of_runs, says_something
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
-from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, grouped
-from bssearch.records.intervals import FEWEST_RUNS, median_known
+from bssearch.records import FEWEST_RUNS, Configuration, Goal, Phase, Target, TrialRecord, grouped, median_known
 from bssearch.records.text import NOTHING, ends
 
 

@@ -10,7 +10,16 @@ from bssearch.analysis.optimum import Candidate, Verdict, median_steps, says_som
 from bssearch.analysis.rules.rule_book import Finding, Judgement, judge
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped
+from bssearch.records import (
+    Configuration,
+    Phase,
+    StepSeconds,
+    TrialRecord,
+    TrialState,
+    grouped,
+    learning_rate_factor,
+    timed_as,
+)
 from bssearch.records.batch_schedule import (
     PARAMETERS,
     BatchSchedule,
@@ -20,8 +29,6 @@ from bssearch.records.batch_schedule import (
     growing_schedule,
     with_batch_schedule,
 )
-from bssearch.records.scaling import learning_rate_factor
-from bssearch.records.step_times import StepSeconds, timed_as
 from bssearch.spec import StudySpec
 
 

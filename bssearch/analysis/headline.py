@@ -10,9 +10,7 @@ from bssearch.analysis.certainty import ENOUGH
 from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Notice
-from bssearch.records import MemoryBasis
-from bssearch.records.intervals import FLAT_RATIO
-from bssearch.records.measured import TRAINING
+from bssearch.records import FLAT_RATIO, TRAINING, MemoryBasis
 from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, plural
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from bssearch.analysis.law.batch_model import fit_memory, fit_step_time, throughput_knee
 from bssearch.analysis.objectives import Kind, kind_of
 from bssearch.analysis.shape import Model
-from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, grouped
-from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records import FLAT_RATIO, GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, grouped
 from bssearch.records.noise_scale import pooled
-from bssearch.spec.space import MemoryBoundary
+from bssearch.spec import MemoryBoundary
 
 FEWEST_TRIALS = 3  # trials that show that a device is slower
 

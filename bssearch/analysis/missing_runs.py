@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from bssearch.analysis.answer import Batch
-from bssearch.records import Configuration, TrialRecord
-from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
+from bssearch.records import Configuration, TrialRecord, learning_rate_factor, rule_of_optimizer
 from bssearch.records.text import plural
 
 MOST = 3

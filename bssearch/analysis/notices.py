@@ -22,6 +22,7 @@ from bssearch.analysis.optimum import (
 )
 from bssearch.analysis.shape import Interval, Notice, Predicted
 from bssearch.records import (
+    FEWEST_RUNS,
     WITH_CUDA_GRAPHS,
     Phase,
     ProbeRecord,
@@ -30,8 +31,8 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
     grouped,
+    student_t,
 )
-from bssearch.records.intervals import FEWEST_RUNS, student_t
 from bssearch.spec import StudySpec
 
 NOISE = 0.10  # a notice warns if the coefficient of variation over seeds is higher

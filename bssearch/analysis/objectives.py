@@ -12,17 +12,17 @@ from typing import ClassVar, Literal, Self
 from bssearch import registry
 from bssearch.errors import LaunchError, SpecError, UsageError
 from bssearch.records import (
+    FLAT_RATIO,
     Configuration,
     ProbeRecord,
     SecondsBasis,
     Target,
     TrialRecord,
     TrialState,
+    batch_schedule_of,
     grouped,
     model_parameters,
 )
-from bssearch.records.batch_schedule import batch_schedule_of
-from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import (
     PooledStepTime,
     StepSeconds,

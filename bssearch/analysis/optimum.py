@@ -26,9 +26,17 @@ from bssearch.analysis.objectives import (
     samples_after,
     seconds_to_target,
 )
-from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState, grouped
+from bssearch.records import (
+    Configuration,
+    Phase,
+    PooledStepTime,
+    StepSeconds,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+    grouped,
+)
 from bssearch.records.intervals import CONFIDENCE, FEWEST_RUNS, FLAT_RATIO, at_most, student_t
-from bssearch.records.step_times import PooledStepTime, StepSeconds
 
 FEWEST_ALIKE = 3  # this many equal runs show that the training ignores seeds
 

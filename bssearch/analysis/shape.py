@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.records import Configuration, Target
 from bssearch.records.text import ends, number
-from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.spec import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
 

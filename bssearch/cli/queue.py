@@ -90,7 +90,7 @@ def submit(
 
 def _asked(template: str, values: list[str]) -> AskedStudy:
     from bssearch.commands.queue.submissions import AskedStudy, asked_in_file, checked_value
-    from bssearch.spec.reader import parse_value
+    from bssearch.spec import parse_value
 
     path = Path(template)
     of_file = asked_in_file(path) if path.suffix in {".yaml", ".yml"} else AskedStudy(template, {})

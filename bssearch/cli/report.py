@@ -88,7 +88,7 @@ def best(
         return
     from bssearch.cli.answer import exported, exported_schedule, grave, print_found
     from bssearch.commands.best import answer_at, for_export, predict, scheduled_training
-    from bssearch.spec.reader import spec_of
+    from bssearch.spec import spec_of
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):

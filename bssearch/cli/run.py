@@ -29,7 +29,7 @@ from bssearch.cli.arguments import (
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, say, show_model
 from bssearch.commands.launch import QUICK_SECONDS, TARGET_RUNS, Launch
 from bssearch.errors import BSSearchError, UsageError, require
-from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records import FLAT_RATIO
 from bssearch.records.text import plural
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
     """Ask on a terminal before the spec, which gives no ``confirm.max_runs``, removes the stored one."""
     if study.confirm.max_runs is not None or not study.confirm.runs or not sys.stdin.isatty():
         return study
-    from bssearch.spec.reader import spec_of
+    from bssearch.spec import spec_of
 
     with suppress(BSSearchError), store_to_read(db) as store:
         stored = spec_of(store.studies.get(study.name)).confirm.max_runs

@@ -90,7 +90,7 @@ def list_trials(
         kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
         rows = [trial_row(one) for one in kept] if form is Format.TABLE else trial_rows(store, name, found, kept)
     if form is Format.TABLE:
-        from bssearch.records.batch_schedule import sizes_in_words
+        from bssearch.records import sizes_in_words
 
         rows = [
             {**row, "batch_size": sizes_in_words(trial.configuration)} if trial.configuration.grows else row
@@ -150,7 +150,7 @@ def _print_reproduction(found: Reproduction) -> None:
 
 def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> None:
     from bssearch.exchange.trial_rows import trial_row
-    from bssearch.records.curves import sparkline
+    from bssearch.records import sparkline
 
     outcome = found.outcome
     reason = f": {outcome.reason}" if outcome else ""
@@ -181,7 +181,7 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
 
 
 def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
-    from bssearch.records.batch_schedule import growing_schedule, run_stages
+    from bssearch.records import growing_schedule, run_stages
 
     schedule = growing_schedule(found.configuration)
     say(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
@@ -215,7 +215,7 @@ def add(
 
 
 def _parse(text: str) -> tuple[str, ParameterValue]:
-    from bssearch.spec.reader import parse_value
+    from bssearch.spec import parse_value
 
     name, separator, value = text.partition("=")
     require(separator and name and value, f"{text!r} must have the form KEY=VALUE, such as batch_size=64")

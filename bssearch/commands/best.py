@@ -16,13 +16,18 @@ from bssearch.analysis.law.beyond import BatchCurves, beyond_target
 from bssearch.analysis.objectives import TimeToTarget
 from bssearch.analysis.shape import Parameters
 from bssearch.errors import require, required
-from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
-from bssearch.records.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
-from bssearch.records.curves import first_crossing
+from bssearch.records import (
+    BATCH_SCHEDULE,
+    BATCH_STAGES,
+    NOISE_SHARE,
+    RATE_RULE,
+    BatchSchedule,
+    Stage,
+    first_crossing,
+    run_stages,
+)
 from bssearch.search.finding import answer
-from bssearch.spec import StudySpec
-from bssearch.spec.reader import spec_of
-from bssearch.spec.space import DECAY_SHARE
+from bssearch.spec import DECAY_SHARE, StudySpec, spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
 

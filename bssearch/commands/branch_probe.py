@@ -25,20 +25,22 @@ from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import ProbeReport, run_request
 from bssearch.errors import LaunchError, NotFoundError, UsageError, require, required
 from bssearch.records import (
+    RULES_OF_OPTIMIZERS,
     Branch,
     BranchMeasurement,
     Configuration,
+    LearningRateRule,
     Phase,
     TrialPlan,
     TrialRequest,
     TrialState,
+    learning_rate_factor,
+    rule_of_optimizer,
     to_json,
 )
-from bssearch.records.scaling import RULES_OF_OPTIMIZERS, LearningRateRule, learning_rate_factor, rule_of_optimizer
 from bssearch.registry import Option
 from bssearch.search.history import trial_seed
-from bssearch.spec import StudySpec
-from bssearch.spec.space import choose_micro_batch, split_batch
+from bssearch.spec import StudySpec, choose_micro_batch, split_batch
 
 MOST_SAMPLES = 2**63 - 1
 

@@ -39,14 +39,13 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
     WorkloadDescription,
+    first_crossing,
 )
-from bssearch.records.curves import first_crossing
 from bssearch.search.after_search import REPEATED
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
 from bssearch.search.history import trial_seed
 from bssearch.search.pruners.base import first_slack, make_pruner
-from bssearch.spec import StudySpec, checked
-from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds
+from bssearch.spec import WORKLOAD_PARAMETERS, StudySpec, bounds, checked
 from bssearch.storage.repository import check_writable, open_store
 from bssearch.training.course import EVALUATION_SHARE
 

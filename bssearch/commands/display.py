@@ -22,13 +22,12 @@ from rich.text import Text
 
 from bssearch.analysis.objectives import seconds_to_target, trial_basis
 from bssearch.analysis.optimum import decide
-from bssearch.records import Phase, StudyRecord, TrialObserved, TrialRecord, TrialState, trainings_of
-from bssearch.records.batch_schedule import sizes_in_words
+from bssearch.records import Phase, StudyRecord, TrialObserved, TrialRecord, TrialState, sizes_in_words, trainings_of
 from bssearch.records.text import plural, visible
 from bssearch.search.confirmation import in_force
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
-from bssearch.spec.reader import spec_of
+from bssearch.spec import spec_of
 
 BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal, and between redraws during a trial
 

@@ -31,10 +31,8 @@ from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.checkpoints import check_checkpoint_place
 from bssearch.search.samplers.base import make_sampler
 from bssearch.settings import DATA_DIR_VARIABLE, in_parent_folder, state_folder, user_name
-from bssearch.spec import StudySpec, checked, find_spec, load_spec
+from bssearch.spec import StudySpec, changed_fields, checked, find_spec, load_spec, spec_of, split_batch
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
-from bssearch.spec.reader import changed_fields, spec_of
-from bssearch.spec.space.micro_batches import split_batch
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
 from bssearch.workloads.base import SHIPPED, GivenWorkload, given_workload, lies_in_no_file, refuse_while_importing

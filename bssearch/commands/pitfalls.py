@@ -7,12 +7,27 @@ from dataclasses import dataclass
 
 from bssearch.analysis.batches import about_default_model, about_fixed_constants
 from bssearch.analysis.build_answer import NAN_DATA
-from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
-from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
-from bssearch.spec import StudySpec
-from bssearch.spec.space import bounds, split_batch
-from bssearch.spec.space.micro_batches import GROUP_NORM, REMEDY, batch_norm_caveats
-from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.records import (
+    WARMUP_RATIO,
+    Goal,
+    Observation,
+    ProbeRecord,
+    TrialOutcome,
+    TrialState,
+    WorkloadDescription,
+    is_said_to_need_warmup,
+)
+from bssearch.spec import (
+    FINE_TUNING,
+    FINE_TUNING_FACTOR,
+    GROUP_NORM,
+    REMEDY,
+    SCRATCH_RATES,
+    StudySpec,
+    batch_norm_caveats,
+    bounds,
+    split_batch,
+)
 from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 Finding = tuple[str, str]  # a code and a sentence

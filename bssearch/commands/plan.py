@@ -27,8 +27,7 @@ from bssearch.records.text import number
 from bssearch.registry import Option
 from bssearch.search.finding import answer, stored_quick
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
-from bssearch.spec import StudySpec
-from bssearch.spec.reader import changed_fields, spec_of
+from bssearch.spec import StudySpec, changed_fields, spec_of
 from bssearch.storage.repository import Store, open_store
 
 

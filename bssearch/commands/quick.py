@@ -36,15 +36,14 @@ from bssearch.records import (
     TrialPlan,
     TrialRecord,
     TrialState,
+    median_known,
 )
-from bssearch.records.intervals import median_known
 from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
 from bssearch.search.finding import answer, save_quick, stored_quick
 from bssearch.search.history import History, trial_seed
 from bssearch.search.stored_finding import stored_end
-from bssearch.spec import StudySpec
-from bssearch.spec.space.optimizers import FINE_TUNING
+from bssearch.spec import FINE_TUNING, StudySpec
 from bssearch.storage.repository import Store
 
 SHARE_OF_A_RUN = 0.25  # largest share of the time for one run: four runs test the default and other sizes

@@ -18,11 +18,10 @@ from bssearch.analysis.shape import CriticalBatch, Model, Notice
 from bssearch.errors import TargetNotReachedError
 from bssearch.figures.page import StudyPicture
 from bssearch.figures.plots import curve_trials, objective_picture
-from bssearch.records import Phase, StudyRecord, TrialRecord
-from bssearch.records.step_times import step_seconds_of
+from bssearch.records import Phase, StudyRecord, TrialRecord, step_seconds_of
 from bssearch.records.text import ends, number, plural, span
 from bssearch.search.finding import answer, scratch_answers
-from bssearch.spec.reader import spec_of
+from bssearch.spec import spec_of
 from bssearch.storage.repository import Store
 
 COMPARED = (

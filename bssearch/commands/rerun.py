@@ -28,13 +28,11 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    median_known,
+    sizes_in_words,
 )
-from bssearch.records.batch_schedule import sizes_in_words
-from bssearch.records.intervals import median_known
 from bssearch.search.driver import Listener
-from bssearch.spec import StudySpec
-from bssearch.spec.admission import admitted
-from bssearch.spec.reader import spec_of
+from bssearch.spec import StudySpec, admitted, spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.workloads.base import SHIPPED
 

@@ -31,17 +31,14 @@ from bssearch.commands.launch import HERE, QUICK_SECONDS, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.commands.trials import configuration_of, enqueue
 from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
-from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.records.step_times import step_seconds_of
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, step_seconds_of
 from bssearch.search import after_search, confirmation as confirm
 from bssearch.search.calibration import COMPARING_VISITS, default_at, untimed_on_devices
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer, quick_prior, scratch_answers, stored_quick
 from bssearch.search.history import History, trial_seed
 from bssearch.search.stored_finding import stored_end
-from bssearch.spec import StudySpec
-from bssearch.spec.parts import ConfirmSpec
-from bssearch.spec.reader import spec_of
+from bssearch.spec import ConfirmSpec, StudySpec, spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.training.course import probe_record
 

@@ -27,8 +27,7 @@ from bssearch.executors.loops.called import CalledExecutor, Piece
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.search.driver import Driver, Interrupts
 from bssearch.search.finding import answer
-from bssearch.spec import StudySpec
-from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
+from bssearch.spec import GIVEN_IN_PYTHON, OBJECTIVE, StudySpec
 
 Objective = Callable[[Trial], object]
 

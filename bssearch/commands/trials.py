@@ -38,11 +38,8 @@ from bssearch.records.batch_schedule import (
 from bssearch.records.text import nearest
 from bssearch.search.history import trial_seed
 from bssearch.search.stored_finding import stored_end
-from bssearch.spec import StudySpec
-from bssearch.spec.model import OBJECTIVE
+from bssearch.spec import OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, StudySpec, spec_of
 from bssearch.spec.parts import DefaultSpec, whole_configuration
-from bssearch.spec.reader import spec_of
-from bssearch.spec.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import archived
 

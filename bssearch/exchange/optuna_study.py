@@ -50,10 +50,7 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaE
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
-from bssearch.spec.reader import spec_of
-from bssearch.spec.space import Dimension, SearchSpace
-from bssearch.spec.space.domains import RelativeLearningRate, is_number
-from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
+from bssearch.spec import REFERENCE_LEARNING_RATE, Dimension, RelativeLearningRate, SearchSpace, is_number, spec_of
 from bssearch.storage.connection.engine import masked, parse_url, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store, open_store
 

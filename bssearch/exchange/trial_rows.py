@@ -6,9 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
-from bssearch.records.batch_schedule import run_stages
-from bssearch.records.measured import field_values
+from bssearch.records import (
+    Environment,
+    Observation,
+    Phase,
+    TrialRecord,
+    TrialState,
+    field_values,
+    outcome_fields,
+    run_stages,
+)
 
 if TYPE_CHECKING:
     from bssearch.storage.repository import Store

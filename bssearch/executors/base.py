@@ -29,8 +29,7 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
-from bssearch.spec.parts import TrainingSpec
-from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.spec import TRAINING_PARAMETERS, TrainingSpec
 
 # returns (state, reason) if a running trial should end, else None
 AskStop = Callable[[], tuple[TrialState, str] | None]

@@ -29,9 +29,19 @@ from bssearch.analysis.shape import Fit
 from bssearch.figures import plots
 from bssearch.figures.html import PageContent, Row, Section, Table, Tile, rendered
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
-from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord, grouped
-from bssearch.records.batch_schedule import RunStage, growing_schedule, run_stages
-from bssearch.records.measured import TRAINING
+from bssearch.records import (
+    TRAINING,
+    Configuration,
+    Environment,
+    MemoryBasis,
+    Observation,
+    RunStage,
+    StudyRecord,
+    TrialRecord,
+    grouped,
+    growing_schedule,
+    run_stages,
+)
 from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence, with_precision
 from bssearch.spec import StudySpec
 

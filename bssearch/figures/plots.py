@@ -34,8 +34,15 @@ from bssearch.figures.svg import (
     short_name,
     value_axis,
 )
-from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
-from bssearch.records.scaling import LearningRateRule, learning_rate_factor
+from bssearch.records import (
+    Configuration,
+    LearningRateRule,
+    Observation,
+    Target,
+    TrialRecord,
+    TrialState,
+    learning_rate_factor,
+)
 from bssearch.records.text import number, plural
 
 REGIME_SYMBOLS: Mapping[str | None, Symbol] = {

@@ -19,7 +19,7 @@ from bssearch.planning.requests import (
     ShareBelowOne,
     notes_on,
 )
-from bssearch.records.scaling import (
+from bssearch.records import (
     LARGE_BATCH,
     LARGEST_DROPOUT,
     LAYERWISE,
@@ -30,7 +30,7 @@ from bssearch.records.scaling import (
     sqrt_dropout,
 )
 from bssearch.registry import Option
-from bssearch.spec.space import OPTIMIZERS, BatchRules
+from bssearch.spec import OPTIMIZERS, BatchRules
 
 WARMUP_EPOCHS = 5.0  # default epochs of gradual warmup if necessary; 5 of 90 in Goyal et al. 2017, § 2.2
 

@@ -14,11 +14,9 @@ from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, ge
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from bssearch.errors import UsageError, problem_in_words
-from bssearch.records.scaling import LARGE_BATCH, LAYERWISE, LearningRateRule, is_said_to_need_warmup
+from bssearch.records import LARGE_BATCH, LAYERWISE, LearningRateRule, is_said_to_need_warmup
 from bssearch.registry import Option
-from bssearch.spec import StudySpec
-from bssearch.spec.space import split_batch
-from bssearch.spec.space.domains import RelativeLearningRate
+from bssearch.spec import RelativeLearningRate, StudySpec, split_batch
 
 LARGEST_COUNT = 10**15  # far above real counts, and exact as a float
 

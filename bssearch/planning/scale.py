@@ -31,10 +31,9 @@ from bssearch.planning.requests import (
     notes_on,
     planned,
 )
-from bssearch.records.scaling import LARGE_BATCH
+from bssearch.records import LARGE_BATCH
 from bssearch.registry import Option
-from bssearch.spec.space import split_batch
-from bssearch.spec.space.micro_batches import TINY_BATCH, batch_norm_caveats
+from bssearch.spec import TINY_BATCH, batch_norm_caveats, split_batch
 
 LARGEST_BATCH = 10**9
 

@@ -27,10 +27,9 @@ from bssearch.planning.requests import (
     notes_on,
     planned,
 )
-from bssearch.records.scaling import rule_of_optimizer
+from bssearch.records import rule_of_optimizer
 from bssearch.registry import Option
-from bssearch.spec import StudySpec, load_spec
-from bssearch.spec.space.optimizers import FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.spec import FINE_TUNING_FACTOR, SCRATCH_RATES, StudySpec, load_spec
 
 SAFE_SHARE = 1 - HEADROOM  # a plan fills this share of a device's memory, which is feasible, not optimal
 

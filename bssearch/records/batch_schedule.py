@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from bssearch.errors import UsageError, require
-from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES, Configuration, Observation, ParameterValue, TrialRecord
+from bssearch.records.measured import Observation
+from bssearch.records.question import BATCH_SCHEDULE, BATCH_STAGES, Configuration, ParameterValue
+from bssearch.records.requests import TrialRecord
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor
 
 BatchScheduleName = Literal["geometric", "linear", "milestones", "noise_scale", "seesaw"]

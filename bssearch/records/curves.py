@@ -5,7 +5,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bssearch.records import Observation, Target, TrialOutcome
+from bssearch.records.measured import Observation, TrialOutcome
+from bssearch.records.question import Target
 
 
 @dataclass(slots=True, eq=False)

@@ -11,21 +11,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from bssearch.records import (
-    BATCH_STAGES,
-    Configuration,
-    ModelParameters,
-    ProbeRecord,
-    StepTime,
-    StepTimeError,
-    Timing,
-    TrialRecord,
-    Visit,
-    grouped,
-    model_parameters,
-)
 from bssearch.records.batch_schedule import batch_schedule_of
+from bssearch.records.grouping import grouped
 from bssearch.records.intervals import median_known, student_t
+from bssearch.records.measured import StepTime, StepTimeError, Timing, Visit
+from bssearch.records.question import BATCH_STAGES, Configuration, ModelParameters, model_parameters
+from bssearch.records.requests import ProbeRecord, TrialRecord
 
 # Prior deviation of a log step time between visits (measured 0.05 to 0.14)
 VISIT_DEVIATION = 0.1

@@ -17,7 +17,7 @@ from bssearch.analysis.certainty import carries
 from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
 from bssearch.analysis.growing import has_grown
 from bssearch.analysis.optimum import Verdict
-from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, LearningRateRule, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.records.batch_schedule import (
     MOST_STAGES,
     NOISE_SCALE,
@@ -29,11 +29,10 @@ from bssearch.records.batch_schedule import (
     growing_schedule,
     with_batch_schedule,
 )
-from bssearch.records.scaling import LearningRateRule
 from bssearch.search.confirmation import CompletedRuns, interleaved, repeat, verdict_of
 from bssearch.search.history import History, trial_seed
+from bssearch.spec import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.parts import MOST_DEVICES
-from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.space.domains import FOLLOWED, Range, RelativeLearningRate
 from bssearch.training.schedule import schedule_of
 

@@ -15,6 +15,7 @@ from bssearch.analysis.objectives import kind_of
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Executor, TimesSideBySide
 from bssearch.records import (
+    FLAT_RATIO,
     Environment,
     MemoryRequest,
     MemoryUse,
@@ -25,12 +26,9 @@ from bssearch.records import (
     TrialState,
     grouped,
 )
-from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import split
 from bssearch.records.text import gib
-from bssearch.spec import StudySpec
-from bssearch.spec.admission import problem_with
-from bssearch.spec.space import MemoryBoundary, choose_micro_batch
+from bssearch.spec import MemoryBoundary, StudySpec, choose_micro_batch, problem_with
 from bssearch.storage.repository import Store
 from bssearch.training.course import probe_record
 

@@ -62,8 +62,7 @@ from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, ClaimLostEr
 from bssearch.search.pruners.checkpoints import WaitingTrials
 from bssearch.search.stored_finding import SearchEnd
 from bssearch.settings import user_name
-from bssearch.spec import StudySpec
-from bssearch.spec.admission import admitted
+from bssearch.spec import StudySpec, admitted
 from bssearch.storage.repository import Store
 
 

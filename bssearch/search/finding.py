@@ -23,13 +23,10 @@ from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import CountedSeconds, without_early_ends
 from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, require
-from bssearch.records import TrialRecord, TrialState
-from bssearch.records.step_times import step_seconds_of, with_step_time
+from bssearch.records import TrialRecord, TrialState, step_seconds_of, with_step_time
 from bssearch.search.history import History
 from bssearch.search.stored_finding import SearchEnd
-from bssearch.spec import StudySpec
-from bssearch.spec.reader import spec_of
-from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.spec import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES, StudySpec, spec_of
 from bssearch.storage.repository import Store
 
 ANSWERS = 30  # version of stored answers; increase this number if the same trials give another answer

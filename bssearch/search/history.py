@@ -14,14 +14,14 @@ from bssearch.records import (
     ParameterValue,
     Phase,
     ProbeRecord,
+    Progress,
     TrialRecord,
     TrialState,
     model_parameters,
+    step_seconds_of,
+    with_step_time,
 )
-from bssearch.records.curves import Progress
-from bssearch.records.step_times import step_seconds_of, with_step_time
-from bssearch.spec import StudySpec
-from bssearch.spec.space import are_coordinates
+from bssearch.spec import StudySpec, are_coordinates
 
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from bssearch.records.text import number
-from bssearch.spec.parts import BudgetSpec
+from bssearch.spec import BudgetSpec
 from bssearch.storage.repository import Store
 
 

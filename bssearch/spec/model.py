@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_valida
 from bssearch.errors import WorkloadError, require
 from bssearch.records import (
     MAKE_TRAINER,
+    NOISE_SCALE,
     OWN_GROUPS,
     Configuration,
     ModelParameters,
@@ -19,7 +20,6 @@ from bssearch.records import (
     Target,
     model_parameters,
 )
-from bssearch.records.batch_schedule import NOISE_SCALE
 from bssearch.spec.parts import (
     BoardName,
     BudgetSpec,

@@ -16,10 +16,12 @@ from bssearch.records import (
     TrialRecord,
     Visit,
     model_parameters,
+    step_seconds_of,
+    with_intervals,
+    with_step_time,
+    with_visits,
 )
-from bssearch.records.step_times import step_seconds_of, with_intervals, with_step_time, with_visits
-from bssearch.spec import StudySpec
-from bssearch.spec.space import MemoryBoundary, in_force
+from bssearch.spec import MemoryBoundary, StudySpec, in_force
 from bssearch.storage.database import Database, StorePart, inside, reads, writes
 from bssearch.storage.models import (
     BRANCH_ROWS,

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.records import TrialState, grouped
 from bssearch.records.text import shortened
-from bssearch.spec.reader import check_study_name
+from bssearch.spec import check_study_name
 from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.storage.connection.engine import from_json, lock_tables
 from bssearch.storage.database import Database, StorePart, inside, limit_silence

@@ -24,7 +24,7 @@ from bssearch.records import (
     TrialRecord,
     spec_digest,
 )
-from bssearch.spec.reader import check_study_name
+from bssearch.spec import check_study_name
 from bssearch.storage.database import Database, StorePart, inside, patiently, reads, writes
 from bssearch.storage.models import (
     FINDING_ROWS,

@@ -27,8 +27,7 @@ from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_
 from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart
-from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
-from bssearch.records.batch_schedule import sizes_in_words
+from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState, sizes_in_words
 from bssearch.records.text import NOTHING, in_words, number, with_precision
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store

@@ -27,8 +27,7 @@ from bssearch.analysis.law.batch_model import (
 from bssearch.analysis.law.quick import critical_batch, expected_optimum
 from bssearch.analysis.optimum import Candidate, Slope, slopes
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.records import Phase, TrialRecord, TrialState
-from bssearch.records.batch_schedule import with_batch_schedule
+from bssearch.records import Phase, TrialRecord, TrialState, with_batch_schedule
 from tests.analysis.test_report import study
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.records.test_batch_schedule import milestones

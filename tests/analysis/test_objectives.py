@@ -12,8 +12,17 @@ from bssearch.analysis.law.batch_model import WIDEST_GAP
 from bssearch.analysis.objectives import AS_GOOD, TIME, make_objective, seconds_to_target
 from bssearch.analysis.optimum import decide, estimate, half_width, median_samples, ratio_interval
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, DeviceUse, Goal, Observation, Target, TrialRecord, TrialState
-from bssearch.records.intervals import FLAT_RATIO, student_t
+from bssearch.records import (
+    FLAT_RATIO,
+    Configuration,
+    DeviceUse,
+    Goal,
+    Observation,
+    Target,
+    TrialRecord,
+    TrialState,
+    student_t,
+)
 from bssearch.records.step_times import MIDMEAN_ERROR, STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM, step_seconds_of
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 

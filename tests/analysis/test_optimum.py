@@ -21,8 +21,7 @@ from bssearch.analysis.optimum import (
     runs_to_settle,
     without_early_ends,
 )
-from bssearch.records import Phase, StepTime, TrialRecord, TrialState
-from bssearch.records.intervals import student_t
+from bssearch.records import Phase, StepTime, TrialRecord, TrialState, student_t
 from tests.factories import make_probe, make_trial, not_none, with_outcome
 
 

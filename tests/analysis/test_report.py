@@ -16,8 +16,17 @@ from bssearch.analysis.objectives import TIME, Objective, make_objective
 from bssearch.analysis.optimum import Candidate, Settles, Verdict, decide
 from bssearch.analysis.rules.rule_book import BROKE, HELD, Judgement, judge
 from bssearch.errors import TargetNotReachedError
-from bssearch.records import Configuration, DeviceUse, MemoryBasis, Phase, StudyRecord, Target, TrialRecord, TrialState
-from bssearch.records.intervals import student_t
+from bssearch.records import (
+    Configuration,
+    DeviceUse,
+    MemoryBasis,
+    Phase,
+    StudyRecord,
+    Target,
+    TrialRecord,
+    TrialState,
+    student_t,
+)
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome

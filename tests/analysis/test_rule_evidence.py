@@ -22,11 +22,8 @@ from bssearch.analysis.rules.audit import (
 )
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER, NONE, RULES, Rule
 from bssearch.analysis.shape import Interval
-from bssearch.records import Configuration, Phase, StepTime, TrialState
-from bssearch.records.intervals import FROM_90_TO_95
-from bssearch.records.scaling import LARGEST_DROPOUT, WARMUP_RATIO
-from bssearch.spec.model import IMPORTED
-from bssearch.spec.space import MemoryBoundary, SearchSpace
+from bssearch.records import FROM_90_TO_95, LARGEST_DROPOUT, WARMUP_RATIO, Configuration, Phase, StepTime, TrialState
+from bssearch.spec import IMPORTED, MemoryBoundary, SearchSpace
 from tests.analysis.test_rules import (
     AT_32,
     DEFAULT,

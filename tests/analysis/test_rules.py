@@ -12,8 +12,7 @@ from bssearch.analysis.rules.audit import Audit, RuleFinding, about_fine_tuning,
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.analysis.shape import CriticalBatch, Fit, Interval
 from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialRecord, TrialState
-from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
+from bssearch.spec import IMPORTED, StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import bssearch
-from bssearch.records.intervals import student_t
+from bssearch.records import student_t
 from bssearch.training.advisor import BatchAdvice
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer

@@ -41,7 +41,7 @@ import typer
 from torch.nn.utils import parameters_to_vector
 
 from bssearch.records import Configuration, Target, TrialState
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation

@@ -24,7 +24,7 @@ from bssearch.records import StudyRecord, TrialRecord
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
 from bssearch.settings import shipped_studies
-from bssearch.spec.reader import spec_of
+from bssearch.spec import spec_of
 from tests.benchmarks.harness import script, verdict
 from tests.documents import ROOT
 

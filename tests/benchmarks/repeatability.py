@@ -27,7 +27,7 @@ from bssearch.commands.probes import run_request
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from tests.benchmarks.harness import one_of, script
 from tests.factories import make_request, not_none
 

@@ -19,10 +19,7 @@ from dataclasses import replace
 import torch
 
 import bssearch
-from bssearch.records import Configuration
-from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
-from bssearch.records.intervals import student_t
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import BatchSchedule, Configuration, LearningRateRule, Stage, student_t, with_batch_schedule
 from bssearch.search.after_search import changes_at_decay
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer

@@ -22,8 +22,7 @@ import pandas as pd
 import typer
 
 from bssearch.analysis.objectives import TIME, least_of
-from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialRecord
-from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records import FLAT_RATIO, Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialRecord
 from bssearch.search import confirmation
 from bssearch.search.history import History
 from bssearch.spec import StudySpec

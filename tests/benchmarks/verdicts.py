@@ -32,11 +32,19 @@ import pandas as pd
 import typer
 
 from bssearch.errors import TargetNotReachedError
-from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, Target, TrialOutcome, TrialPlan
-from bssearch.records.intervals import FLAT_RATIO, student_t
+from bssearch.records import (
+    FLAT_RATIO,
+    Configuration,
+    Phase,
+    ProbeRecord,
+    StepTimeError,
+    Target,
+    TrialOutcome,
+    TrialPlan,
+    student_t,
+)
 from bssearch.search.engine import Engine
-from bssearch.spec import StudySpec
-from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from bssearch.spec import ConfirmSpec, PrunerSpec, StudySpec
 from tests.benchmarks.harness import holds, script
 from tests.benchmarks.simulate.processes import PROCESSES, repeating
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, with_target

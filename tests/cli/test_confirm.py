@@ -20,7 +20,7 @@ from bssearch.cli.study import audit_row
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
-from bssearch.spec.reader import spec_of
+from bssearch.spec import spec_of
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import INLINE, bssearch, printed, ran, read, refused, space_of, write_task

@@ -14,8 +14,7 @@ import torch
 import yaml
 
 from bssearch.analysis.answer import Answer
-from bssearch.records import Phase
-from bssearch.records.batch_schedule import batch_schedule_of
+from bssearch.records import Phase, batch_schedule_of
 from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
 from tests.factories import not_none

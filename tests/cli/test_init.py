@@ -10,8 +10,7 @@ import yaml
 
 from bssearch.cli.run import TEMPLATES, Kind, check_free, class_name_of, write_new
 from bssearch.errors import UsageError
-from bssearch.spec import load_spec
-from bssearch.spec.parts import PrunerSpec
+from bssearch.spec import PrunerSpec, load_spec
 from bssearch.workloads.base import resolve
 from bssearch.workloads.data import check_data
 from tests.cli.task import bssearch, printed, refused

@@ -20,8 +20,7 @@ from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReached
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer, scratch_answers
 from bssearch.search.history import History, trial_seed
-from bssearch.spec import StudySpec, load_spec
-from bssearch.spec.reader import spec_of
+from bssearch.spec import StudySpec, load_spec, spec_of
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor, interrupt

@@ -25,8 +25,15 @@ from bssearch.commands.branch_probe import (
 from bssearch.commands.opening import OpenStudy
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
-from bssearch.records import Observation, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import (
+    LearningRateRule,
+    Observation,
+    TrialEnded,
+    TrialObserved,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+)
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, bssearch, printed, refused

@@ -8,9 +8,7 @@ import torch
 
 from bssearch.analysis.answer import BatchScheduleAnswer, StageAnswer
 from bssearch.commands.best import ScheduledTraining, schedule_values, training_loop
-from bssearch.records import Configuration
-from bssearch.records.batch_schedule import batch_schedule_of
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import Configuration, LearningRateRule, batch_schedule_of
 from bssearch.training.batches import Growth
 from bssearch.training.schedule import schedule_of
 

@@ -23,8 +23,7 @@ from bssearch.exchange.trial_rows import trial_table
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, model_parameters, own_parameters
 from bssearch.search import finding
 from bssearch.search.finding import compute_answer
-from bssearch.spec import StudySpec
-from bssearch.spec.reader import spec_of
+from bssearch.spec import StudySpec, spec_of
 from bssearch.storage.repository import Store, open_store
 from tests.analysis.test_report import study as study_record
 from tests.factories import SPEC, make_probe, make_spec, make_trial

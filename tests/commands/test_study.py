@@ -35,9 +35,7 @@ from bssearch.executors.loops import trial_run
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import Lease, Phase, TrialRecord, TrialState, WorkloadDescription
 from bssearch.search.driver import Listener
-from bssearch.spec import load_spec
-from bssearch.spec.model import IMPORTED
-from bssearch.spec.reader import spec_of
+from bssearch.spec import IMPORTED, load_spec, spec_of
 from bssearch.storage.repository import open_store
 from bssearch.training.memory import SampledMemoryMeter
 from tests.documents import OWN_TRAINING

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from bssearch.records.intervals import student_t
+from bssearch.records import student_t
 from tests.evidence.task import Found
 
 FEWEST_PAIRS = 3

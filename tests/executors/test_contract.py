@@ -32,8 +32,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.spec import StudySpec
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import StudySpec, TrainingSpec
 from tests.executors.fake import FakeExecutor
 from tests.executors.line_workload import (
     BEHAVIOURS,

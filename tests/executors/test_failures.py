@@ -35,6 +35,7 @@ from bssearch.executors.process import (
     words_of_no_memory,
 )
 from bssearch.records import (
+    MOST_TEST_METRICS,
     Environment,
     MemoryRequest,
     MetricInfo,
@@ -50,7 +51,6 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
-from bssearch.records.measured import MOST_TEST_METRICS
 from bssearch.records.text import LONGEST_TEXT
 from bssearch.workloads.fashion_mnist import read_idx
 from tests.executors.line_workload import request_trial

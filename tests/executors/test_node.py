@@ -29,7 +29,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training import nvml
 from tests.executors.line_workload import request_trial, write_workload
 from tests.executors.scripted_worker import Node, ScriptedWorker

@@ -8,9 +8,17 @@ from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.growing import typical_run
 from bssearch.figures import plots
 from bssearch.figures.page import StudyPicture
-from bssearch.records import Configuration, GradientNoise, Observation, Phase, TrialRecord
-from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import (
+    BatchSchedule,
+    Configuration,
+    GradientNoise,
+    LearningRateRule,
+    Observation,
+    Phase,
+    Stage,
+    TrialRecord,
+    with_batch_schedule,
+)
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.figures.test_plots import SIZES, law_trials, study_of
 from tests.records.test_batch_schedule import milestones

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training.computation import Computation
 
 # As in a worker's environment; cuBLAS reads it once.

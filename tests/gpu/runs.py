@@ -10,7 +10,7 @@ import torch
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation

@@ -16,8 +16,7 @@ from bssearch.planning.memory import plan_memory
 from bssearch.planning.requests import CLAIMS, Claim, notes_on_spec
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_accumulation, plan_devices
 from bssearch.planning.start import QUESTIONS, StartPlan, StartRequest, plan_start
-from bssearch.spec import load_spec
-from bssearch.spec.space.optimizers import SCRATCH_RATES
+from bssearch.spec import SCRATCH_RATES, load_spec
 from tests.documents import DOCUMENTS
 from tests.factories import SPEC, make_spec, not_none
 from tests.search.law import LawExecutor

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, Observation, TrialRecord, TrialState
+from bssearch.records import (
+    LARGEST_DROPOUT,
+    Configuration,
+    LearningRateRule,
+    Observation,
+    TrialRecord,
+    TrialState,
+    is_said_to_need_warmup,
+    learning_rate_factor,
+    sqrt_dropout,
+    sqrt_weight_decay,
+    timescale_weight_decay,
+)
 from bssearch.records.batch_schedule import (
     BatchSchedule,
     RunStage,
@@ -18,15 +30,6 @@ from bssearch.records.batch_schedule import (
     growing,
     run_stages,
     with_batch_schedule,
-)
-from bssearch.records.scaling import (
-    LARGEST_DROPOUT,
-    LearningRateRule,
-    is_said_to_need_warmup,
-    learning_rate_factor,
-    sqrt_dropout,
-    sqrt_weight_decay,
-    timescale_weight_decay,
 )
 from bssearch.training.batches import Growth
 from tests.factories import make_trial, with_outcome

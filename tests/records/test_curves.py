@@ -1,7 +1,6 @@
 import pytest
 
-from bssearch.records import Goal, Target
-from bssearch.records.curves import crossing, sparkline
+from bssearch.records import Goal, Target, crossing, sparkline
 from bssearch.records.text import LONGEST_TEXT, shortened, visible, with_precision
 from tests.factories import make_curve
 

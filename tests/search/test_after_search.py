@@ -25,12 +25,13 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    batch_schedule_of,
+    constant_configurations,
 )
-from bssearch.records.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.search.after_search import finalists, more_regularised, next_run
 from bssearch.search.finding import answer
 from bssearch.search.history import History, trial_seed
-from bssearch.spec.space import SearchSpace
+from bssearch.spec import SearchSpace
 from bssearch.storage.repository import Store, open_store
 from tests.factories import SPEC as RAW, make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor, step_seconds

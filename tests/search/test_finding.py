@@ -12,18 +12,20 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import (
+    BatchSchedule,
     Configuration,
+    LearningRateRule,
     Lease,
     MemoryUse,
     Observation,
     Phase,
+    Stage,
     StudyRecord,
     TrialOutcome,
     TrialRecord,
     TrialState,
+    with_batch_schedule,
 )
-from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
-from bssearch.records.scaling import LearningRateRule
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store

@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
-from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
-from bssearch.records.step_times import step_seconds_of, with_step_time
+from bssearch.records import (
+    Configuration,
+    Phase,
+    ProbeRecord,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+    step_seconds_of,
+    with_step_time,
+)
 from bssearch.search.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_probe, make_spec, make_trial, not_none, with_outcome

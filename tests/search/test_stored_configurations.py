@@ -18,9 +18,7 @@ from bssearch.commands.run import audit_study, confirm_study, run_study
 from bssearch.commands.trials import enqueue
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
-from bssearch.spec import StudySpec
-from bssearch.spec.admission import problem_with
-from bssearch.spec.parts import PrunerSpec
+from bssearch.spec import PrunerSpec, StudySpec, problem_with
 from bssearch.storage.repository import open_store
 from bssearch.storage.transfer.study_copy import read_study
 from tests.factories import SPEC, make_spec

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bssearch.records.curves import Progress
+from bssearch.records import Progress
 from bssearch.search.samplers.time_model.candidates import Run
 from tests.benchmarks.simulate.optuna_baselines import OptunaSearch
 from tests.benchmarks.simulate.searches import Plan

@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.errors import UsageError
 from bssearch.records import ParameterValue
-from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from bssearch.spec import ConfirmSpec, PrunerSpec
 from tests.benchmarks.simulate.table_space import table_space
 from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, table_study
 from tests.factories import make_plan

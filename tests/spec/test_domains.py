@@ -12,6 +12,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from bssearch.errors import BSSearchError, NotFoundError, SpecError, UsageError
+from bssearch.spec import SearchSpace
 from bssearch.spec.space.domains import (
     LIMITS,
     BatchLadder,
@@ -27,7 +28,6 @@ from bssearch.spec.space.domains import (
     holds,
 )
 from bssearch.spec.space.optimizers import Sgd
-from bssearch.spec.space.search_space import SearchSpace
 from bssearch.spec.templates import OFFERS_NONE, NewSubmission, Templates, load_templates, value_type
 from tests.cli.task import write_task
 

@@ -12,9 +12,8 @@ from bssearch.errors import SpecError, UsageError
 from bssearch.records import ParameterValue, model_parameters, own_parameters
 from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.time_model.candidates import _beside
-from bssearch.spec import StudySpec, load_spec
+from bssearch.spec import Dimension, StudySpec, load_spec
 from bssearch.spec.model import COMMAND, filled, values_of
-from bssearch.spec.space import Dimension
 from bssearch.spec.space.optimizers import MOST_OWN
 from tests.factories import SPEC, make_spec
 from tests.search.samplers.made_up import MadeUpStudy, study_spec

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from bssearch.records import Configuration
-from bssearch.records.scaling import LearningRateRule, learning_rate_factor
+from bssearch.records import Configuration, LearningRateRule, learning_rate_factor
 from bssearch.spec.space import (
     OPTIMIZERS,
     UNKNOWN,

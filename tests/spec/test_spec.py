@@ -16,9 +16,18 @@ from bssearch import settings
 from bssearch.commands.trials import any_configuration_of, configuration_of, with_schedule
 from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.records import Configuration, Phase
-from bssearch.spec import StudySpec, load_spec
-from bssearch.spec.admission import admitted, problem_with
-from bssearch.spec.parts import BudgetSpec, ConfirmSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TrainingSpec
+from bssearch.spec import (
+    BudgetSpec,
+    ConfirmSpec,
+    ExecutorSpec,
+    PrunerSpec,
+    SamplerSpec,
+    StudySpec,
+    TrainingSpec,
+    admitted,
+    load_spec,
+    problem_with,
+)
 from bssearch.spec.reader import changed_fields, file_schema, spec_of
 from bssearch.spec.space.domains import Range, StrictModel
 from tests.factories import SPEC, make_plan, make_spec, make_study_record

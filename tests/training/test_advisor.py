@@ -16,8 +16,7 @@ from torch import nn
 
 import bssearch
 from bssearch.errors import UsageError
-from bssearch.records import BATCH_STAGES, GradientNoise
-from bssearch.records.batch_schedule import batch_schedule_of
+from bssearch.records import BATCH_STAGES, GradientNoise, batch_schedule_of
 from bssearch.records.noise_scale import Norms, Pass
 from bssearch.training.advisor import BatchAdvice, batch_stages, megatron_schedule
 from tests.factories import make_trial

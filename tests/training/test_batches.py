@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import LaunchError
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training import batches as batches_module
 from bssearch.training.batches import (
     DATA_SHARE,

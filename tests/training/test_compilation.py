@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training import computation as computations
 from bssearch.training.computation import Computation, TracedDropout, share_storage
 from bssearch.training.trainer import Trainer, warm_up

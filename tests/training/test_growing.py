@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 
 from bssearch.errors import WorkloadError
-from bssearch.records import Configuration, TrialState
-from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import BatchSchedule, Configuration, LearningRateRule, Stage, TrialState, with_batch_schedule
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.training.trial_checkpoint import read_checkpoint

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.records import GradientNoise, MemoryBasis, MetricInfo, TrialOutcome, TrialState
-from bssearch.records.curves import crossing
+from bssearch.records import GradientNoise, MemoryBasis, MetricInfo, TrialOutcome, TrialState, crossing
 from bssearch.training import gradient_noise, loop
 from bssearch.training.clock import LEDGER_GAP_SECONDS
 from bssearch.training.contention import Contention, ContentionMeter

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.spec.space import OPTIMIZERS
+from bssearch.spec import OPTIMIZERS
 from bssearch.training.gradient_norms import adam_divisors
 from bssearch.training.optimizers import OF_TIMM, build_optimizer, check_libraries
 from tests.torchvision import import_timm

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, TrialState
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training.trainer import Trainer, own_training_step
 from bssearch.workloads.base import TrainingStep, WeightedLoss, resolve
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data

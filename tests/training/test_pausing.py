@@ -19,7 +19,7 @@ from torch import nn
 
 from bssearch.errors import CheckpointError
 from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
-from bssearch.spec.space import OPTIMIZERS
+from bssearch.spec import OPTIMIZERS
 from bssearch.training import course, gradient_noise, trial_checkpoint
 from bssearch.training.clock import LEDGERS, Clock
 from tests.factories import changed

@@ -13,9 +13,17 @@ import torch
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.rank_workers import RankProcesses
-from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
-from bssearch.records.batch_schedule import with_batch_schedule
-from bssearch.spec.parts import TrainingSpec
+from bssearch.records import (
+    Configuration,
+    Goal,
+    Observation,
+    Target,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    with_batch_schedule,
+)
+from bssearch.spec import TrainingSpec
 from bssearch.training import course, gradient_noise
 from bssearch.training.batches import micro_batches
 from bssearch.training.clock import Clock

@@ -22,7 +22,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation

@@ -32,13 +32,24 @@ from bssearch.analysis.rules.rule_book import (
     small_batch,
 )
 from bssearch.analysis.shape import CriticalBatch, Model, Parameters, parameters_of
-from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState, train_seconds_of
-from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FROM_90_TO_95, student_t
-from bssearch.records.scaling import LARGE_BATCH, LAYERWISE
-from bssearch.records.step_times import StepSeconds, step_seconds_of
-from bssearch.spec import StudySpec
+from bssearch.records import (
+    FEWEST_RUNS,
+    FEWEST_SIZES,
+    FROM_90_TO_95,
+    LARGE_BATCH,
+    LAYERWISE,
+    Configuration,
+    Phase,
+    StepSeconds,
+    StepTime,
+    TrialRecord,
+    TrialState,
+    step_seconds_of,
+    student_t,
+    train_seconds_of,
+)
+from bssearch.spec import FINE_TUNING, StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
-from bssearch.spec.space.optimizers import FINE_TUNING
 
 MEMORY_SHARE = 0.8
 

@@ -16,11 +16,15 @@ from typing import Literal
 
 from bssearch.analysis.optimum import Candidate, ratio_interval
 from bssearch.analysis.shape import Interval, parameters_of
-from bssearch.records import Configuration, ParameterValue, TrialState
-from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
-from bssearch.records.scaling import (
+from bssearch.records import (
+    FEWEST_RUNS,
+    FLAT_RATIO,
     WARMUP_RATIO,
+    Configuration,
     LearningRateRule,
+    ParameterValue,
+    StepSeconds,
+    TrialState,
     half_life,
     is_said_to_need_warmup,
     learning_rate_factor,
@@ -28,10 +32,10 @@ from bssearch.records.scaling import (
     sde_epsilon,
     sqrt_dropout,
     sqrt_weight_decay,
+    student_t,
     timescale_weight_decay,
 )
-from bssearch.records.step_times import StepSeconds
-from bssearch.spec.space import SearchSpace, bounds
+from bssearch.spec import SearchSpace, bounds
 
 
 class Rule(StrEnum):

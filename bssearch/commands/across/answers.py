@@ -21,7 +21,7 @@ from bssearch.records.text import plural, span
 from bssearch.search.finding import answer
 from bssearch.search.stored_finding import short_answer
 from bssearch.settings import database_url
-from bssearch.spec.reader import changed_fields, spec_of
+from bssearch.spec import changed_fields, spec_of
 from bssearch.storage.connection.engine import parse_url, shown, sqlite_file
 from bssearch.storage.repository import Store, open_store
 from bssearch.workloads.base import SHIPPED

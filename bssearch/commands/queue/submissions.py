@@ -14,8 +14,8 @@ from bssearch.records import TrialState
 from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
 from bssearch.settings import user_name
+from bssearch.spec import is_number
 from bssearch.spec.reader import shortened
-from bssearch.spec.space.domains import is_number
 from bssearch.spec.templates import (
     OFFERS_NONE,
     NewSubmission,

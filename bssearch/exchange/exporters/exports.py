@@ -39,7 +39,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.spec.reader import spec_of
+from bssearch.spec import spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.transfer.study_copy import SUFFIX
 

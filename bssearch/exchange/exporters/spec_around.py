@@ -10,12 +10,10 @@ import yaml
 from bssearch.analysis.missing_runs import missing_runs
 from bssearch.errors import UsageError, require
 from bssearch.exchange.exporters.exports import Exported
-from bssearch.records.scaling import learning_rate_factor, rule_of_optimizer
+from bssearch.records import learning_rate_factor, rule_of_optimizer
 from bssearch.records.text import plural
 from bssearch.search.finding import answer
-from bssearch.spec.reader import spec_of
-from bssearch.spec.space import TRAINING_PARAMETERS
-from bssearch.spec.space.optimizers import SCRATCH_RATES
+from bssearch.spec import SCRATCH_RATES, TRAINING_PARAMETERS, spec_of
 from bssearch.storage.repository import Store
 
 AROUND = 4  # factor around the best batch size and learning rate; see `BRACKET_OCTAVES` of the search

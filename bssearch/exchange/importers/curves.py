@@ -57,9 +57,9 @@ from bssearch.records import (
     SecondsBasis,
     Target,
     TrialState,
+    first_crossing,
     grouped,
 )
-from bssearch.records.curves import first_crossing
 from bssearch.registry import Option
 
 # our name of a setting by the last part of the log's

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.files import is_sqlite
-from bssearch.records import Configuration, Observation, ParameterValue, SecondsBasis, TrialState
-from bssearch.records.curves import Crossing
+from bssearch.records import Configuration, Crossing, Observation, ParameterValue, SecondsBasis, TrialState
 from bssearch.records.text import plural
 from bssearch.registry import Option
-from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.spec import TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS
 
 if TYPE_CHECKING:
@@ -513,7 +512,7 @@ def import_study(
     Either all are imported or none. Importing the same file again changes nothing. A study that continued in both
     places is refused.
     """
-    from bssearch.spec.reader import check_study_name
+    from bssearch.spec import check_study_name
     from bssearch.storage.transfer.study_copy import read_study
 
     if name is not None:

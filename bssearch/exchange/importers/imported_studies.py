@@ -12,14 +12,21 @@ from bssearch.analysis.objectives import EnergyToTarget, SamplesToTarget, TimeTo
 from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.exchange.importers.imported_run import LARGEST, POWER, TYPED, ImportedRun, Studies
 from bssearch.exchange.trial_rows import observations_of
-from bssearch.records import DeviceUse, Environment, Goal, Phase, Target, TrialOutcome, TrialRecord, TrialState, grouped
-from bssearch.records.curves import with_crossing
+from bssearch.records import (
+    DeviceUse,
+    Environment,
+    Goal,
+    Phase,
+    Target,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+    grouped,
+    with_crossing,
+)
 from bssearch.search.finding import answer
 from bssearch.settings import user_name
-from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
-from bssearch.spec.reader import check_study_name, spec_of
-from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.spec import IMPORTED, TRAINING_PARAMETERS, StudySpec, check_study_name, spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.studies import FinishedStudy, FinishedTrial
 

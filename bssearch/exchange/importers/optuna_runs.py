@@ -29,8 +29,7 @@ from bssearch.exchange.importers.imported_run import (
     step_batches,
 )
 from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective, check_scale
-from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
-from bssearch.records.curves import Crossing, first_crossing
+from bssearch.records import Crossing, Goal, Observation, ParameterValue, Target, TrialState, first_crossing, is_metric
 from bssearch.registry import Option
 
 if TYPE_CHECKING:

@@ -12,8 +12,14 @@ from torch import nn
 
 from bssearch.errors import UsageError, require
 from bssearch.executors.base import Assign, Reply
-from bssearch.records import BATCH_SCHEDULE, Configuration, ParameterValue, TrialState
-from bssearch.records.batch_schedule import batch_schedule_of, constant_configurations
+from bssearch.records import (
+    BATCH_SCHEDULE,
+    Configuration,
+    ParameterValue,
+    TrialState,
+    batch_schedule_of,
+    constant_configurations,
+)
 from bssearch.training.advisor import Weights
 
 Metrics = Mapping[str, Any]

@@ -33,8 +33,8 @@ from bssearch.records import (
     StepTimeRequest,
     TrialEnded,
     TrialRequest,
+    constant_configurations,
 )
-from bssearch.records.batch_schedule import constant_configurations
 from bssearch.records.noise_scale import FEWEST_PASSES
 from bssearch.training.advisor import BatchAdvisor, Weights, ranks_together
 from bssearch.training.contention import CorePace, ReferenceKernel

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from bssearch.records import Configuration
-from bssearch.spec.space.micro_batches import GROUP_NORM, batch_norm_caveats
+from bssearch.spec import GROUP_NORM, batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 from bssearch.training.optimizers import trained_by
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeGuard
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from bssearch.records import ParameterValue
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import LearningRateRule, ParameterValue
 from bssearch.records.text import nearest
 
 UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key

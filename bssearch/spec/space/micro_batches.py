@@ -14,16 +14,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from bssearch.records import ProbeRecord
-from bssearch.records.batch_schedule import MOST_STAGES, SEESAW, BatchScheduleName
-from bssearch.records.scaling import (
+from bssearch.records import (
     LearningRateRule,
+    ProbeRecord,
     half_life,
     sde_beta,
     sde_epsilon,
     sqrt_weight_decay,
     timescale_weight_decay,
 )
+from bssearch.records.batch_schedule import MOST_STAGES, SEESAW, BatchScheduleName
 from bssearch.spec.space.domains import (
     FOLLOWED,
     BatchSize,

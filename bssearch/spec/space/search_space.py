@@ -7,8 +7,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
-from bssearch.records.scaling import LearningRateRule, learning_rate_factor, rule_of_optimizer
+from bssearch.records import (
+    OWN_GROUPS,
+    Configuration,
+    LearningRateRule,
+    ParameterValue,
+    learning_rate_factor,
+    rule_of_optimizer,
+)
 from bssearch.spec.space.domains import (
     DECAY_SHARE,
     OPTIONAL,

@@ -31,8 +31,7 @@ from bssearch.errors import DatabaseError, NotFoundError, OtherDeviceError, Spec
 from bssearch.files import check_file, replacing
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
 from bssearch.records.text import plural
-from bssearch.spec.model import IMPORTED
-from bssearch.spec.reader import check_study_name, spec_of
+from bssearch.spec import IMPORTED, check_study_name, spec_of
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import KEPT_OF_FINDINGS, LAYOUTS, Kind, checked, columns_of, rows_of, shown, words

@@ -22,10 +22,8 @@ from bssearch.records.intervals import CONFIDENCE, FLAT_RATIO, student_t
 from bssearch.search.engine import Engine
 from bssearch.search.history import measured_seconds
 from bssearch.search.pruners.base import Pruner, make_pruner
-from bssearch.spec import StudySpec
+from bssearch.spec import SearchSpace, StudySpec, parse_value
 from bssearch.spec.parts import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, TargetSpec
-from bssearch.spec.reader import parse_value
-from bssearch.spec.space import SearchSpace
 from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, replays
 

@@ -17,15 +17,14 @@ import numpy as np
 
 from bssearch import registry
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, TrialPlan, TrialState
-from bssearch.records.curves import Progress
+from bssearch.records import Configuration, Progress, TrialPlan, TrialState
 from bssearch.search.engine import Engine
 from bssearch.search.history import measured_seconds
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.time_model.candidates import Run
 from bssearch.search.samplers.time_model.sampler import TimeModelSampler
-from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from bssearch.spec import ConfirmSpec, PrunerSpec
 from tests.benchmarks.simulate.draws import UNTIMED, pruner_settings
 from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.processes import PROCESSES, run_pairs

@@ -17,8 +17,7 @@ from bssearch.analysis.build_answer import build_answer
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Environment, Phase, ProbeRecord, StudyRecord, TrialPlan, TrialRecord
 from bssearch.search.engine import Engine
-from bssearch.spec import StudySpec
-from bssearch.spec.parts import ConfirmSpec
+from bssearch.spec import ConfirmSpec, StudySpec
 from bssearch.spec.space import UNKNOWN
 from tests.benchmarks.harness import holds
 from tests.benchmarks.simulate.draws import pruner_settings

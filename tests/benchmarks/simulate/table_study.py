@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import PrivateAttr
 
 from bssearch.records import Configuration, ParameterValue, ProbeRecord, TrialPlan
-from bssearch.spec import StudySpec
+from bssearch.spec import Dimension, SearchSpace, StudySpec
 from bssearch.spec.parts import ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TargetSpec
-from bssearch.spec.space import Dimension, SearchSpace
 from tests.benchmarks.simulate.cells import CellCandidates
 from tests.benchmarks.simulate.draws import unbounded_budget
 from tests.benchmarks.simulate.replay import Replay

@@ -17,9 +17,15 @@ from bssearch.executors.loops.measuring import DescribedLoop, TimedLoop
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.ranks import Follower
 from bssearch.executors.loops.trial_run import TrialRun
-from bssearch.records import Configuration, TrialRequest, TrialState
-from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
-from bssearch.records.scaling import LearningRateRule
+from bssearch.records import (
+    BatchSchedule,
+    Configuration,
+    LearningRateRule,
+    Stage,
+    TrialRequest,
+    TrialState,
+    with_batch_schedule,
+)
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.workloads.data import Part
 from tests.documents import OWN_TRAINING

@@ -18,7 +18,7 @@ from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Configuration, Observation, ParameterValue, TrialState, WorkloadDescription
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training.trainer import seed_everything
 from bssearch.workloads.data import Part
 from tests.executors.loops.loops import ROWS, FakeLine, Started, Training, asked, assign, trained

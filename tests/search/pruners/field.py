@@ -1,7 +1,6 @@
 """Standings for pruner tests, changed step by step."""
 
-from bssearch.records import TrialState
-from bssearch.records.curves import Progress
+from bssearch.records import Progress, TrialState
 from bssearch.search.pruners.base import Action, Pruner, Standings
 
 

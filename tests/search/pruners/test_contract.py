@@ -13,7 +13,7 @@ from bssearch.records import TrialState
 from bssearch.search.history import History
 from bssearch.search.pruners.base import Action, Pruner, PruningController, Standings, make_pruner
 from bssearch.search.pruners.optuna import OptunaPruner
-from bssearch.spec.parts import PrunerSpec
+from bssearch.spec import PrunerSpec
 from tests.benchmarks.simulate.replay import Replay
 from tests.factories import make_curve, make_trial
 from tests.simulation.played import Played, search_spec

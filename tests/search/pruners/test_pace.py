@@ -24,7 +24,7 @@ from bssearch.search.pruners.pace import (
     rung_of,
     seconds_of,
 )
-from bssearch.spec.parts import PrunerSpec
+from bssearch.spec import PrunerSpec
 from tests.search.pruners.field import Field, progress
 
 

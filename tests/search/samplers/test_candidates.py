@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bssearch.records import ParameterValue
-from bssearch.records.curves import Progress
+from bssearch.records import ParameterValue, Progress
 from bssearch.search.samplers.time_model.acquisition import (
     BEHIND,
     DEEPEST,
@@ -32,7 +31,7 @@ from bssearch.search.samplers.time_model.acquisition import (
     prior,
 )
 from bssearch.search.samplers.time_model.candidates import SPREAD, Extrapolation, Points, Run, SpaceCandidates
-from bssearch.spec.space import SearchSpace
+from bssearch.spec import SearchSpace
 from tests.benchmarks.simulate.cells import MOST, GridCandidates
 
 RNG = np.random.default_rng(0)

@@ -22,8 +22,7 @@ from bssearch.search.samplers.optuna import (
     distribution,
     neighbours,
 )
-from bssearch.spec.parts import SamplerSpec
-from bssearch.spec.space import Dimension
+from bssearch.spec import Dimension, SamplerSpec
 from tests.factories import make_probe, make_trial, not_none
 from tests.search.samplers.made_up import MadeUpStudy, study_spec
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
-from bssearch.records.curves import Progress
+from bssearch.records import Configuration, GradientNoise, Progress, TrialRecord, TrialState
 from bssearch.search.history import History
 from bssearch.search.samplers.base import Choice
 from bssearch.search.samplers.time_model.acquisition import SLOWEST_FALL, step_seconds_at
