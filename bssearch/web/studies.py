@@ -345,8 +345,11 @@ def trials_page(asked: PageRequest) -> Answered:
 def trial_page(asked: PageRequest) -> Answered:
     """Show a trial."""
     number = asked.path["number"]
-    if not number.isascii() or not number.isdecimal() or len(number) > 9:
-        raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}; choose a trial of the study")
+    require(
+        number.isascii() and number.isdecimal() and len(number) <= 9,
+        f"study {asked.study!r} has no trial {number[:20]!r}; choose a trial of the study",
+        error=NotFoundError,
+    )
     with asked.databases.study(asked.study, asked.database) as store:
         study, trial = store.studies.get(asked.study), store.trials.get(asked.study, int(number))
         curve = store.trials.observations(asked.study, trial.number)

@@ -75,10 +75,12 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     listed = [(store, one) for store in stores for one in store.studies.summaries()]
     named = [(store, one.name) for store, one in listed if one.archived_at is None]
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
-    if not named and listed:
-        raise NotFoundError(
-            f"every study of {where} is archived", hint="list the studies with `bssearch study list --all`"
-        )
+    require(
+        named or not listed,
+        f"every study of {where} is archived",
+        hint="list the studies with `bssearch study list --all`",
+        error=NotFoundError,
+    )
     require(named, f"{where} {holds} no study yet", hint="make a study with `bssearch run SPEC`", error=NotFoundError)
     require(len(named) == 1, f"name the study: {', '.join(name for _, name in named)}")
     return named[0]

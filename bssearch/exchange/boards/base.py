@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from bssearch import registry
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.process import has_exited, hide_secrets, kill_descendants, worker_environment
 from bssearch.records import ParameterValue
 from bssearch.records.text import visible, without_passwords
@@ -92,8 +92,10 @@ def boards_of(spec: StudySpec) -> tuple[str, ...]:
     """Boards of the spec, then of ``BSSEARCH_LOG``."""
     names = [name.strip() for name in os.environ.get(LOG_VARIABLE, "").split(",") if name.strip()]
     for name in names:
-        if not registry.is_known("boards", name):
-            raise UsageError(f"{LOG_VARIABLE} has {name!r}; choose from {', '.join(registry.names('boards'))}")
+        require(
+            registry.is_known("boards", name),
+            f"{LOG_VARIABLE} has {name!r}; choose from {', '.join(registry.names('boards'))}",
+        )
     return tuple(dict.fromkeys([*spec.log, *names]))
 
 

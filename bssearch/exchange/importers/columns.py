@@ -132,13 +132,12 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
         theirs, separator, ours = text.rpartition("=")
-        if not (theirs and separator and ours):
-            raise UsageError(f"{option} = {text!r} must be THEIRS=OURS, as in lr=learning_rate")
+        require(theirs and separator and ours, f"{option} = {text!r} must be THEIRS=OURS, as in lr=learning_rate")
         formula = Formula.parse(theirs, names)
-        if formula.name not in names:
-            raise UsageError(
-                f"{option} {text}: no {kind} {formula.name!r}; choose from {', '.join(sorted(names)) or 'none'}"
-            )
+        require(
+            formula.name in names,
+            f"{option} {text}: no {kind} {formula.name!r}; choose from {', '.join(sorted(names)) or 'none'}",
+        )
         if formula.of is None:
             check_logarithm(theirs, ours)
             check_epochs(theirs, ours, f"use '1*{theirs}=steps' for optimizer steps, or give a column of these")
@@ -184,8 +183,7 @@ def recognize(
     names = [name.strip() for name in header]
     given = mappings("--column", mapped, [name for name in names if name], "column")
     for name in ignored:
-        if name not in names:
-            raise UsageError(f"--ignore {name}: no column {name!r}; choose from {', '.join(filter(None, names))}")
+        require(name in names, f"--ignore {name}: no column {name!r}; choose from {', '.join(filter(None, names))}")
     columns: list[Column] = []
     unknown: list[str] = []
     own = {*names, *(ours for ours, _ in given.values())}
@@ -219,11 +217,11 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
     if name in given:
         ours, formula = given[name]
         ours = PREFIX + ours if ours in TYPED else ours
-        if ours not in COLUMNS and not ours.startswith(PREFIX) and part_of_batch(ours) is None:
-            raise UsageError(
-                f"--column {name}={ours}: unknown column {ours!r}",
-                hint=f"choose from {', '.join((*COLUMNS, *SPLIT))}, or {PREFIX}NAME",
-            )
+        require(
+            ours in COLUMNS or ours.startswith(PREFIX) or part_of_batch(ours) is not None,
+            f"--column {name}={ours}: unknown column {ours!r}",
+            hint=f"choose from {', '.join((*COLUMNS, *SPLIT))}, or {PREFIX}NAME",
+        )
         is_time = ours == "train_seconds"
         return Column(
             theirs=name, ours=ours, formula=formula, seconds=factor if is_time else 1.0, is_whole=whole is not None
@@ -323,5 +321,4 @@ def check_kind(text: str, header: Sequence[str], origin: str) -> None:
     }:
         batch = any(part_of_batch(name) or name.endswith("batch_size") for name in names)
         kind = None if batch else "the curve of one run: each row is an evaluation"
-    if kind is not None:
-        raise UsageError(f"{origin} is {kind}", hint=HINT)
+    require(kind is None, f"{origin} is {kind}", hint=HINT)

@@ -98,8 +98,7 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
     added = {}
     for text in given:
         name, separator, value = text.partition("=")
-        if not (name and separator and value):
-            raise UsageError(f"--with {text} must be NAME=VALUE, as in world_size=2")
+        require(name and separator and value, f"--with {text} must be NAME=VALUE, as in world_size=2")
         if not (_is_known(_ours(name)) or name in there):
             near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
             raise UsageError(
@@ -393,11 +392,11 @@ def _runs(
         resumed += [log.origin] if curve.resumes else []
         repeated += [log.origin] if curve.repeats else []
         runs.append(_run(log, own, batch, varied, curve, named))
-    if not runs:
-        raise UsageError(
-            f"no run has an evaluation of {names.metric}: {listed(without)}",
-            hint="choose the metric with --metric NAME",
-        )
+    require(
+        runs,
+        f"no run has an evaluation of {names.metric}: {listed(without)}",
+        hint="choose the metric with --metric NAME",
+    )
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     if "learning_rate" not in varied:
         notes.append(

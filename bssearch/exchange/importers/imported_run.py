@@ -425,8 +425,10 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
     if batch is None:
         micro = micro or parts[MICRO]
         for name in (ACCUMULATION, WORLD):
-            if name in known and name not in parts:
-                raise UsageError(f"the batch size is unknown because {name} is missing; add {name} ({one.origin})")
+            require(
+                name not in known or name in parts,
+                f"the batch size is unknown because {name} is missing; add {name} ({one.origin})",
+            )
         batch = micro * one.factor
         require(
             batch <= LARGEST,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import seconds_of_unit
 from bssearch.exchange.importers.imported_run import LARGEST, comma_hint
 from bssearch.exchange.importers.logs import CLOCK, SPREAD_SECONDS, Log, Row, number_in
@@ -106,17 +106,18 @@ class Names:
         """Check the given names and find the metric; raise `UsageError` if no log has a name."""
         there = list(dict.fromkeys(name for log in logs for row in log.rows for name in row))
         place = logs[0].origin
-        if any(map(_CHART.fullmatch, there)):
-            raise UsageError(
-                f"{place} is a W&B chart, which lacks the runs' settings",
-                hint="export the runs' histories with their configuration, or the table of runs for `import runs`",
-            )
+        require(
+            not any(map(_CHART.fullmatch, there)),
+            f"{place} is a W&B chart, which lacks the runs' settings",
+            hint="export the runs' histories with their configuration, or the table of runs for `import runs`",
+        )
         for option, name in (("--metric", metric), ("--step", step), ("--seconds", seconds)):
-            if name is not None and name not in there:
-                raise UsageError(f"{option} {name}: no log has this name; choose from {listed(there)} ({place})")
+            require(
+                name is None or name in there,
+                f"{option} {name}: no log has this name; choose from {listed(there)} ({place})",
+            )
         found = metric or _metric(there, place)
-        if not found.isprintable():
-            raise UsageError(f"the metric's name {found!r} must be printable ({place})")
+        require(found.isprintable(), f"the metric's name {found!r} must be printable ({place})")
         return cls(metric=found, step=step or "", seconds=seconds, epoch_samples=epoch_samples)
 
     def of_log(self, log: Log) -> Names:
@@ -249,11 +250,11 @@ def _metric(there: Sequence[str], place: str) -> str:
     logged = logged or [one for one in there if _SCORE.fullmatch(one.lower())]
     found = [one for one in logged if not LOSS.fullmatch(one)] or logged
     found = [one for one in found if "test" not in one.lower()] or found
-    if len(found) != 1:
-        raise UsageError(
-            f"the metric is ambiguous: the logs have {listed(found or there)} ({place})",
-            hint="choose a metric with --metric NAME",
-        )
+    require(
+        len(found) == 1,
+        f"the metric is ambiguous: the logs have {listed(found or there)} ({place})",
+        hint="choose a metric with --metric NAME",
+    )
     return found[0]
 
 

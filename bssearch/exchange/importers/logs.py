@@ -99,8 +99,11 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
             )
         known = {log.origin for log in found}
         found += [log for log in here if log.origin not in known]  # a folder may hold another one
-        if len(found) > MOST_LOGS:
-            raise UsageError(f"more than {MOST_LOGS:,} runs in {place}", hint="import the runs as several studies")
+        require(
+            len(found) <= MOST_LOGS,
+            f"more than {MOST_LOGS:,} runs in {place}",
+            hint="import the runs as several studies",
+        )
     return found
 
 
@@ -350,8 +353,11 @@ def wandb_records(file: Path) -> Iterator[Any]:
     messages = _library("google.protobuf.message", file)
     whole = b""
     with file.open("rb") as opened:
-        if opened.read(len(_WANDB_HEADER)) not in (_WANDB_HEADER, b""):
-            raise UsageError(f"{file} is not a W&B run's file, or has an unknown version", hint=DAMAGED)
+        require(
+            opened.read(len(_WANDB_HEADER)) in (_WANDB_HEADER, b""),
+            f"{file} is not a W&B run's file, or has an unknown version",
+            hint=DAMAGED,
+        )
         while True:
             left = _BLOCK_BYTES - opened.tell() % _BLOCK_BYTES
             if left < 7:
@@ -431,8 +437,11 @@ def _events(file: Path) -> Iterator[Any]:
         head = opened.read(12)
     if len(head) == 12:  # the loader ends without an error at a damaged record, too
         length, expected = struct.unpack("<QI", head)
-        if checksum(head[:8]) != expected or read + 16 + length <= file.stat().st_size:
-            raise UsageError(f"{file} is damaged after byte {read:,}", hint=DAMAGED)
+        require(
+            checksum(head[:8]) == expected and read + 16 + length > file.stat().st_size,
+            f"{file} is damaged after byte {read:,}",
+            hint=DAMAGED,
+        )
 
 
 def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
@@ -474,8 +483,9 @@ def _of_file(file: Path, run: str | None, choice: str = "") -> Iterator[Log]:
     for line, row in table_rows(file):
         if not by_run:
             column = run if run is not None else next((one for one in row if one.lower() in RUN_NAMES), None)
-            if run is not None and run not in row:
-                raise UsageError(f"--run {run}: no column {run!r} in {file}; choose from {', '.join(row)}")
+            require(
+                run is None or run in row, f"--run {run}: no column {run!r} in {file}; choose from {', '.join(row)}"
+            )
         by_run.setdefault(str(row.get(column, "")) if column else "", []).append((line, row))
     beside = _settings_beside(file.parent) if len(by_run) == 1 else {}
     for name, rows in by_run.items():

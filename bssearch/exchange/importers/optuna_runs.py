@@ -338,12 +338,12 @@ def _reader(
             raise UsageError(
                 f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}; omit {option}"
             )
-        if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
-            raise UsageError(
-                f"{option} {place}: bssearch exported {found.name!r} with figures to {own.in_words}, but the target is "
-                f"{wanted.in_words}",
-                hint=f"omit {option}, or omit --target",
-            )
+        require(
+            place not in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) or wanted == own,
+            f"{option} {place}: bssearch exported {found.name!r} with figures to {own.in_words}, but the target is "
+            f"{wanted.in_words}",
+            hint=f"omit {option}, or omit --target",
+        )
     takes_own = is_ours and wanted == own and seconds is None and steps is None
     return _Reader(
         place=found.place,
@@ -410,18 +410,13 @@ class _Reader:
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
         notes += self._notes(trials, ended, runs)
-        if all(run.train_seconds is None and run.steps is None for run in runs):
-            raise UsageError(
-                "; ".join(
-                    [
-                        "no trial has known seconds or steps",
-                        *notes,
-                    ]
-                ),
-                hint=f"name the seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or "
-                f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
-                f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
-            )
+        require(
+            not all(run.train_seconds is None and run.steps is None for run in runs),
+            "; ".join(["no trial has known seconds or steps", *notes]),
+            hint=f"name the seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or "
+            f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
+            f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
+        )
         return runs, [*self._taken(trials), *notes]
 
     def _readable(self, ended: Sequence[FrozenTrial]) -> tuple[list[FrozenTrial], list[ImportedRun], list[str]]:
@@ -555,12 +550,12 @@ class _Reader:
                 continue
             shown = [self._is_of_whole(trial, name, option) for trial in ended]
             told = [one for one in shown if one is not None]
-            if told and not any(told):
-                raise UsageError(
-                    f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} trained past the target; {name} may be "
-                    f"measured at the target or at the end",
-                    hint=f"add --figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET}",
-                )
+            require(
+                not told or any(told),
+                f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} trained past the target; {name} may be "
+                f"measured at the target or at the end",
+                hint=f"add --figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET}",
+            )
 
     def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
         share, value, hit = self._share(trial), number(trial.user_attrs.get(name)), self._hit(trial)
@@ -707,8 +702,8 @@ class _Reader:
     def _points(self, trial: FrozenTrial) -> list[Observation]:
         unit = 1000 if self.seconds == STEP_MS else math.inf
         odd = next((step for step in trial.intermediate_values if not isinstance(step, int)), None)
-        if odd is not None:  # SQLite stores any type
-            raise UsageError(f"{self._origin(trial)}: the step {odd!r} of a report must be a whole number")
+        # SQLite stores any type
+        require(odd is None, f"{self._origin(trial)}: the step {odd!r} of a report must be a whole number")
         return [
             Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
             for step, value in sorted(trial.intermediate_values.items())

@@ -125,8 +125,7 @@ class _Entry:
     def results(self) -> Iterator[tuple[str, float | None]]:
         field = EPOCHS if self.counts_epochs else SAMPLES
         values = self.fields.get(field)
-        if isinstance(values, dict):
-            raise UsageError(f"{field!r} must be a list with a number for each run ({self.place})")
+        require(not isinstance(values, dict), f"{field!r} must be a list with a number for each run ({self.place})")
         for index, value in enumerate([] if values is None else values if isinstance(values, list) else [values]):
             label = f"{field}[{index}]"
             number = None if value is None else parameter_value(_text(value), label, self.place)
@@ -150,12 +149,12 @@ class _Entry:
                 continue
             samples = value * (per_epoch or 1) if self.counts_epochs else value
             steps = round(min(samples / configuration.batch_size, 2.0 * LARGEST))
-            if not 1 <= steps <= LARGEST:
-                raise UsageError(
-                    f"{label} = {value:g} is {samples:g} samples, which at BS = {configuration.batch_size} must be "
-                    f"1 to {LARGEST} steps ({self.place})",
-                    hint="give the samples of an epoch with --samples-per-epoch" if self.counts_epochs else None,
-                )
+            require(
+                1 <= steps <= LARGEST,
+                f"{label} = {value:g} is {samples:g} samples, which at BS = {configuration.batch_size} must be "
+                f"1 to {LARGEST} steps ({self.place})",
+                hint="give the samples of an epoch with --samples-per-epoch" if self.counts_epochs else None,
+            )
             # Values in whole epochs were evaluated after each epoch.
             evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None
             yield ImportedRun(
@@ -168,11 +167,9 @@ class _Entry:
 
     def _configuration(self) -> Configuration:
         batch_size = self.fields.get("bs")
-        if batch_size is None:
-            raise UsageError(f"BS (the batch size) is missing; add BS ({self.place})")
+        require(batch_size is not None, f"BS (the batch size) is missing; add BS ({self.place})")
         given = self.fields.get("hyperparams")
-        if not isinstance(given, dict | None):
-            raise UsageError(f"Hyperparams must be a mapping of names to values ({self.place})")
+        require(isinstance(given, dict | None), f"Hyperparams must be a mapping of names to values ({self.place})")
         values: dict[str, ParameterValue] = {
             str(name): None if value is None else parameter_value(_text(value), str(name), self.place)
             for name, value in (given or {}).items()

@@ -84,11 +84,11 @@ def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> 
     together = _together(runs)
     for measure in measures:
         evidence = _evidence([*_groups(together, measure)], measure)
-        if evidence and not (measure == "steps" and _seconds_differ(runs)):
-            raise UsageError(
-                f"{measure} may be measured at the end of training instead of the target: {evidence}",
-                hint=REMEDY,
-            )
+        require(
+            not evidence or (measure == "steps" and _seconds_differ(runs)),
+            f"{measure} may be measured at the end of training instead of the target: {evidence}",
+            hint=REMEDY,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,11 +433,11 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     if not known:
         return
     low, high = min(known), max(known)
-    if target.is_in_other_unit(low, high) and not (target.is_above_one(high) and high <= FEW_SUMMED):
-        raise UsageError(
-            f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
-            hint=f"use --target {target.in_unit_of(high):g}",
-        )
+    require(
+        not target.is_in_other_unit(low, high) or (target.is_above_one(high) and high <= FEW_SUMMED),
+        f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
+        hint=f"use --target {target.in_unit_of(high):g}",
+    )
     require(
         not target.is_above_one(high),
         f"{target.metric} is {low:g} to {high:g}, not fractions of 1 ({source})",

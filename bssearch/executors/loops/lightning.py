@@ -157,12 +157,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
         if not self._trial.is_searched or not math.isfinite(batches):
             return
-        if batches < window:
-            raise UsageError(
-                f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples; a step of batch size "
-                f"{self._trial.batch_size} takes {window} micro-batches",
-                hint=FEWER_SAMPLES,
-            )
+        require(
+            batches >= window,
+            f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples; a step of batch size "
+            f"{self._trial.batch_size} takes {window} micro-batches",
+            hint=FEWER_SAMPLES,
+        )
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

@@ -445,11 +445,11 @@ class Trial(metaclass=_ListsPublic):
         DistributedDataParallel averages the gradients of the ranks, which undoes the division.
         """
         tokens = [] if self._token_sampler is None else self._token_sampler.tokens(self._batch_number)
-        if not tokens:
-            raise UsageError(
-                "the loop called trial.batch_tokens(), but has no token batches",
-                hint="DataLoader(..., batch_sampler=trial.token_batches(lengths))",
-            )
+        require(
+            tokens,
+            "the loop called trial.batch_tokens(), but has no token batches",
+            hint="DataLoader(..., batch_sampler=trial.token_batches(lengths))",
+        )
         return sum(map(sum, tokens)) / self.world_size
 
     def state(self, **objects: Any) -> None:
