@@ -72,7 +72,7 @@ def list_studies(
         rows = [
             row
             for store in stores
-            for row in study_rows(store, filter(asked.matches, store.studies.all()), archived=everything)
+            for row in study_rows(store, filter(asked.matches, store.studies.summaries()), archived=everything)
         ]
         several = len(stores) > 1
     if form is Format.TABLE:

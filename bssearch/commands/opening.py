@@ -297,7 +297,7 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
 
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` if the study has valid trials of earlier code."""
-    name = str(study.spec["workload"])
+    name = study.workload
     part = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
     require(
         all(trial.state.is_missing for trial in store.trials.of(study.name)),

@@ -144,7 +144,7 @@ class _Compared:
             database=self.database,
             device=None if environment is None else environment.device_name,
             precision=None if environment is None else environment.precision,
-            workload=str(self.study.spec["workload"]),
+            workload=self.study.workload,
             objective=self.study.objective,
             target=self.study.target.in_words,
             note=self.missed or None,

@@ -280,6 +280,11 @@ class StudyRecord(NewStudy):
         return cls(created_at=created_at, environment=environment, **field_values(study))
 
     @property
+    def workload(self) -> str:
+        """Workload that the spec names."""
+        return str(self.spec.get("workload", ""))
+
+    @property
     def mark(self) -> str:
         """16 hex digits that identify the study in any database."""
         origin = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"

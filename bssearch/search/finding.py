@@ -122,9 +122,7 @@ def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
     """For a fine-tuning study, answers of studies that train the same from scratch, by name."""
     found: dict[str, Answer] = {}
     for one in store.studies.summaries() if spec.preset == FINE_TUNING else ():
-        if (one.workload, one.objective) == (spec.workload, spec.objective) and _is_from_scratch(
-            spec_of(store.studies.get(one.name))
-        ):
+        if (one.workload, one.objective) == (spec.workload, spec.objective) and _is_from_scratch(spec_of(one)):
             with suppress(TargetNotReachedError):
                 found[one.name] = answer(store, one.name)
     return found

@@ -11,11 +11,11 @@ from sqlalchemy import (
     Connection,
     Executable,
     RowMapping,
+    ScalarSelect,
     Select,
     Table,
     Text,
     bindparam,
-    case,
     cast,
     func,
     literal_column,
@@ -35,6 +35,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
     Visit,
+    field_values,
 )
 from bssearch.settings import in_parent_folder
 from bssearch.storage.connection.engine import masked
@@ -65,17 +66,16 @@ STUDY: Select[Any] = select(
     *(column.label(PREFIXES[Environment] + column.name) for column in _columns(ENVIRONMENT_ROWS, Environment)),
 ).join(ENVIRONMENT_ROWS, isouter=True)
 
-STUDIES: Select[Any] = (
-    select(
-        *_columns(STUDY_ROWS, StudyRecord, without="environment"),
-        func.count(TRIAL_ROWS.c.id).label("trials"),
-        func.count(case((TRIAL_ROWS.c.state == TrialState.REACHED, 1))).label("reached"),
-        func.count(case((TRIAL_ROWS.c.state == TrialState.RUNNING, 1))).label("running"),
-    )
-    .join(TRIAL_ROWS, TRIAL_ROWS.c.study_id == STUDY_ROWS.c.id, isouter=True)
-    .group_by(STUDY_ROWS.c.id)
-    .order_by(STUDY_ROWS.c.id)
-)
+
+def _trials(*of: ColumnElement[bool]) -> ScalarSelect[int]:
+    return select(func.count(TRIAL_ROWS.c.id)).where(TRIAL_ROWS.c.study_id == STUDY_ROWS.c.id, *of).scalar_subquery()
+
+
+STUDIES: Select[Any] = STUDY.add_columns(
+    _trials().label("trials"),
+    _trials(TRIAL_ROWS.c.state == TrialState.REACHED).label("reached"),
+    _trials(TRIAL_ROWS.c.state == TrialState.RUNNING).label("running"),
+).order_by(STUDY_ROWS.c.id)
 
 TRIALS: Select[Any] = select(*_columns(TRIAL_ROWS, TrialRecord)).order_by(TRIAL_ROWS.c.number)
 
@@ -203,19 +203,12 @@ _HELD_IDS = _TRIAL_IDS.add_columns(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudySummary:
+class StudySummary(StudyRecord):
     """A study with its trial counts."""
 
-    name: str
-    workload: str
-    target: str
-    objective: str
     trials: int
     reached: int
     running: int
-    created_by: str
-    created_at: datetime
-    archived_at: datetime | None = None
 
 
 def study_record(row: RowMapping) -> StudyRecord:
@@ -225,18 +218,8 @@ def study_record(row: RowMapping) -> StudyRecord:
 
 def study_summary(row: RowMapping) -> StudySummary:
     """Build a summary from a row of `STUDIES`."""
-    return StudySummary(
-        name=row["name"],
-        workload=str(row["spec"].get("workload", "")),
-        target=f"{row['target_metric']} {row['target_goal'].sign} {row['target_value']:g}",
-        objective=row["objective"],
-        trials=row["trials"],
-        reached=row["reached"],
-        running=row["running"],
-        created_by=row["created_by"],
-        created_at=row["created_at"],
-        archived_at=row["archived_at"],
-    )
+    counts = {name: row[name] for name in ("trials", "reached", "running")}
+    return StudySummary(**field_values(study_record(row)), **counts)
 
 
 def trial_record(row: RowMapping) -> TrialRecord:

@@ -129,11 +129,6 @@ class StudyStore(StorePart):
         """All studies with trial counts, oldest first."""
         return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
-    @inside(Database.reading)
-    def all(self, connection: Connection) -> list[StudyRecord]:
-        """All studies, oldest first."""
-        return [study_record(row) for row in connection.execute(STUDY.order_by(STUDY_ROWS.c.id)).mappings()]
-
     @writes
     def rename(self, connection: Connection, study_id: int, new: str) -> None:
         """Rename a study; raise `UsageError` if the name is invalid or taken, or the study running or queued."""

@@ -43,7 +43,7 @@ def studies_page(asked: PageRequest) -> Answered:
     archived = asked.text("all") is not None
     wanted = _study_filter(asked)
     with asked.databases.opened() as stores:
-        known = [(store, store.studies.all()) for store in stores]
+        known = [(store, store.studies.summaries()) for store in stores]
         rows = [
             row
             for store, studies in known
@@ -66,7 +66,7 @@ def studies_page(asked: PageRequest) -> Answered:
 
 def _conditions(study: StudyRecord) -> dict[str, str]:
     return {
-        "workload": str(study.spec.get("workload", "")),
+        "workload": study.workload,
         "device": device_of(study),
         "target": f"{study.target.metric}={study.target.value:.12g}",
         "objective": study.objective,
@@ -132,7 +132,7 @@ def best_page(asked: PageRequest) -> Answered:
     """Show results and agreement of matching studies; without a filter, show only the form."""
     wanted = _study_filter(asked)
     with asked.databases.opened() as stores:
-        studies = [study for store in stores for study in store.studies.all()]
+        studies = [study for store in stores for study in store.studies.summaries()]
         found = answers_in(stores, wanted) if wanted.conditions else None
     if found is not None and asked.text("format") == "json":
         return Document(found.model_dump(mode="json"))

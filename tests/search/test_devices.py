@@ -115,7 +115,7 @@ def test_with_one_device_count_every_trial_has_it(tmp_path: Path) -> None:
     best = min(SIZES, key=lambda size: seconds(executor, size, 2))
     assert seconds(executor, found.optimal.batch_size, 2) <= 1.05 * seconds(executor, best, 2)
     with open_store(url_in(tmp_path)) as store:
-        (study,) = store.studies.all()
+        (study,) = store.studies.summaries()
         assert {trial.phase for trial in store.trials.of(study.name)} == {Phase.SEARCH, Phase.CONFIRM}
         assert {one.world_size for one in store.probes.step_times(study.name)} == {2}
 

@@ -91,7 +91,11 @@ class TestStudies:
         first, second = store.studies.summaries()
         assert (first.name, first.trials, first.reached, first.running) == ("first", 3, 1, 1)
         assert (second.name, second.trials, second.reached, second.running) == ("second", 0, 0, 0)
-        assert (first.workload, first.target, second.target) == ("digits", "accuracy ≥ 0.9", "loss ≤ 1.5")
+        assert (first.workload, first.target.in_words, second.target.in_words) == (
+            "digits",
+            "accuracy ≥ 0.9",
+            "loss ≤ 1.5",
+        )
         assert (first.objective, first.created_by) == ("time_to_target", "someone")
         assert sum("SELECT" in one for one in statements) == 1
 
@@ -572,7 +576,7 @@ def test_the_first_faulty_row_is_named(file: Path, statement: str, said: str) ->
 def test_a_command_on_several_databases_names_the_row_too(file: Path) -> None:
     execute(file, "UPDATE bss_study SET spec = '1' WHERE name = 'toy'")
     with pytest.raises(DatabaseError, match="study 'toy': spec = "), open_databases([f"sqlite:///{file}"]) as stores:
-        stores[0].studies.all()
+        stores[0].studies.summaries()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from bssearch.settings import database_url
 from bssearch.spec import changed_fields, spec_of
 from bssearch.storage.connection.engine import parse_url, shown, sqlite_file
 from bssearch.storage.repository import Store, open_store
+from bssearch.storage.statements import StudySummary
 from bssearch.workloads.base import SHIPPED
 
 
@@ -192,7 +193,7 @@ def workload_names(study: StudyRecord) -> set[str]:
 
     ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
     """
-    named = str(study.spec.get("workload", ""))
+    named = study.workload
     location, _, attribute = named.rpartition(":")
     location, attribute = (location, attribute) if location else (attribute, "")
     path = PurePath(location)
@@ -240,7 +241,7 @@ def _nearest_first(values: set[str], asked: str) -> str:
 
 
 _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
-    "workload": lambda study: str(study.spec.get("workload", "")),
+    "workload": lambda study: study.workload,
     "device": device_of,
     "target": lambda study: study.target.in_words,
     "objective": lambda study: study.objective,
@@ -248,22 +249,20 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 }
 
 
-def study_rows(store: Store, studies: Iterable[StudyRecord], *, archived: bool = False) -> Iterator[dict[str, Any]]:
+def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool = False) -> Iterator[dict[str, Any]]:
     """Yield a row per study, oldest first: the contract of ``study list --format json``.
 
     Closes the store.
     """
     with store:
-        records = {one.name: one for one in studies}
-        for one in store.studies.summaries():
-            study = records.get(one.name)  # None if the caller left the study out, or if the study is newer
-            if study is None or (one.archived_at is not None and not archived):
+        for one in studies:
+            if one.archived_at is not None and not archived:
                 continue
             found = short_answer(store, one.name)
             yield {
                 "name": one.name,
                 "workload": one.workload,
-                "target": one.target,
+                "target": one.target.in_words,
                 "objective": one.objective,
                 "trials": one.trials,
                 "reached": one.reached,
@@ -278,8 +277,8 @@ def study_rows(store: Store, studies: Iterable[StudyRecord], *, archived: bool =
                 "created_at": one.created_at.isoformat(timespec="seconds"),
                 "archived_at": one.archived_at and one.archived_at.isoformat(timespec="seconds"),
                 "database": store.masked_url,
-                "device": device_of(study) or None,
-                "precision": precision_of(study) or None,
+                "device": device_of(one) or None,
+                "precision": precision_of(one) or None,
             }
 
 
@@ -331,7 +330,7 @@ class Finding:
         """The question that the study answers."""
         target = self.answer.target
         return Question(
-            workload=_without_folder(str(self.study.spec.get("workload", ""))),
+            workload=_without_folder(self.study.workload),
             metric=target.metric,
             target=target.value,
             goal=target.goal,
@@ -640,7 +639,7 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
     found: list[tuple[StudyAnswer, Finding | None]] = []
     for store in stores:
         with store:
-            here = [study for study in store.studies.all() if study.archived_at is None]
+            here = [study for study in store.studies.summaries() if study.archived_at is None]
             found += [_answered(store, study) for study in here if asked.matches(study)]
         listed += here
     if not found:
@@ -674,7 +673,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
     row = StudyAnswer(
         study=study.name,
         database=store.masked_url,
-        workload=str(study.spec.get("workload", "")),
+        workload=study.workload,
         device=device_of(study),
         precision=precision_of(study),
         created_by=study.created_by,
