@@ -112,13 +112,9 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
         return value
 
 
-def csv_rows(
-    text: str, source: str, *, skipinitialspace: bool = False, delimiter: str = ","
-) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
     """Yield non-blank rows with their first line number."""
-    reader = csv.reader(
-        io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, delimiter=delimiter, strict=True
-    )
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
         try:
