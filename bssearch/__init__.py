@@ -10,8 +10,6 @@ From Python, as on the command line::
     print(answer.optimal.batch_size)
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Assignment of devices to slots."""
 
-from __future__ import annotations
-
 import torch
 
 from bssearch.errors import LaunchError, require

@@ -1,7 +1,5 @@
 """Answers to the driver for failures of the user's code."""
 
-from __future__ import annotations
-
 import gc
 import traceback
 from dataclasses import replace

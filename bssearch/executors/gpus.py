@@ -4,8 +4,6 @@ A driver holds a GPU by an abstract socket with the GPU's UUID (Linux). The kern
 ends. Workers see only their slot's GPUs, as ``cuda:0``, ``cuda:1`` and so on.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A workload and its data in this process."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext

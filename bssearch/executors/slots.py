@@ -1,7 +1,5 @@
 """Slots with workers, and executors made of slots."""
 
-from __future__ import annotations
-
 import os
 import queue
 import tempfile

@@ -5,8 +5,6 @@ gradients (Patarasu & Yuan 2009). Samples to the target: E(B) = E_min (1 + B / B
 1812.06162).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence

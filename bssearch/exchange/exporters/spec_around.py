@@ -1,7 +1,5 @@
 """``export --to spec``: a study to run, around the runs of an imported one."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Trials in a user's thread, beside the search's thread."""
 
-from __future__ import annotations
-
 import math
 import queue
 import threading

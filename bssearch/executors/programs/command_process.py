@@ -1,7 +1,5 @@
 """Output, socket and end of a user's command."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
