@@ -82,7 +82,7 @@ def test_the_epochs_of_bert_are_samples(tmp_path: Path) -> None:
 
 def test_epochs_of_another_data_set_need_its_size(tmp_path: Path) -> None:
     other = {**RESNET, "Benchmark": "unet3d"}
-    error = refuse(tmp_path, other, said="not the samples per epoch of unet3d")
+    error = refuse(tmp_path, other, said="does not give the samples per epoch of unet3d")
     assert "--samples-per-epoch" in str(error.hint)
     assert read(tmp_path, other, samples_per_epoch=1000)[0].runs[0].steps == round(34_000 / 1632)
 
