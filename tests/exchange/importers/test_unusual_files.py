@@ -151,6 +151,51 @@ READ: dict[str, tuple[str, str | bytes, dict[str, Any], tuple[int, int, float | 
         {"metric": "Value", "given": ["batch_size=8"]},
         (8, 35, 35),
     ),
+    "rounds": (
+        "a.csv",
+        lines(lambda s: f"{s // 10},{s / 100},8", "round,val_acc,batch_size"),
+        {"step": "round", "epoch_samples": 80},
+        (8, 35, None),
+    ),
+    "a clock before the first evaluation": (
+        "a.csv",
+        "step,_timestamp,val_acc,batch_size\n"
+        + "".join(f"{s},{1000 + s / 10},{'' if s % 50 else s / 1000},8\n" for s in range(10, 501, 10)),
+        {},
+        (8, 350, 35),
+    ),
+    "seconds without evaluations, and of evaluations": (
+        "a.csv",
+        "step,elapsed,val_acc,eval_time,batch_size\n"
+        + "".join(f"{s},{s},{'' if s % 10 else s / 100},{'' if s % 10 else 5},8\n" for s in range(1, 51)),
+        {},
+        (8, 35, 35),
+    ),
+    "seconds of each epoch": (
+        "a.csv",
+        lines(lambda s: f"{s},{12 + s % 20 / 100},{s / 100},8", TIMED.format("time")),
+        {},
+        (8, 35, None),
+    ),
+    "seconds of each epoch, and of its half": (
+        "a.csv",
+        lines(lambda s: f"{s},{12 + s % 20 / 100},{s / 100},8\n{s + 5},12.1,{s / 100},8", TIMED.format("train_time")),
+        {},
+        (8, 38, None),
+    ),
+    "points between thousands, with decimal commas": (
+        "a.csv",
+        "step;val_acc;batch_size\n500;0,3;8\n1.000;0,4;8\n1.500;0,5;8\n",
+        {},
+        (8, 750, None),
+    ),
+    "single precision": ("a.csv", f"{HEADER}\n9,0.8999999761581421,8\n", {"target": 0.9}, (8, 9, None)),
+    "batch size of the evaluation": (
+        "a.csv",
+        lines(lambda s: f"{s},{s / 100},256,8", "step,val_acc,config/eval.batch_size,config/data.batch_size"),
+        {},
+        (8, 35, None),
+    ),
     "samples": (
         "a.csv",
         lines(lambda s: f"{8 * s},{s / 100},8", "samples_seen,val_acc,batch_size"),
@@ -185,6 +230,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "Latin-1": ("a.csv", "step,val_acc,batch_size,note\n10,.4,8,é\n".encode("latin-1"), "a.csv:2 is not UTF-8"),
     "backwards": ("a.csv", "\n".join([HEADER, *map(accuracies, reversed(STEPS))]), "as if a run restarts"),
     "no gzip": ("a.csv.gz", lines(accuracies), "cannot be read"),
+    "no known pattern": ("a.out", "Loading 3 files\nsrun: error\n", "a.out has no line with a known pattern"),
     "tokens": ("a.jsonl", objects(lambda s: {"tokens": s, "val_acc": s / 100, "bs": 8}), "no optimizer steps"),
 }
 
@@ -252,6 +298,12 @@ TEXTS: dict[str, tuple[str, dict[str, Any], tuple[int, int, float | None]]] = {
         (60, 917, None),
     ),
     "transformers": ("python run.py --batch-size 32\n" + TRANSFORMERS, {"epoch_samples": 3200}, (32, 350, None)),
+    "objects": (
+        "{'batch_size': 8, 'lr': 0.1}\n"
+        + "".join(f"INFO {{'eval_accuracy': {s / 100}, 'step': {s}}}\n" for s in STEPS),
+        {},
+        (8, 35, None),
+    ),
     "bars": (BARS, {"epoch_samples": 3200, "given": ["batch_size=64"]}, (64, 225, None)),
     # 4.5 minutes for 5 steps, and half a minute for an evaluation
     "times of lines": ("2026-01-02 03:00:00 INFO bs=16 lr=0.3\n" + LOGGING, {}, (16, 35, 35 * 54)),
@@ -267,10 +319,3 @@ def test_a_text_is_read(name: str, tmp_path: Path) -> None:
     assert (trial.configuration.batch_size, trial.outcome.steps_to_target) == expected[:2]
     seconds = trial.outcome.time_to_target_s
     assert seconds == (None if expected[2] is None else pytest.approx(expected[2]))
-
-
-def test_seconds_of_each_epoch_are_no_time_since_the_beginning(tmp_path: Path) -> None:
-    text = lines(lambda s: f"{s},{12 + s % 20 / 100},{s / 100},8\n{s + 5},12.1,{s / 100},8", TIMED.format("train_time"))
-    (tmp_path / "a.csv").write_text(text)
-    (study,) = import_curves([str(tmp_path / "a.csv")], target=0.35).studies
-    assert study.trials[0].outcome.time_to_target_s is None
