@@ -16,11 +16,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bssearch.errors import BSSearchError
+from bssearch import BSSearchError, Store, open_store
 from bssearch.search.finding import compute_answer
 from bssearch.storage.integrity import Kind, first_fault
 from bssearch.storage.models import METADATA
-from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.study_copy import read_study
 from tests.hostile import TOKENS, VALUES, mutated, put
 from tests.storage.transfer.copies import everything, make_states

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import SpecError, UsageError
+from bssearch import Launch, SpecError, UsageError, load_spec, run_study
 from bssearch.exchange.importers.optuna_runs import import_optuna
-from bssearch.spec import load_spec
 from tests.factories import make_spec
 from tests.hostile import (
     KINDS,

@@ -11,8 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from bssearch import registry
-from bssearch.errors import UsageError
+from bssearch import UsageError, registry
 from bssearch.settings import (
     cache_folder,
     checkpoint_folder,

@@ -26,12 +26,9 @@ from typing import Annotated
 
 import typer
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import BSSearchError
+from bssearch import BSSearchError, Launch, open_store, run_study
 from bssearch.records import Phase, TrialRecord
 from bssearch.search.driver import Listener
-from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script, verdict
 from tests.factories import make_spec
 from tests.search.law import LawExecutor

@@ -22,9 +22,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from bssearch import Launch, run_study
 from bssearch.analysis.answer import Answer
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialRequest
 from tests.benchmarks.harness import holds, script, verdict

@@ -22,14 +22,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bssearch import StudySpec, open_store
 from bssearch.executors.base import Event
 from bssearch.records import TrialEnded, TrialObserved, TrialRequest
 from bssearch.search.driver import Driver, Listener
 from bssearch.search.engine import Engine
 from bssearch.search.history import History
 from bssearch.search.samplers.base import Choice, Sampler
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script
 from tests.factories import make_environment, make_spec, store_study
 from tests.search import law

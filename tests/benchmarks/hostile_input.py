@@ -23,8 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
+from bssearch import Launch, run_study
 from tests.benchmarks.harness import one_of, script, verdict
 from tests.factories import make_spec
 from tests.hostile import KINDS, LIBRARY_KINDS, Kind, OptunaDatabases, StoredRows, make_optuna_database, server_rows

@@ -22,13 +22,12 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from bssearch import BatchAdvisor, Part
 from bssearch.executors.loops.lightning import TrialCallback
 from bssearch.records import Configuration, GradientNoise, TrialState
 from bssearch.records.noise_scale import gradient_noise
-from bssearch.training.advisor import BatchAdvisor
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.data import Part
 from tests.benchmarks.harness import script, verdict
 from tests.executors.loops.loops import Started, asked
 from tests.executors.loops.test_lightning import trainer_of

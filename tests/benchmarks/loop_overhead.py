@@ -40,6 +40,7 @@ import torch
 import typer
 from torch.nn.utils import parameters_to_vector
 
+from bssearch import Data, Workload
 from bssearch.records import Configuration, Target, TrialState
 from bssearch.spec import TrainingSpec
 from bssearch.training.batches import place
@@ -47,8 +48,6 @@ from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.loop import Trial
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Workload
-from bssearch.workloads.data import Data
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
 from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns, turned

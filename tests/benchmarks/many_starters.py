@@ -28,11 +28,10 @@ import optuna
 import typer
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from bssearch import Store, StudySpec, open_store
 from bssearch.records import TrialState
 from bssearch.search.driver import Driver, Listener
 from bssearch.search.history import History
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.driver_overhead import OBSERVATIONS, EmptyTrials, Started, spec_of
 from tests.benchmarks.harness import one_of, script
 from tests.factories import make_environment, store_study

@@ -26,15 +26,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bssearch.commands.launch import Launch
+from bssearch import Launch, open_store, run_study
 from bssearch.commands.opening import described
-from bssearch.commands.run import run_study
 from bssearch.executors.base import Executor
 from bssearch.records import Configuration, Observation, ProbeRecord, TrialEnded, TrialOutcome, TrialState, TrialStop
 from bssearch.search.calibration import measure_step_time_at
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.spec.space import UNKNOWN
-from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script, turned
 from tests.evidence.trials import run_to_target
 from tests.factories import make_request

@@ -17,9 +17,8 @@ from typing import Annotated
 
 import typer
 
+from bssearch import Launch, run_study
 from bssearch.commands.display import seconds_left
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.records import StudyRecord, TrialRecord
 from bssearch.search.driver import Listener
 from bssearch.search.history import History

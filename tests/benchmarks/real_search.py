@@ -20,13 +20,11 @@ from typing import Annotated
 
 import typer
 
-from bssearch.commands.launch import Launch
+from bssearch import Launch, open_store, run_study
 from bssearch.commands.opening import described
-from bssearch.commands.run import run_study
 from bssearch.executors.base import Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec, find_spec, load_spec
-from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script
 from tests.evidence.trials import run_to_target
 

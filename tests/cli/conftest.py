@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
+from bssearch import Launch, run_study
 from tests.cli.task import write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor

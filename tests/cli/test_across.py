@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 import bssearch as library
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.storage.repository import open_store
+from bssearch import Launch, open_store, run_study
 from tests.cli.task import bssearch, printed, read, refused
 from tests.factories import make_spec
 from tests.postgres import Postgres

@@ -16,13 +16,11 @@ import psutil
 import psycopg
 import pytest
 
-from bssearch.commands.queue.submissions import submit_study
-from bssearch.errors import DatabaseError, LaunchError
+from bssearch import DatabaseError, LaunchError, open_store, submit_study
 from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.search.leases import is_alive
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from bssearch.spec.templates import SubmissionState
-from bssearch.storage.repository import open_store
 from tests.cli.task import UNCONFIRMED, environment, space_of, write_task
 from tests.cli.test_interruptions import alive
 from tests.postgres import Postgres

@@ -13,14 +13,13 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from bssearch import StudySpec, open_store
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
 from bssearch.cli.answer import exported
 from bssearch.cli.arguments import Export
 from bssearch.commands.best import for_export
-from bssearch.spec import StudySpec
 from bssearch.storage.migrate import SCHEMA_HEAD
-from bssearch.storage.repository import open_store
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import run_by_law, search_by_law

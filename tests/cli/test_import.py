@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bssearch import StudySpec, open_store
 from bssearch.records import Phase, StudyRecord, TrialOutcome, TrialRecord, TrialState
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, ran, read, refused
 from tests.factories import not_none
 

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 import bssearch as api
+from bssearch import load_spec, open_store
 from bssearch.cli import registered
 from bssearch.planning.memory.parameters import MIXED, PRECISIONS, STATES
 from bssearch.planning.requests import options_of
 from bssearch.planning.start import QUESTIONS
 from bssearch.search.calibration import FIRST_VISITS
-from bssearch.spec import load_spec
-from bssearch.storage.repository import open_store
 from tests.cli.task import DEFAULT, INLINE, bssearch, printed, ran, read, refused, space_of, write_task
 from tests.search.law import LawExecutor
 

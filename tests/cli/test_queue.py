@@ -9,12 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
-from bssearch.commands.queue.submissions import submit_study
+from bssearch import open_store, submit_study
 from bssearch.commands.queue.worker import STOPS_WITHIN_S
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
 from bssearch.spec.templates import SubmissionState
-from bssearch.storage.repository import open_store
 from tests.cli.task import UNCONFIRMED, WORKLOAD, printed, read, space_of
 from tests.cli.worker_process import PATIENCE_S, make_node, worker
 from tests.postgres import Postgres

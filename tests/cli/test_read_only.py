@@ -9,13 +9,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
+from bssearch import Launch, load_spec, open_store, run_study
 from bssearch.settings import DATABASE_URL_VARIABLE
-from bssearch.spec import load_spec
 from bssearch.storage import migrate
 from bssearch.storage.migrate import Roles
-from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, environment, printed, ran, read, refused, write_task
 from tests.postgres import Postgres

@@ -11,11 +11,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bssearch.commands.trials import trials_frame
+from bssearch import Store, StudySpec, open_store, trials_frame
 from bssearch.exchange.exporters import exports
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch, ran, refused
 from tests.factories import (
     make_curve,

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from bssearch import Launch, NotFoundError, UsageError, open_store, run_study
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application, main, output, trial as trial_commands
@@ -38,10 +39,7 @@ from bssearch.commands.display import (
     ended_line,
     in_hours,
 )
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.commands.trials import status
-from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.files import Row, write_csv
 from bssearch.records import (
@@ -56,7 +54,6 @@ from bssearch.records import (
 )
 from bssearch.search.history import History
 from bssearch.search.pruners.base import PruningController
-from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.cli.task import bssearch
 from tests.factories import (

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
+from bssearch import Launch, run_study
 from bssearch.cli.app import MOVED, PANELS
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.storage.migrate import SCHEMA_HEAD
 from tests.cli.task import printed, read, refused, write_task
 from tests.commands.test_quick import NoisyExecutor

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.best import best
-from bssearch.commands.plan import plan_beyond
-from bssearch.errors import NotFoundError, UsageError
+from bssearch import NotFoundError, UsageError, best, open_store, plan_beyond
 from bssearch.records import Lease, Observation, Phase
-from bssearch.storage.repository import open_store
 from tests.analysis.test_beyond import MEASURED, SIZES, STEP, curves
 from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial, not_none, store_study
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bssearch import Launch, LaunchError, SpecError, StudySpec, UsageError, load_spec
 from bssearch.cli.run import print_check
 from bssearch.commands.check import (
     LEAST,
@@ -21,10 +22,8 @@ from bssearch.commands.check import (
     summarise,
     towards_easier,
 )
-from bssearch.commands.launch import Launch
 from bssearch.commands.pitfalls import pitfalls
 from bssearch.commands.walk import WalkStep
-from bssearch.errors import LaunchError, SpecError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Goal,
@@ -40,7 +39,6 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.settings import shipped_studies
-from bssearch.spec import StudySpec, load_spec
 from tests.documents import OWN_TRAINING
 from tests.factories import SPEC, make_spec, not_none
 from tests.search.law import LawExecutor

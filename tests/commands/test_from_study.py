@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
+from bssearch import Launch, open_store, run_study
 from bssearch.records import TrialRecord
-from bssearch.storage.repository import open_store
 from tests.cli.task import ran
 from tests.factories import make_spec
 from tests.search.law import LawExecutor

@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.check import check
-from bssearch.commands.launch import Launch
+from bssearch import (
+    BSSearchError,
+    Launch,
+    LaunchError,
+    StudySpec,
+    UsageError,
+    WorkloadError,
+    check,
+    load_spec,
+    open_store,
+)
 from bssearch.commands.opening import known_folder, refuse_unknown_sources, remember
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
-from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
 from bssearch.records import StudyRecord
 from bssearch.settings import STATE_DIR_VARIABLE, state_folder
-from bssearch.spec import StudySpec, load_spec
-from bssearch.storage.repository import open_store
 from bssearch.training import environment as training_environment
 from bssearch.workloads.base import given_workload, resolve
 from tests.analysis.test_report import study

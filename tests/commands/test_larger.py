@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.best import best
+from bssearch import (
+    Launch,
+    NotFoundError,
+    SpecError,
+    StudySpec,
+    UsageError,
+    best,
+    confirm_study,
+    load_spec,
+    open_store,
+    plan_larger,
+    run_study,
+)
 from bssearch.commands.check import dry_run
-from bssearch.commands.launch import Launch
-from bssearch.commands.plan import plan_larger
-from bssearch.commands.run import confirm_study, run_study
-from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.figures.plans import larger_page, shown_larger
 from bssearch.records import BranchMeasurement, Observation, TrialRequest
-from bssearch.spec import StudySpec, load_spec
-from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_spec, store_study
 from tests.search.law import LawExecutor
 

@@ -21,12 +21,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState as OptunaState
 
 import bssearch
-from bssearch.errors import DatabaseError, UsageError
+from bssearch import DatabaseError, StudySpec, UsageError, open_store
 from bssearch.exchange import optuna_study
 from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, phases_of, quiet, write_study
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch as command, write_task
 from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none

@@ -5,13 +5,19 @@ from typing import Any
 
 import pytest
 
+from bssearch import (
+    DatabaseError,
+    Launch,
+    NotFoundError,
+    UsageError,
+    audit_study,
+    open_store,
+    plan_learning_rate,
+    plan_scale,
+    run_study,
+)
 from bssearch.analysis.law.batch_model import fit_step_time
-from bssearch.commands.launch import Launch
-from bssearch.commands.plan import plan_learning_rate, plan_scale
-from bssearch.commands.run import audit_study, run_study
-from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.search.finding import answer, save_quick
-from bssearch.storage.repository import open_store
 from tests.factories import make_quick, make_spec
 from tests.search.law import LawExecutor
 

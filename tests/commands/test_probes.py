@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bssearch import Launch, LaunchError, Store
 from bssearch.analysis.law.batch_model import fit_memory
-from bssearch.commands.launch import Launch
 from bssearch.commands.probes import (
     BRACKET,
     FINE,
@@ -21,7 +21,6 @@ from bssearch.commands.probes import (
     probe_step_times,
     step_time,
 )
-from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,
     GradientNoise,
@@ -36,7 +35,6 @@ from bssearch.records import (
 )
 from bssearch.search import calibration
 from bssearch.search.calibration import doubtful, measure_step_times, missing_step_times
-from bssearch.storage.repository import Store
 from tests.commands.conftest import HERE, SPEC, ProbedExecutor, open_study
 from tests.factories import SPEC as RAW, make_plan, make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.search.law import LawExecutor, step_seconds

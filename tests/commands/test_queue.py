@@ -11,7 +11,21 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.launch import Launch
+from bssearch import (
+    DatabaseError,
+    InterruptedRunError,
+    Launch,
+    LaunchError,
+    OtherDeviceError,
+    QuestionChangedError,
+    SpecError,
+    Store,
+    TargetNotReachedError,
+    UsageError,
+    WorkloadError,
+    load_spec,
+    open_store,
+)
 from bssearch.commands.queue.submissions import (
     asked_in_file,
     cancel_study,
@@ -22,21 +36,8 @@ from bssearch.commands.queue.submissions import (
     submit_study,
 )
 from bssearch.commands.queue.worker import Meter, Serving, ended_by, run_worker
-from bssearch.errors import (
-    DatabaseError,
-    InterruptedRunError,
-    LaunchError,
-    OtherDeviceError,
-    QuestionChangedError,
-    SpecError,
-    TargetNotReachedError,
-    UsageError,
-    WorkloadError,
-)
 from bssearch.records import Lease, TrialOutcome, TrialState
-from bssearch.spec import load_spec
 from bssearch.spec.templates import NewSubmission, SubmissionState
-from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, refused, space_of
 from tests.cli.worker_process import make_node
 from tests.factories import make_environment, make_plan, make_trial, not_none, store_study

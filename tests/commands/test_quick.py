@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
+from bssearch import Launch, UsageError, WorkloadError, open_store, run_study
 from bssearch.analysis.law.quick import QuickAnswer
-from bssearch.commands.launch import Launch
 from bssearch.commands.quick import SLOWER, quick, track_record
-from bssearch.commands.run import run_study
-from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
@@ -29,7 +27,6 @@ from bssearch.records import (
 from bssearch.search.driver import Listener
 from bssearch.search.finding import quick_prior, stored_quick
 from bssearch.search.history import History
-from bssearch.storage.repository import open_store
 from tests.commands.conftest import ProbedExecutor
 from tests.factories import make_quick, make_spec, not_none
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from bssearch import InterruptedRunError, Launch, Store, StudySpec, UsageError, open_store
 from bssearch.cli.trial import sentences
-from bssearch.commands.launch import Launch
 from bssearch.commands.rerun import Rerun, reproduction, rerun
-from bssearch.errors import InterruptedRunError, UsageError
 from bssearch.records import (
     Lease,
     Observation,
@@ -18,8 +17,6 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store, open_store
 from tests.executors.fake import DESCRIPTION, FakeExecutor
 from tests.factories import SPEC as RAW, make_environment, make_plan, make_spec, not_none
 from tests.postgres import Postgres

@@ -10,11 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bssearch.errors import NotFoundError, UsageError
+from bssearch import NotFoundError, Store, UsageError, open_store
 from bssearch.exchange.exporters import exports
 from bssearch.exchange.exporters.exports import column_type, export_csv, export_parquet, export_table, typed_frame
 from bssearch.records import Configuration, Lease, ParameterValue, TrialOutcome, TrialState
-from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_plan, make_spec
 
 FORMULA = "=HYPERLINK(A1)"

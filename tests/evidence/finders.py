@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from bssearch.records import Configuration
+from bssearch import Configuration, Data, Workload
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Workload
-from bssearch.workloads.data import Data
 from tests.evidence.task import Found
 
 FIRST_SIZE = 2

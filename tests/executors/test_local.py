@@ -17,10 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from bssearch.commands.launch import Launch
+from bssearch import Launch, LaunchError, WorkloadError
 from bssearch.commands.opening import opened as opened_study
 from bssearch.commands.probes import next_size, probe_memory
-from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import LONGEST_LINE_BYTES, Executor, ExecutorSettings, LineSplitter
 from bssearch.executors.process import SECRETS, Inbox, WorkerProcess, allocator_environment, worker_environment
 from bssearch.executors.slots import LocalExecutor, SlotState

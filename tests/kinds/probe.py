@@ -2,11 +2,10 @@
 
 from typing import Annotated
 
-from bssearch.commands.launch import Launch
+from bssearch import Launch, StudySpec
 from bssearch.commands.opening import described
 from bssearch.commands.probes import ProbeReport
 from bssearch.registry import Option
-from bssearch.spec import StudySpec
 
 
 def samples(spec: StudySpec, launch: Launch, *, times: Annotated[int, Option("A factor.", min=1)] = 1) -> ProbeReport:

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
+from bssearch import Launch, LaunchError, Store, StudySpec, WorkloadError, enqueue, open_store, run_study
 from bssearch.analysis.answer import Answer
-from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened
 from bssearch.commands.probes import probe_memory
-from bssearch.commands.run import run_study
-from bssearch.commands.trials import enqueue
-from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
@@ -43,9 +40,7 @@ from bssearch.search.calibration import (
     refuse_where_nothing_fits,
 )
 from bssearch.search.history import History
-from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
-from bssearch.storage.repository import Store, open_store
 from tests.factories import (
     SPEC as RAW,
     make_environment,

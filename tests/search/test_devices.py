@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from bssearch import Launch, UsageError, open_store, plan_scale, run_study
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import about_devices
-from bssearch.commands.launch import Launch
-from bssearch.commands.plan import plan_scale
-from bssearch.commands.run import run_study
-from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase, StepTime
-from bssearch.storage.repository import open_store
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, steps_needed
 from tests.search.study import url_in

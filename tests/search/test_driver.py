@@ -12,19 +12,21 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.answer import Answer
-from bssearch.commands.display import CONFIRMATION_RUNS, LIMIT_SHARE, seconds_left
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.commands.trials import enqueue
-from bssearch.errors import (
+from bssearch import (
     BSSearchError,
     InterruptedRunError,
+    Launch,
     LaunchError,
     SpecError,
+    StudySpec,
     TargetNotReachedError,
     UsageError,
+    enqueue,
+    open_store,
+    run_study,
 )
+from bssearch.analysis.answer import Answer
+from bssearch.commands.display import CONFIRMATION_RUNS, LIMIT_SHARE, seconds_left
 from bssearch.executors.base import Event
 from bssearch.records import (
     Goal,
@@ -43,8 +45,6 @@ from bssearch.search.driver import Interrupts, Shift
 from bssearch.search.history import History
 from bssearch.search.stored_finding import SearchEnd
 from bssearch.settings import user_name
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.factories import EPOCH, SPEC, make_environment, make_probe, make_spec, make_trial, not_none
 from tests.search.law import SHARES, LawExecutor, interrupt, step_seconds
 from tests.search.study import trials_in, url_in

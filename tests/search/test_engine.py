@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bssearch import registry
-from bssearch.errors import BSSearchError, InterruptedRunError
+from bssearch import BSSearchError, InterruptedRunError, StudySpec, open_store, registry
 from bssearch.executors.base import Event
 from bssearch.records import (
     COULD_NOT_PAUSE,
@@ -33,8 +32,6 @@ from bssearch.search.driver import Driver, Listener
 from bssearch.search.engine import Engine
 from bssearch.search.history import History
 from bssearch.search.samplers.base import Choice, Sampler
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
 from tests.factories import make_environment, make_probe, make_spec, not_none, quick_at, store_study
 from tests.search.law import LawExecutor, step_seconds, steps_needed

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
+from bssearch import Launch, Store, StudySpec, TargetNotReachedError, open_store, run_study
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import TargetNotReachedError
 from bssearch.records import (
     BatchSchedule,
     Configuration,
@@ -27,8 +25,6 @@ from bssearch.records import (
     with_batch_schedule,
 )
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none, store_study
 from tests.records.test_batch_schedule import milestones
 from tests.search.law import LawExecutor

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bssearch import registry
+from bssearch import InterruptedRunError, Launch, LaunchError, StudySpec, UsageError, open_store, registry, run_study
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
 from bssearch.analysis.objectives import Objective, objective_of
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import InterruptedRunError, LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
@@ -33,8 +30,6 @@ from bssearch.records import (
     TrialStop,
 )
 from bssearch.search.finding import answer
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.executors.fake import DESCRIPTION, FakeExecutor
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed

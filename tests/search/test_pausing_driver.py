@@ -18,9 +18,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import InterruptedRunError, TargetNotReachedError
+from bssearch import InterruptedRunError, Launch, StudySpec, TargetNotReachedError, open_store, run_study
 from bssearch.executors.base import Event
 from bssearch.records import (
     Lease,
@@ -38,8 +36,6 @@ from bssearch.search import leases
 from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.search.leases import Leases
 from bssearch.search.pruners.checkpoints import Checkpoints, WaitingTrials
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan, make_spec, make_study_record, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.pruners.stores import Troubled, troubled

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from bssearch import Launch, Store, StudySpec, open_store, run_study
 from bssearch.analysis.answer import Answer
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.records import (
     Lease,
@@ -33,8 +32,6 @@ from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.search.driver import TIMING, Listener
 from bssearch.search.history import History
 from bssearch.search.leases import GONE_AFTER, HEARTBEAT_SECONDS, LEASE_SECONDS, Leases, living, this_driver
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import TrialStore
 from tests.factories import make_environment, make_spec, not_none
 from tests.search.law import LawExecutor

@@ -5,9 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from bssearch.errors import UsageError
+from bssearch import UsageError, open_store
 from bssearch.storage import migrate
-from bssearch.storage.repository import open_store
 from tests.storage.conftest import add_study, start_after
 
 STAGES = ("upgrade", "create", "claim", "start")

@@ -15,13 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import Connection, event, text
 
-from bssearch.errors import UsageError
+from bssearch import Store, UsageError, open_store
 from bssearch.exchange.importers.imported_run import LARGEST, ImportedRun, make_configuration
 from bssearch.exchange.importers.imported_studies import make_studies
 from bssearch.exchange.importers.runs import LARGEST_SEED
 from bssearch.records import Configuration, MemoryUse, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.connection.engine import ConnectionLostError
-from bssearch.storage.repository import Store, open_store
 from bssearch.storage.studies import FinishedStudy, FinishedTrial
 from tests.factories import make_curve, make_environment, make_probe, not_none
 from tests.storage.conftest import (

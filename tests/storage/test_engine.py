@@ -21,7 +21,7 @@ from sqlalchemy import URL, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
-from bssearch.errors import DatabaseError, SchemaError, UsageError
+from bssearch import DatabaseError, SchemaError, UsageError, open_store
 from bssearch.settings import DEFAULT_DATABASE_URL, NETWORK_FILE_VARIABLE, database_url
 from bssearch.storage.connection.engine import (
     file_system_of,
@@ -35,7 +35,6 @@ from bssearch.storage.connection.engine import (
     writing,
 )
 from bssearch.storage.models import METADATA, UtcDateTime
-from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, begun, start, store_in
 

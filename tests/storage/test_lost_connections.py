@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from bssearch.errors import DatabaseError, NotFoundError, UsageError
+from bssearch import DatabaseError, NotFoundError, Store, UsageError, open_store
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.spec.templates import SubmissionState
 from bssearch.storage import database as patience, migrate, trials
 from bssearch.storage.connection.engine import SERVER_OPTIONS
-from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe, not_none
 from tests.postgres import SECURED, Postgres
 from tests.storage.conftest import add_study, begun, enqueue, start, start_after, start_queued, store_in

@@ -15,12 +15,11 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
-from bssearch.errors import DatabaseError, SchemaError
+from bssearch import DatabaseError, SchemaError, open_store
 from bssearch.settings import packaged_folder
 from bssearch.storage import migrate
 from bssearch.storage.connection.engine import opened_engine, writing
 from bssearch.storage.models import METADATA
-from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.schema import execute
 from tests.storage.conftest import add_revision, begun, store_in

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from bssearch.errors import DatabaseError, NotFoundError, UsageError
+from bssearch import DatabaseError, NotFoundError, Store, UsageError, open_store
 from bssearch.spec.templates import NewSubmission, SubmissionState, WorkerRecord
 from bssearch.storage import migrate
 from bssearch.storage.connection.engine import ConnectionLostError
 from bssearch.storage.migrate import Roles
-from bssearch.storage.repository import Store, open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Update, event, text, update
 
+from bssearch import BSSearchError, DatabaseError, NotFoundError, Store, UsageError, open_store
 from bssearch.commands.across.answers import open_databases
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
     Configuration,
     Environment,
@@ -35,7 +35,6 @@ from bssearch.storage.models import (
     from_columns,
     to_columns,
 )
-from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import start_trial
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_trial, not_none
 from tests.schema import execute

@@ -11,16 +11,13 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import DatabaseError, UsageError
+from bssearch import DatabaseError, Launch, Store, UsageError, open_store, run_study
 from bssearch.records import MemoryUse
 from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage import migrate
 from bssearch.storage.connection import engine as connection_engine
 from bssearch.storage.migrate import SEQUENCES, WRITER_RIGHTS, Roles, script
 from bssearch.storage.models import METADATA
-from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch, printed, refused
 from tests.factories import make_environment, make_probe, make_spec
 from tests.postgres import Postgres, running_postgres

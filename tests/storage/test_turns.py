@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from bssearch.errors import DatabaseError, NotFoundError
+from bssearch import DatabaseError, NotFoundError, Store, open_store
 from bssearch.records import (
     Lease,
     TrialOutcome,
@@ -25,7 +25,6 @@ from bssearch.records import (
 from bssearch.storage import database
 from bssearch.storage.database import environment_digest
 from bssearch.storage.migrate import SCHEMA_HEAD
-from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_plan, not_none
 from tests.postgres import Postgres
 from tests.storage import racer

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from bssearch.records import Configuration, MetricInfo
-from bssearch.workloads.base import TrainingStep, WeightedLoss
+from bssearch import Configuration, MetricInfo, TrainingStep, WeightedLoss
 from bssearch.workloads.data import Data, Part, check_data
 
 TOKENS = 12

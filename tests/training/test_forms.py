@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.errors import WorkloadError
+from bssearch import Data, WorkloadError
 from bssearch.records import MemoryRequest, MetricInfo, NoiseRequest, StepTimeRequest, Target, TrialState
 from bssearch.training.batches import place, placement_of
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model, tokens_per_sample
 from bssearch.training.probes import measure_memory, measure_noise, measure_step_time
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.data import Data
 from tests.factories import changed
 from tests.training.forms import FORMS, Datasets, Listed, Streams, Texts, TwoOptimizers, Weighed, loaded
 from tests.training.test_batches import META, computation_on

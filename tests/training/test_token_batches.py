@@ -11,14 +11,11 @@ from pydantic import ValidationError
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bssearch.errors import BSSearchError, UsageError, WorkloadError
+from bssearch import BSSearchError, Configuration, Trial, UsageError, WeightedLoss, WorkloadError
 from bssearch.executors.loops.assignment import Alone
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import TokenSampler
-from bssearch.records import Configuration
 from bssearch.training.batches import TokenBatches, tokens_trained
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import WeightedLoss
 from bssearch.workloads.char_lm import CharLM
 from bssearch.workloads.data import Data, TokenPart, check_data
 from tests.executors.loops.loops import Started, asked

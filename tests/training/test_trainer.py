@@ -11,15 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import Configuration
+from bssearch import Configuration, Data, Part, UsageError, WorkloadError
 from bssearch.training.computation import Computation
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model
 from bssearch.training.schedule import RateSchedule, horizon_steps, schedule_of, warmup_steps
 from bssearch.training.trainer import AveragedWeights, Trainer, seed_everything, warm_up
 from bssearch.workloads.base import WeightedLoss, check_takes
-from bssearch.workloads.data import Data, Part
 from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
 
 

@@ -4,10 +4,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.spec import load_spec
-from bssearch.storage.repository import open_store
+from bssearch import Launch, load_spec, open_store, run_study
 from bssearch.web.app import Access, create_app
 from bssearch.web.views import Databases
 from tests.cli.task import write_task

@@ -12,14 +12,13 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
+from bssearch import DatabaseError, TargetNotReachedError, open_store
 from bssearch.commands.trials import status
-from bssearch.errors import DatabaseError, TargetNotReachedError
 from bssearch.figures.svg import ACCENT
 from bssearch.records import Lease
 from bssearch.records.text import number as in_digits
 from bssearch.search.finding import answer
 from bssearch.settings import DATABASE_URL_VARIABLE
-from bssearch.storage.repository import open_store
 from bssearch.web import app, studies
 from bssearch.web.views import Answered, Document, Page, PageRequest
 from tests.cli.task import read

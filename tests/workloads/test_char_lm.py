@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from bssearch.errors import WorkloadError
-from bssearch.records import MetricInfo
+from bssearch import MetricInfo, Part, WorkloadError
 from bssearch.workloads.char_lm import CharLM
-from bssearch.workloads.data import Part
 
 CPU = torch.device("cpu")
 ALPHABET = "abcdefghij"

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from bssearch.errors import WorkloadError
+from bssearch import WorkloadError, load_spec
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.inline import InlineExecutor
 from bssearch.settings import shipped_studies
-from bssearch.spec import load_spec
 from bssearch.workloads.base import SHIPPED, Workload, resolve
 from bssearch.workloads.char_lm import CharLM
 from bssearch.workloads.data import Data, Part, check_data

@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bssearch.errors import WorkloadError
+from bssearch import Data, Part, WorkloadError, load_spec
 from bssearch.records import MetricInfo, TrialState
-from bssearch.spec import load_spec
 from bssearch.workloads import digits
-from bssearch.workloads.data import Data, Part
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.ten_classes import CLASSES
 from bssearch.workloads.vit_tiny import VisionTransformer, VitTiny

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.errors import WorkloadError
+from bssearch import Data, Part, WorkloadError
 from bssearch.settings import DATA_DIR_VARIABLE
 from bssearch.workloads import fashion_mnist
-from bssearch.workloads.data import Data, Part
 from bssearch.workloads.fashion_mnist import (
     FILES,
     SHIFT,

@@ -6,11 +6,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from bssearch import Data, Part, load_spec
 from bssearch.records import TrialState
 from bssearch.settings import cache_folder
-from bssearch.spec import load_spec
 from bssearch.workloads import finetune
-from bssearch.workloads.data import Data, Part
 from bssearch.workloads.finetune import (
     NEW_CLASSES,
     OLD_CLASSES,

@@ -10,10 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 import bssearch
+from bssearch import Launch, run_study
 from bssearch.analysis.shape import Notice
 from bssearch.commands.display import MOST_NOTES, NotebookDisplay, in_notebook
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.exchange.trial_rows import flat_table
 from bssearch.search.driver import Listener
 from tests.documents import ROOT

@@ -15,14 +15,11 @@ import psutil
 import pytest
 
 import bssearch as library
-from bssearch import registry
-from bssearch.errors import SpecError, UsageError
+from bssearch import SpecError, StudySpec, UsageError, load_spec, open_store, registry
 from bssearch.exchange.boards import base
 from bssearch.exchange.boards.base import LIBRARIES, BoardProcess, boards_of, check_boards, without_secrets
 from bssearch.records import TrialRecord, grouped
 from bssearch.settings import BOARD_PROCESS
-from bssearch.spec import StudySpec, load_spec
-from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, SPEC, refused, write_task
 from tests.exchange.boards.conftest import Notebook
 from tests.factories import make_spec, not_none

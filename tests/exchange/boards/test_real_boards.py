@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 import bssearch as library
-from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch import TargetNotReachedError, Trial, UsageError, open_store
 from bssearch.exchange.boards import base
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import Observation, TrialRecord, TrialState
-from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, ran, space_of, write_task
 from tests.exchange.boards.read_back import event_files, hyperparameters, mlflow_client, mlflow_runs, texts, wandb_run
 from tests.factories import make_spec

@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from bssearch import registry
+from bssearch import StudySpec, open_store, registry
 from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, write_study
 from bssearch.records import StudyRecord, TrialRecord, TrialState
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, printed, ran, read, refused
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
 from tests.storage.transfer.copies import rows

@@ -13,15 +13,12 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError
+from bssearch import BSSearchError, DatabaseError, Launch, NotFoundError, SchemaError, UsageError, open_store, run_study
 from bssearch.exchange.importers.imported_run import Studies
 from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.runs import FiguresAt
 from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, write_study
 from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome, TrialState as State
-from bssearch.storage.repository import open_store
 from tests.cli.task import printed, read
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
 from tests.postgres import Postgres

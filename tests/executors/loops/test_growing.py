@@ -11,10 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bssearch
-from bssearch.errors import UsageError
+from bssearch import Part, Trial, UsageError
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import DescribedLoop, TimedLoop
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.ranks import Follower
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import (
@@ -27,7 +26,6 @@ from bssearch.records import (
     with_batch_schedule,
 )
 from bssearch.training.batches import Growth, micro_batches
-from bssearch.workloads.data import Part
 from tests.documents import OWN_TRAINING
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, cycled, step_time_request
 from tests.executors.loops.test_measuring import BRANCH

@@ -12,19 +12,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from bssearch import StudySpec, Trial, UsageError
 from bssearch.commands.opening import program_of
-from bssearch.errors import UsageError
 from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.current import fit_made, train_made
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
     Branch,
     TrialState,
     WorkloadDescription,
 )
-from bssearch.spec import StudySpec
 from tests.executors.loops.loops import FakeLine, Started, asked
 from tests.executors.loops.test_measuring import BRANCH, LOOKS, looked
 from tests.executors.loops.test_own_loop import check_equals_workload

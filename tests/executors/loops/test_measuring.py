@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.errors import UsageError
+from bssearch import Trial, UsageError
 from bssearch.executors.loops import measuring
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import DescribedLoop, Looked, MeasuredMemory, MeasuredNoise, TimedLoop
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import (
     Branch,
     MemoryUse,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bssearch.errors import UsageError
+from bssearch import Part, UsageError
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.loops.measuring import DescribedLoop
@@ -20,7 +20,6 @@ from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Configuration, Observation, ParameterValue, TrialState, WorkloadDescription
 from bssearch.spec import TrainingSpec
 from bssearch.training.trainer import seed_everything
-from bssearch.workloads.data import Part
 from tests.executors.loops.loops import ROWS, FakeLine, Started, Training, asked, assign, trained
 from tests.executors.test_script import single_threaded
 from tests.factories import changed

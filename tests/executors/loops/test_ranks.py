@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.errors import UsageError
+from bssearch import BatchAdvisor, Trial, UsageError
 from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops import current
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.ranks import Follower, Leader, Ranks, check_ranks, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
-from bssearch.training.advisor import BatchAdvisor
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine, optimizer_of
 from tests.factories import changed

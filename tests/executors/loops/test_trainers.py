@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bssearch.errors import UsageError
-from bssearch.executors.loops.own_loop import Trial
+from bssearch import Trial, UsageError
 from bssearch.executors.loops.transformers import training_arguments
 from bssearch.records import TrialState
 from tests.executors.loops import test_lightning

@@ -14,10 +14,9 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-from bssearch.errors import UsageError
+from bssearch import Trial, UsageError
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.current import fit_made
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.transformers import (
     MOST_STEPS,

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import event
 
+from bssearch import Store, StudySpec, open_store
 from bssearch.records import (
     BranchMeasurement,
     GradientNoise,
@@ -18,9 +19,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search.finding import save_quick
-from bssearch.spec import StudySpec
 from bssearch.storage.integrity import Kind
-from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.study_copy import Copy
 from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec
 from tests.storage.conftest import OUTCOME, enqueue, resume, start, start_queued

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.errors import OtherDeviceError, UsageError
+from bssearch import OtherDeviceError, Store, UsageError, open_store
 from bssearch.records import TrialState
 from bssearch.storage.integrity import Kind
-from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.study_copy import Joined, read_study
 from tests.factories import make_environment, make_probe, make_spec
 from tests.hostile_transfers import Transfers

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SpecError, UsageError
+from bssearch import BSSearchError, DatabaseError, NotFoundError, SpecError, Store, UsageError, open_store
 from bssearch.records import TrialState
 from bssearch.storage.integrity import LAYOUTS, NAMES, OWN
 from bssearch.storage.models import METADATA
-from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer import study_copy
 from bssearch.storage.transfer.study_copy import read_study
 from tests.schema import execute
