@@ -17,8 +17,7 @@ from tests.documents import DOCUMENTS
 from tests.evidence import runner
 from tests.evidence.call_a import products
 from tests.evidence.call_c import compared, told
-from tests.evidence.peers import MISSES, Race, TrialFailed, fresh_seeds, race_of
-from tests.evidence.ratios import paired_ratio
+from tests.evidence.peers import MISSES, Race, TrialFailed, fresh_seeds, paired_ratio, race_of
 from tests.evidence.runner import (
     CALL_SECONDS,
     START_SECONDS,

@@ -1,8 +1,9 @@
 """Slots and devices of a node with several GPUs, which these tests make up."""
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,24 @@ import torch
 
 from bssearch.errors import LaunchError
 from bssearch.executors import devices, loaded, slots as local
-from bssearch.executors.base import ExecutorSettings, Load, Program
+from bssearch.executors.base import (
+    Command,
+    ExecutorSettings,
+    Load,
+    Loaded,
+    Program,
+    Refused,
+)
 from bssearch.executors.devices import CONTEXT_BYTES, device_of, memory_limit_of_slot, uuid_of
 from bssearch.executors.loaded import LoadedWorkload
-from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
+from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS, Death, Inbox, WorkerHandle
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.executors.slots import COMPILE_SECONDS, LocalExecutor
 from bssearch.records import (
+    MemoryRequest,
+    MemoryUse,
     Observation,
+    StepTime,
     StepTimeRequest,
     TrialEnded,
     TrialObserved,
@@ -31,9 +42,113 @@ from bssearch.records import (
 )
 from bssearch.spec import TrainingSpec
 from bssearch.training import nvml
+from tests.executors.fake import DESCRIPTION
 from tests.executors.line_workload import request_trial, write_workload
-from tests.executors.scripted_worker import Node, ScriptedWorker
 from tests.training.fake_nvml import FakeNvml
+
+# A stand-in for the workers of a machine with GPUs: it answers at once, without computing -----------------------------
+
+
+class Node:
+    """A machine with some CUDA devices, perhaps 0; keeps the commands to its workers.
+
+    ``step_seconds``: seconds of a step on each device.
+    """
+
+    def __init__(self, devices: int, step_seconds: Mapping[int, float] | None = None) -> None:
+        self.devices = devices
+        self.step_seconds = step_seconds or {}
+        self.workers: list[ScriptedWorker] = []
+        self.refuses: int | None = None
+        """Number of the device that cannot time steps."""
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have the local executor start workers here."""
+
+        def start(**given: Any) -> ScriptedWorker:
+            self.workers.append(ScriptedWorker(self, **given))
+            return self.workers[-1]
+
+        monkeypatch.setattr(local, "WorkerProcess", start)
+        monkeypatch.setattr(local, "may_have_gpus", lambda: self.devices > 0)
+
+    def told(self, kind: type[Any]) -> list[tuple[int, Any]]:
+        """Return all commands of a kind with the number of the worker, counted from the first that was started."""
+        return [(at, one) for at, worker in enumerate(self.workers) for one in worker.told if isinstance(one, kind)]
+
+
+class ScriptedWorker(WorkerHandle):
+    """A worker of a `Node`, in place of a `WorkerProcess`; its trials never end by themselves."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        slot: int,
+        log: Path,
+        inbox: Inbox,
+        threads: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(slot, log, inbox)
+        self.environment = environment
+        self.told: list[Command] = []
+        self._node = node
+        self._has_ended = False
+
+    @property
+    def device(self) -> int:
+        """The number of the slot's device."""
+        return self.slot % max(1, self._node.devices)
+
+    def send(self, command: Command) -> None:
+        """Keep the command, and answer it."""
+        self.told.append(command)
+        match command:
+            case Load():
+                name = f"cuda:{self.device}" if self._node.devices else "cpu"
+                uuid = f"GPU-{self.device}" if self._node.devices else None
+                self.reply(Loaded(device=name, device_uuid=uuid, devices=max(1, self._node.devices)))
+            case "describe":
+                self.reply(DESCRIPTION)
+            case StepTimeRequest() if self.device == self._node.refuses:
+                self.reply(Refused(error="launch", message="no device"))
+            case StepTimeRequest():
+                one, seconds = command.configuration, self._node.step_seconds.get(self.device, 0.01)
+                self.reply(
+                    StepTime(
+                        batch_size=one.batch_size,
+                        micro_batch_size=one.micro_batch_size,
+                        step_seconds=seconds,
+                        evaluation_seconds=seconds,
+                        steps_timed=10,
+                        peak_memory_bytes=None,
+                    )
+                )
+            case MemoryRequest():
+                micro = command.configuration.micro_batch_size
+                self.reply(MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None))
+            case "exit":
+                self.kill()
+            case TrialRequest():
+                pass
+
+    def has_exited(self) -> bool:
+        return self._has_ended
+
+    def write_stack(self) -> None:
+        """Do nothing."""
+
+    def kill(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self.reply(None)
+
+    def bury(self) -> Death:
+        return Death(-signal.SIGKILL)
+
+
+# Tests ----------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """An executor that computes its results from a law of steps and step times."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bssearch.errors import WorkloadError
@@ -16,16 +17,19 @@ from bssearch.records import (
     NoiseMeasurement,
     NoiseRequest,
     Observation,
+    Phase,
     StepTime,
     StepTimeRequest,
     TrialEnded,
     TrialObserved,
     TrialOutcome,
+    TrialRecord,
     TrialRequest,
     TrialState,
     TrialStop,
     WorkloadDescription,
 )
+from bssearch.storage.repository import open_store
 from tests.factories import make_environment
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # evaluations, as shares of a trial
@@ -192,3 +196,17 @@ class LawExecutor:
 
     def close(self) -> None:
         self.kill()
+
+
+# Studies --------------------------------------------------------------------------------------------------------------
+
+
+def url_in(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+def trials_in(
+    folder: Path, phase: Phase | None = None, name: str = "toy", *, states: Sequence[TrialState] | None = None
+) -> list[TrialRecord]:
+    with open_store(url_in(folder), write=False) as store:
+        return store.trials.of(name, phase=phase, states=states)

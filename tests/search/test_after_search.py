@@ -34,8 +34,7 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec import SearchSpace
 from bssearch.storage.repository import Store, open_store
 from tests.factories import SPEC as RAW, make_probe, make_spec, make_trial, not_none
-from tests.search.law import LawExecutor, step_seconds
-from tests.search.study import trials_in, url_in
+from tests.search.law import LawExecutor, step_seconds, trials_in, url_in
 from tests.waiting import Ear
 
 LIMIT = 100.0

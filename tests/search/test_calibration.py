@@ -51,8 +51,7 @@ from tests.factories import (
     not_none,
     with_outcome,
 )
-from tests.search.law import LawExecutor
-from tests.search.study import trials_in, url_in
+from tests.search.law import LawExecutor, trials_in, url_in
 
 SPACE = {**RAW["space"], "batch_size": [8, 16, 32]}
 SPEC = make_spec(space=SPACE)

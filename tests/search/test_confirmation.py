@@ -38,8 +38,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.settling import Cell, Lab, spec_of
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
-from tests.search.law import LawExecutor, interrupt
-from tests.search.study import trials_in, url_in
+from tests.search.law import LawExecutor, interrupt, trials_in, url_in
 from tests.waiting import Ear
 
 SIZES = (8, 16, 32, 64, 128)

@@ -13,8 +13,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import about_devices
 from bssearch.records import Configuration, Phase, StepTime
 from tests.factories import make_spec, not_none
-from tests.search.law import LawExecutor, steps_needed
-from tests.search.study import url_in
+from tests.search.law import LawExecutor, steps_needed, url_in
 
 SIZES = [16, 32, 64, 128, 256, 512]
 

@@ -46,8 +46,7 @@ from bssearch.search.history import History
 from bssearch.search.stored_finding import SearchEnd
 from bssearch.settings import user_name
 from tests.factories import EPOCH, SPEC, make_environment, make_probe, make_spec, make_trial, not_none
-from tests.search.law import SHARES, LawExecutor, interrupt, step_seconds
-from tests.search.study import trials_in, url_in
+from tests.search.law import SHARES, LawExecutor, interrupt, step_seconds, trials_in, url_in
 from tests.waiting import Ear
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}

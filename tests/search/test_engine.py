@@ -34,8 +34,7 @@ from bssearch.search.history import History
 from bssearch.search.samplers.base import Choice, Sampler
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
 from tests.factories import make_environment, make_probe, make_spec, not_none, quick_at, store_study
-from tests.search.law import LawExecutor, step_seconds, steps_needed
-from tests.search.study import url_in
+from tests.search.law import LawExecutor, step_seconds, steps_needed, url_in
 
 LISTS = {
     "batch_size": [8, 16, 32, 64, 128],

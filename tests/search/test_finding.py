@@ -27,8 +27,7 @@ from bssearch.records import (
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
 from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none, store_study
 from tests.records.test_batch_schedule import milestones
-from tests.search.law import LawExecutor
-from tests.search.study import url_in
+from tests.search.law import LawExecutor, url_in
 
 HERE = make_environment()
 SPEC = make_spec(confirm={"runs": 0})

@@ -32,8 +32,7 @@ from bssearch.records import (
 from bssearch.search.finding import answer
 from tests.executors.fake import DESCRIPTION, FakeExecutor
 from tests.factories import make_spec, not_none
-from tests.search.law import LawExecutor, step_seconds, steps_needed
-from tests.search.study import url_in
+from tests.search.law import LawExecutor, step_seconds, steps_needed, url_in
 
 BUDGET = {"trials": 16, "trial_train_seconds": 100.0}
 

@@ -37,9 +37,8 @@ from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.search.leases import Leases
 from bssearch.search.pruners.checkpoints import Checkpoints, WaitingTrials
 from tests.factories import make_environment, make_plan, make_spec, make_study_record, not_none
-from tests.search.law import LawExecutor, step_seconds, steps_needed
+from tests.search.law import LawExecutor, step_seconds, steps_needed, trials_in, url_in
 from tests.search.pruners.stores import Troubled, troubled
-from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
 
 STEPS = 20

@@ -34,8 +34,7 @@ from bssearch.search.history import History
 from bssearch.search.leases import GONE_AFTER, HEARTBEAT_SECONDS, LEASE_SECONDS, Leases, living, this_driver
 from bssearch.storage.trials import TrialStore
 from tests.factories import make_environment, make_spec, not_none
-from tests.search.law import LawExecutor
-from tests.search.study import url_in
+from tests.search.law import LawExecutor, url_in
 from tests.storage.conftest import add_study, start
 
 SPEC = make_spec(budget={"trials": 24, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 2})

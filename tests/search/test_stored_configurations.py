@@ -23,8 +23,7 @@ from bssearch.storage.repository import open_store
 from bssearch.storage.transfer.study_copy import read_study
 from tests.factories import SPEC, make_spec
 from tests.schema import execute
-from tests.search.law import LawExecutor
-from tests.search.study import url_in
+from tests.search.law import LawExecutor, url_in
 from tests.search.test_pausing_driver import Dies, SteppingLaw, die, study_spec
 
 FORGED = "r$(id > PWNED)"

@@ -19,7 +19,16 @@ from bssearch.settings import BOARD_PROCESS
 from bssearch.training import contention, nvml, probes
 from bssearch.training.clock import RUN_AHEAD, CudaClock
 from bssearch.training.computation import Computation
-from bssearch.training.contention import REMEMBERED, Contention, ContentionMeter, CorePace, CpuUse, cpu_crowd, cpu_use
+from bssearch.training.contention import (
+    REMEMBERED,
+    Contention,
+    ContentionMeter,
+    CorePace,
+    CpuUse,
+    ReferenceKernel,
+    cpu_crowd,
+    cpu_use,
+)
 from bssearch.training.probes import measure_step_time
 from bssearch.training.trainer import Trainer
 from tests.factories import not_none
@@ -455,3 +464,40 @@ def test_a_step_time_has_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
     assert measured.host_bound_share == pytest.approx(0.2, rel=0.1), "its launches fill the queue"
     sent = decode_reply(encode(measured))
     assert isinstance(sent, StepTime) and sent.host_bound_share == measured.host_bound_share
+
+
+# The reference kernel -------------------------------------------------------------------------------------------------
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(("device", "threads", "tells"), [(CPU, 1, True), (CPU, 2, False), (GPU, 1, False)])
+def test_the_kernel_is_timed_only_for_one_thread_of_a_cpu(device: torch.device, threads: int, tells: bool) -> None:
+    kernel = ReferenceKernel(device, threads)
+    kernel.look()
+    assert (kernel.seconds is not None) is tells
+
+
+def test_a_look_takes_fractions_of_a_millisecond_and_the_median_counts() -> None:
+    kernel = ReferenceKernel(CPU, 1, period=0.0)
+    assert kernel.state() == {"looks": []}
+    for _ in range(9):
+        kernel.look()
+    assert 1e-6 < (kernel.seconds or 0.0) < 0.05
+
+
+def test_looks_that_come_too_soon_are_left_out() -> None:
+    kernel = ReferenceKernel(CPU, 1, period=3600.0)
+    kernel.look()
+    first = kernel.seconds
+    kernel.look()
+    assert kernel.state() == {"looks": [first]}
+
+
+def test_looks_before_a_pause_count() -> None:
+    kernel = ReferenceKernel(CPU, 1, period=0.0)
+    kernel.restore({"looks": [1.0, 2.0, 3.0]})
+    assert kernel.seconds == 2.0
+    kernel.look()
+    assert kernel.seconds == pytest.approx(1.5, abs=0.01)

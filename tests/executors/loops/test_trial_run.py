@@ -10,12 +10,12 @@ import torch
 
 from bssearch.errors import CheckpointError, TrialStopped, UsageError
 from bssearch.executors.loops.measuring import end_work
-from bssearch.executors.loops.trial_run import TrialRun
+from bssearch.executors.loops.trial_run import WARM_UP_STEPS, LoopClock, TrialRun
 from bssearch.records import COULD_NOT_PAUSE, Configuration, Observation, TrialOutcome, TrialState
 from bssearch.training.advisor import _Halves
-from tests.executors.loops.loops import FORMS, Started, Training, asked, assign, trained
+from tests.executors.loops.loops import FORMS, Started, Training, asked, assign, clock_of, trained
 from tests.factories import changed
-from tests.training.toys import configuration
+from tests.training.toys import FakeTime, configuration
 
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -355,3 +355,62 @@ def test_measuring_the_noise_changes_no_weight(form: str, at: Configuration, mon
         weights.append(training.model.state_dict())
     for name, tensor in weights[0].items():
         assert torch.equal(tensor, weights[1][name]), name
+
+
+# The clock of a loop --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def clock(fake: FakeTime) -> LoopClock:
+    """Return a clock that trains."""
+    found = LoopClock(clock_of(fake), threads=1)
+    found.train()
+    return found
+
+
+def stepped(clock: LoopClock, fake: FakeTime, *seconds: float) -> None:
+    for one in seconds:
+        fake.pass_by(one)
+        clock.stepped()
+
+
+def test_seconds_stand_still_until_the_excess_of_the_first_steps_is_known_and_never_run_backwards(
+    fake: FakeTime, clock: LoopClock
+) -> None:
+    told = []
+    for seconds in (50.0, 9.0, 2.0, 2.0, 2.0, 6.0, 1.0):
+        stepped(clock, fake, seconds)
+        told.append(clock.train_seconds())
+    assert told[:WARM_UP_STEPS] == [0, 0, 0]
+    assert told[3] == 8 and told == sorted(told)
+    assert clock.excess == pytest.approx(48 + 7)
+    assert clock.train_seconds() == pytest.approx(72 - 55)
+
+
+def test_a_hit_in_the_first_steps_has_its_seconds(fake: FakeTime, clock: LoopClock) -> None:
+    stepped(clock, fake, 5.0, 2.0)
+    assert clock.train_seconds(is_hit=True) == 4
+
+
+def test_the_first_steps_of_each_process_are_warm_up(fake: FakeTime, clock: LoopClock) -> None:
+    stepped(clock, fake, 11.0, *[1.0] * 5)
+    second = LoopClock(clock_of(fake), threads=1)
+    second.restore(clock.state())
+    second.train()
+    assert second.train_seconds() == 0
+    stepped(second, fake, 21.0, *[1.0] * 5)
+    assert second.excess == 30
+    assert second.state() == {"excess": 30.0, "told": 0.0}
+
+
+def test_waits_for_a_cpu_in_the_first_steps_are_no_excess(fake: FakeTime, clock: LoopClock) -> None:
+    for waited in (0.0, 30.0, 50.0):
+        fake.waited_seconds += waited
+        stepped(clock, fake, 2.0 + waited)
+    assert clock.excess == 0
+    assert clock.train_seconds(is_hit=True) == 6
