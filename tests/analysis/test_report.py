@@ -530,71 +530,56 @@ def test_seeds_in_one_side_alone_make_no_pair() -> None:
     assert (welch.value, welch.low) == pytest.approx((1.0, 1 / not_none(welch.high)))
 
 
-@pytest.mark.parametrize("state", [MISSED, DIVERGED])
-def test_none_reaching_breaks_a_rule_once_all_runs_are_made(state: TrialState) -> None:
-    rule = runs(5.0, 5.0, state=state)
-    assert against(rule, TUNED, wanted=2).finding == "broke"
-    assert against(rule, TUNED, wanted=3).finding == "undecided"
+def seeded(first: int, *seconds: float, **changes: Any) -> tuple[TrialRecord, ...]:
+    """Return runs with numbers and seeds from ``first`` on."""
+    return tuple(replace(one, seed=first + one.seed, number=first + one.seed) for one in runs(*seconds, **changes))
 
 
-@pytest.mark.parametrize(("state", "bound"), [(MISSED, 5.0), (DIVERGED, LIMIT)])
-def test_a_rule_that_was_stopped_costs_at_least_what_it_ran_and_one_that_diverged_the_limit(
-    state: TrialState, bound: float
+SLOW = runs(6.0, 6.0, 6.0)
+ONE_MISSED = (*runs(2.0, 3.0), *seeded(2, 9.0, state=MISSED))
+TWO_MISSED = (*runs(1.0), *seeded(5, 9, 9, state=MISSED))
+SHARED = runs(1.0, 1.0, 1.0, contended=True, product=1.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "tuned", "finding", "ratio", "at_least"),
+    [
+        pytest.param(runs(5.0, 5.0, 5.0, state=MISSED), TUNED, "broke", 5.0, True, id="none reached"),
+        pytest.param(runs(5.0, 5.0, state=MISSED), TUNED, "undecided", 5.0, True, id="none reached yet"),
+        pytest.param(runs(5.0, 5.0, 5.0, state=DIVERGED), TUNED, "broke", LIMIT, True, id="all diverged"),
+        pytest.param(runs(5.0, 5.0, state=DIVERGED), TUNED, "undecided", LIMIT, True, id="all diverged so far"),
+        pytest.param(runs(0.0, 0.0, 0.0, state=MISSED), TUNED, "broke", None, False, id="missed at no time"),
+        pytest.param(runs(-0.0, -0.0, -0.0, state=MISSED), TUNED, "broke", None, False, id="missed at minus no time"),
+        pytest.param(
+            (*runs(4.0, 5.0, state=MISSED), *seeded(9, 6.0, state=DIVERGED)), TUNED, "broke", 4.0, True, id="the least"
+        ),
+        pytest.param(ONE_MISSED, TUNED, "undecided", 3.0, False, id="the rule missed once"),
+        pytest.param(SLOW, ONE_MISSED, "undecided", 2.0, False, id="the tuned runs missed once"),
+        pytest.param(TWO_MISSED, TUNED, "undecided", 9.0, True, id="most runs missed"),
+        pytest.param(SLOW, TWO_MISSED, "undecided", None, False, id="the tuned runs have no median"),
+        pytest.param(runs(5.0, 5.0, 5.0, state=MISSED, contended=True), SHARED, "undecided", None, False, id="shared"),
+        pytest.param(
+            runs(5.0, 5.0, 5.0, state=DIVERGED, contended=True), SHARED, "broke", LIMIT, True, id="diverged on a shared"
+        ),
+    ],
+)
+def test_runs_that_missed_or_diverged_bound_the_regret_without_an_interval(
+    rule: tuple[TrialRecord, ...], tuned: tuple[TrialRecord, ...], finding: str, ratio: float | None, at_least: bool
 ) -> None:
-    regret = not_none(against(runs(4.0, 5.0, 6.0, state=state), runs(2.0, 2.0, 2.0)).regret)
-    assert regret.value == pytest.approx(bound / 2)
-    assert regret.low is None and regret.high is None and regret.at_least
-
-
-def test_what_some_runs_are_known_to_have_missed_bounds_the_regret_by_the_least_of_them() -> None:
-    regret = against(
-        (*runs(4.0, 5.0, state=MISSED), *(replace(one, seed=9, number=9) for one in runs(6.0, state=DIVERGED))), TUNED
-    ).regret
-    assert regret is not None and regret.at_least
-    assert regret.value == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -0.0])
-def test_a_rule_seen_to_miss_at_no_time_at_all_has_no_bound(seconds: float) -> None:
-    assert against(runs(seconds, seconds, seconds, state=MISSED), TUNED).regret is None
+    judgement = against(rule, tuned)
+    assert judgement.finding == finding
+    if ratio is None:
+        assert judgement.regret is None
+    else:
+        regret = not_none(judgement.regret)
+        assert (regret.value, regret.at_least) == (pytest.approx(ratio), at_least)
+        assert regret.low is None and regret.high is None
 
 
 def test_of_samples_a_run_that_diverged_bounds_nothing() -> None:
     samples = make_objective("samples_to_target", Target(metric="accuracy", value=0.9))
     judgement = against(runs(5.0, 5.0, 5.0, state=DIVERGED), TUNED, objective=samples)
     assert (judgement.finding, judgement.regret) == ("broke", None)
-
-
-def test_some_that_missed_leave_a_ratio_of_medians_without_interval() -> None:
-    missed = tuple(replace(one, seed=2, number=9) for one in runs(9.0, state=MISSED))
-    mixed = *runs(2.0, 3.0), *missed
-    for rule, tuned, ratio in ((mixed, TUNED, 3.0), (runs(6.0, 6.0, 6.0), mixed, 2.0)):
-        judgement = against(rule, tuned)
-        regret = not_none(judgement.regret)
-        assert (judgement.finding, regret.low, regret.at_least) == ("undecided", None, False)
-        assert regret.value == pytest.approx(ratio)
-
-
-def test_where_the_tuned_runs_have_no_median_there_is_no_ratio() -> None:
-    mostly = (*runs(1.0), *(replace(one, number=5 + one.seed, seed=5 + one.seed) for one in runs(9, 9, state=MISSED)))
-    judgement = against(runs(2.0, 2.0, 2.0), mostly)
-    assert (judgement.finding, judgement.regret) == ("undecided", None)
-
-
-@pytest.mark.parametrize(("state", "finding"), [(MISSED, "undecided"), (DIVERGED, "broke")])
-def test_a_shared_device_leaves_open_whether_none_would_have_reached_unless_the_runs_diverged(
-    state: TrialState, finding: str
-) -> None:
-    tuned = runs(1.0, 1.0, 1.0, contended=True, product=1.0)
-    assert against(runs(5.0, 5.0, 5.0, state=state, contended=True), tuned).finding == finding
-
-
-def test_a_rule_most_of_whose_runs_missed_costs_at_least_what_those_ran() -> None:
-    judgement = against(
-        (*runs(1.0), *(replace(one, number=5 + one.seed, seed=5 + one.seed) for one in runs(9, 9, state=MISSED))), TUNED
-    )
-    assert judgement.finding == "undecided" and judgement.regret is not None
-    assert judgement.regret.at_least and judgement.regret.value == pytest.approx(9.0)
 
 
 def trade_offs(found: Answer) -> list[str]:

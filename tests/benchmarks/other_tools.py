@@ -35,7 +35,7 @@ from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.spec.space import UNKNOWN
 from tests.benchmarks.harness import script, turned
 from tests.evidence.trials import run_to_target
-from tests.factories import make_request
+from tests.factories import make_request, not_none
 
 FRESH = 1_000_000
 """First seed of the runs that judge an answer: no search draws it."""
@@ -152,8 +152,7 @@ def ask_optuna(question: Question, executor: Executor, search: Search) -> None:
             is_pruned = trial.should_prune() or seen.train_seconds > search.fastest_s
         if is_pruned:
             training.prune()
-        outcome = training.outcome
-        assert outcome is not None
+        outcome = not_none(training.outcome)
         reached = outcome.time_to_target_s if outcome.state is TrialState.REACHED else None
         search.ended(configuration, training.train_seconds, reached)
         if search.spent_s >= question.budget_s:
@@ -198,8 +197,7 @@ def ask_ray(question: Question, executor: Executor, search: Search) -> None:
                 self.last = {"shortfall": target.shortfall(seen.metric), "train_seconds": seen.train_seconds}
                 if seen.train_seconds >= told:
                     return {**self.last, "reached_s": None}
-            outcome = training.outcome
-            assert outcome is not None
+            outcome = not_none(training.outcome)
             reached = outcome.time_to_target_s if outcome.state is TrialState.REACHED else None
             return {**self.last, "train_seconds": training.train_seconds, "reached_s": reached, "done": True}
 
@@ -319,8 +317,7 @@ def main(
         db = f"sqlite:///{Path(folder) / 'study.db'}"
         searches = [own_search(spec, db)]
         with open_store(db, write=False) as store:
-            environment = store.studies.get(spec.name).environment
-            assert environment is not None
+            environment = not_none(store.studies.get(spec.name).environment)
             probes = dict(store.probes.by_batch_size(spec.name, environment))
     with described(spec, Launch()) as (executor, _):
         for size in spec.space.rungs:

@@ -29,6 +29,7 @@ from tests.cli.task import (
     space_of,
     write_task,
 )
+from tests.factories import not_none
 from tests.schema import execute
 from tests.waiting import wait_for
 
@@ -56,8 +57,7 @@ def driver(folder: Path, *, until: str) -> Iterator[subprocess.Popen[str]]:
     )
     family = [psutil.Process(process.pid)]
     try:
-        assert process.stderr is not None
-        for line in process.stderr:
+        for line in not_none(process.stderr):
             if line.startswith(until):
                 break
         family += psutil.Process(process.pid).children(recursive=True)
@@ -67,8 +67,7 @@ def driver(folder: Path, *, until: str) -> Iterator[subprocess.Popen[str]]:
             if member.is_running():
                 member.kill()
         process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+        not_none(process.stderr).close()
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

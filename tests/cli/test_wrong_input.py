@@ -33,7 +33,7 @@ from tests.cli.task import (
     space_of,
     write_task,
 )
-from tests.factories import make_spec, store_study
+from tests.factories import make_spec, not_none, store_study
 from tests.packages import installed
 from tests.schema import execute
 
@@ -248,8 +248,7 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path, arguments: Any
     process = subprocess.Popen(
         command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert process.stdout is not None
-    process.stdout.close()
+    not_none(process.stdout).close()
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, b"")
 

@@ -121,15 +121,45 @@ def found(
     return Finding(study(name, place, **changes), database, BEST.model_copy(update=known))
 
 
-def test_answers_agree_where_their_ranges_overlap() -> None:
-    agreement = agreement_of([found("a", 32, (16, 64)), found("b", 64, (32, 128)), found("c", 32, (32, 32))])
-    assert (agreement.agree, agreement.batch_size, agreement.flat_range) == (True, 32, [32, 32])
-    assert in_words(agreement) == ["All 3 answers agree on batch 32."]
+@pytest.mark.parametrize(
+    ("findings", "size", "flat_range"),
+    [
+        pytest.param(
+            [found("a", 32, (16, 64)), found("b", 64, (32, 128)), found("c", 32, (32, 32))], 32, [32, 32], id="ranges"
+        ),
+        pytest.param(
+            [found("a", 16, (16, 16), tied=(16, 128)), found("b", 128, (128, 128), tied=(128,))], 128, None, id="ties"
+        ),
+        pytest.param(
+            [found("a", 32, (32, 64), seconds=(1.0, 1.2)), found("b", 32, (32, 64))], 32, [32, 64], id="too few runs"
+        ),
+        pytest.param(
+            [found("a", 32, (32, 64), seconds=(1.0, 1.2)), found("b", 32, (32, 64), seconds=(1.1, 2.0))],
+            32,
+            [32, 64],
+            id="overlapping figures",
+        ),
+        pytest.param(
+            [
+                found("a", 32, (32, 32), workload="tasks/task.py:Task"),
+                found("b", 32, (32, 32), workload="task.py:Task"),
+            ],
+            32,
+            [32, 32],
+            id="one workload wherever its file lies",
+        ),
+    ],
+)
+def test_answers_agree(findings: list[Finding], size: int, flat_range: list[int] | None) -> None:
+    agreement = agreement_of(findings)
+    assert (agreement.agree, agreement.batch_size, agreement.flat_range) == (True, size, flat_range)
+    assert in_words(agreement)[0].startswith(f"All {len(findings)} answers agree on batch {size}")
 
 
-def test_answers_agree_where_they_are_tied_at_one_size_outside_their_ranges() -> None:
-    agreement = agreement_of([found("a", 16, (16, 16), tied=(16, 128)), found("b", 128, (128, 128), tied=(128,))])
-    assert (agreement.agree, agreement.batch_size, agreement.flat_range) == (True, 128, None)
+def test_a_target_is_the_same_as_it_is_shown() -> None:
+    one, other = found("a", 32, (32, 32)), found("b", 32, (32, 32))
+    target = replace(BEST.target, value=BEST.target.value + 1e-12)
+    assert agreement_of([one, replace(other, answer=other.answer.model_copy(update={"target": target}))]).agree
 
 
 def test_answers_that_share_no_size_disagree_and_what_differs_is_named() -> None:
@@ -195,20 +225,6 @@ def test_answers_to_different_questions_are_not_compared_and_do_not_agree(about:
     assert "All 2 answers agree on batch 32" in lines[0] and "One study answers" in lines[1]
 
 
-def test_a_target_is_the_same_as_it_is_shown() -> None:
-    one, other = found("a", 32, (32, 32)), found("b", 32, (32, 32))
-    target = replace(BEST.target, value=BEST.target.value + 1e-12)
-    assert agreement_of([one, replace(other, answer=other.answer.model_copy(update={"target": target}))]).agree
-
-
-def test_a_workload_is_the_same_wherever_its_file_lies() -> None:
-    one, other = (
-        found("a", 32, (32, 32), workload="tasks/task.py:Task"),
-        found("b", 32, (32, 32), workload="task.py:Task"),
-    )
-    assert agreement_of([one, other]).agree
-
-
 def test_copies_of_a_study_count_once_and_the_one_with_the_most_trials_does() -> None:
     earlier = found("a", 16, (16, 16))
     rows = [row.model_copy(update={"trials": row.trials + 1}) for row in BEST.batches]
@@ -235,11 +251,6 @@ def test_figures_disagree_where_their_intervals_are_apart() -> None:
     assert "have equal" in told.message
     [told_of_all] = in_words(agreement)
     assert "agree on batch 32" in told_of_all and "not on its cost" in told_of_all
-
-
-@pytest.mark.parametrize("other", [found("c", 32, (32, 64)), found("d", 32, (32, 64), seconds=(1.1, 2.0))])
-def test_figures_of_too_few_runs_and_those_that_overlap_do_not_disagree(other: Any) -> None:
-    assert agreement_of([found("a", 32, (32, 64), seconds=(1.0, 1.2)), other]).agree
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,9 @@ def test_step_times_of_the_planned_model_give_its_time_and_optimum(searched: str
     optimum = math.sqrt(found.b_crit.value * 0.01 / 0.0001)
     assert found.batch_size / 1.5 < optimum < 1.5 * found.batch_size
     assert found.flat_range is not None and found.flat_range[0] <= found.batch_size <= found.flat_range[1]
-    assert found.time_s is not None
-    assert found.time_s.value == pytest.approx(found.steps.value * (0.01 + 0.0001 * found.batch_size), rel=0.01)
+    assert not_none(found.time_s).value == pytest.approx(
+        found.steps.value * (0.01 + 0.0001 * found.batch_size), rel=0.01
+    )
     measured = plan_larger(studies=["law"], parameters=10 * DATA[-1], samples=1e5, db=searched)
     assert measured.time_s is not None  # the largest study timed this model
 

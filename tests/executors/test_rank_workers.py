@@ -30,7 +30,7 @@ from tests.executors.line_workload import (
     wait_for,
     worker_pids,
 )
-from tests.factories import changed
+from tests.factories import changed, not_none
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -209,9 +209,8 @@ with opened(Path(sys.argv[1])) as executor:
 
 def test_no_rank_survives_the_driver(tmp_path: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
     with driver:
-        family = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        family = [psutil.Process(int(pid)) for pid in not_none(driver.stdout).readline().split()]
         driver.kill()
     assert len(family) == 2 and psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 

@@ -9,7 +9,7 @@ from bssearch.figures.page import StudyPicture, page_of
 from bssearch.figures.svg import Axis, Chart, Point, Series, linear_ticks
 from bssearch.records import TrialState
 from tests.factories import make_spec, make_trial
-from tests.figures import test_growing as growing, test_page as page
+from tests.figures import test_page as page, test_plots as growing
 from tests.figures.test_plots import all_charts, answer_of, law_trials, trained_to_its_limit
 
 OBJECTIVES = tuple(one for one in registry.names("objectives") if one != "energy_to_target")

@@ -10,7 +10,7 @@ import pytest
 from bssearch.figures.html import html_page
 from bssearch.figures.page import StudyPicture, page_of
 from tests.browser import browser, grave_findings, overflow, page_of as window_of
-from tests.figures import test_growing as growing, test_page as page
+from tests.figures import test_page as page, test_plots as growing
 from tests.figures.charts import with_every_end, with_many_sizes
 
 __all__ = ["browser"]

@@ -273,8 +273,7 @@ def test_a_driver_drops_a_trial_whose_lease_it_has_lost(
     assert sorted(listener.numbers) == [trial.number for trial in trials]
     assert listener.observations[LOST] == observed
     lost = trials[LOST - 1]
-    assert lost.outcome is not None
-    assert (lost.state, lost.outcome.steps) == (TrialState.LOST, 25)
+    assert (lost.state, not_none(lost.outcome).steps) == (TrialState.LOST, 25)
     assert [one.step for one in curves[LOST]] == [0, 25]
     assert {number: len(curve) for number, curve in curves.items() if number != LOST} == {
         trial.number: 5 for trial in trials if trial.number != LOST

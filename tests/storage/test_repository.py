@@ -618,8 +618,7 @@ def test_a_long_text_is_cut_when_it_is_read_and_when_it_is_stored(file: Path, co
     with open_store(f"sqlite:///{file}") as store:
         found = store.trials.get("toy", 1)
         store.trials.save_log("toy", 1, "x" * 10**6)
-        outcome = found.outcome
-        assert outcome is not None
+        outcome = not_none(found.outcome)
         warning = next(iter(outcome.warnings), "")
         texts = {"reason": outcome.reason, "traceback": outcome.traceback, "started_by": found.started_by}
         text = {**texts, "warnings": warning}[column] or ""

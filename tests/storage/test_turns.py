@@ -177,8 +177,7 @@ def race(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     try:
         for stage in racer.STAGES:
             for process in processes:
-                assert process.stdout is not None
-                assert process.stdout.readline().strip() == stage
+                assert not_none(process.stdout).readline().strip() == stage
             for process in processes:
                 assert process.stdin is not None
                 process.stdin.write("go\n")

@@ -32,7 +32,7 @@ from bssearch.training.ranks import Ranks
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss, resolve
 from bssearch.workloads.data import BatchStream, DatasetPart, Part, TokenPart
-from tests.factories import changed
+from tests.factories import changed, not_none
 from tests.records.test_batch_schedule import milestones
 from tests.training.toys import CPU, Toy, batches_of, configuration, growth_after, on_cpu, request, run_trial, toy_data
 
@@ -205,8 +205,7 @@ def test_the_first_rank_draws_the_random_numbers_of_one_process_and_the_others_d
         alone = torch.get_rng_state()
     with together.trainer(SGD, 4):
         assert torch.equal(torch.get_rng_state(), alone)
-        assert together.computation.ranks is not None
-        others = [state["random"]["torch"] for state in together.computation.ranks.ask("state")]
+        others = [state["random"]["torch"] for state in not_none(together.computation.ranks).ask("state")]
         assert len({tuple(state.tolist()) for state in (alone, *others)}) == 4
 
 

@@ -285,10 +285,11 @@ class TestAcross:
         assert pages.get("/compare", params={"study": [f"s{n}" for n in range(30)]}).status_code == 400
 
     def test_without_a_filter_the_questions_of_the_database_are_links(self, pages: TestClient) -> None:
-        asked = re.search(
-            r'<a href="(/best[^"]*workload=[^"]*)">[^<]*accuracy ≥ [0-9.]+</a>: (\d+)', pages.get("/best").text
+        asked = not_none(
+            re.search(
+                r'<a href="(/best[^"]*workload=[^"]*)">[^<]*accuracy ≥ [0-9.]+</a>: (\d+)', pages.get("/best").text
+            )
         )
-        assert asked is not None
         found = pages.get(html.unescape(asked[1]))
         assert 'id="found"' in found.text
         assert found.text.count('href="/studies/') >= int(asked[2]) > 0

@@ -264,8 +264,7 @@ time.sleep(1000)
 def test_no_process_is_left_of_boards_whose_driver_is_killed(kind: str, notebook: Notebook) -> None:
     code = textwrap.dedent(DRIVER).format(root=str(Path(__file__).resolve().parents[3]), kind=kind)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        board = psutil.Process(int(driver.stdout.readline()))
+        board = psutil.Process(int(not_none(driver.stdout).readline()))
         wait_for(lambda: notebook.names(kind) == ["opened"])
         family = [board, *board.children(recursive=True)]
         os.kill(driver.pid, signal.SIGKILL)
