@@ -1,9 +1,10 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bssearch import Launch, run_study
-from tests.cli.task import write_task
+from tests.cli.task import printed, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -25,6 +26,22 @@ def search_by_law(database: Path, name: str = "toy", *, trials: int = 5) -> None
 def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
     """An executor for one test, which may change it."""
     return run_by_law(monkeypatch)
+
+
+@pytest.fixture
+def folder(stored: Path, tmp_path: Path) -> Path:
+    """A copy of a module's folder ``stored``, for one test."""
+    return Path(shutil.copytree(stored, tmp_path, dirs_exist_ok=True))
+
+
+@pytest.fixture(scope="session")
+def ended_by_law(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study that the law ended at once."""
+    place = tmp_path_factory.mktemp("law")
+    with pytest.MonkeyPatch.context() as patch:
+        run_by_law(patch)
+        printed(place, "run", write_task(place).name, "--set", "budget.trials=6")
+    return place
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Query commands over several databases, and ``best`` without a study."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def run(url: str, name: str, sizes: list[int], device: str = "NVIDIA A100", **ch
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two databases: a has near and far, b near and other, which ran on another device, and missed."""
     place = tmp_path_factory.mktemp("across")
     a, b = (f"sqlite:///{place / name}.db" for name in "ab")
@@ -42,11 +41,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(library.TargetNotReachedError):
         run(b, "missed", [16, 32], "TPU", reachable=False)
     return place
-
-
-@pytest.fixture
-def folder(measured: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(measured, tmp_path / "folder"))
 
 
 # Several databases ---------------------------------------------------------------------------------------------------

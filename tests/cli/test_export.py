@@ -22,7 +22,7 @@ from bssearch.commands.best import for_export
 from bssearch.storage.migrate import SCHEMA_HEAD
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
-from tests.cli.conftest import run_by_law, search_by_law
+from tests.cli.conftest import search_by_law
 from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
 from tests.factories import make_spec
 from tests.schema import execute
@@ -44,12 +44,8 @@ AWKWARD: dict[str, bool | int | float | str | None] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("export")
-    with pytest.MonkeyPatch.context() as patch:
-        run_by_law(patch)
-        printed(place, "run", write_task(place).name, "--set", "budget.trials=6")
-    return place
+def folder(ended_by_law: Path) -> Path:
+    return ended_by_law
 
 
 def awkward(folder: Path, **changes: Any) -> Answer:

@@ -4,7 +4,6 @@ import ast
 import csv
 import json
 import re
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         printed(place, "trial", "add", "task", "batch_size=16", "learning_rate=0.03", *by_noise)
     printed(place, "run", spec.name)
     return place
-
-
-@pytest.fixture
-def folder(stored: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(stored, tmp_path, dirs_exist_ok=True))
 
 
 def trials(folder: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import os
 import pty
-import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -17,17 +16,11 @@ from tests.search.pruners.stores import troubled
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("measured")
     for name in ("task", "other"):
         search_by_law(place / "bssearch.db", name)
     return place
-
-
-@pytest.fixture
-def folder(measured: Path, tmp_path: Path) -> Path:
-    """A folder of its own with the studies task and other, of 5 trials each."""
-    return Path(shutil.copytree(measured, tmp_path / "folder"))
 
 
 def names(folder: Path) -> list[str]:

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import shlex
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -27,11 +26,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = write_task(place, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
     printed(place, "run", spec)
     return place
-
-
-@pytest.fixture
-def folder(stored: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(stored, tmp_path, dirs_exist_ok=True))
 
 
 def change(folder: Path, statement: str) -> None:

@@ -36,15 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def ended_by_law(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("law")
-    with pytest.MonkeyPatch.context() as patch:
-        run_by_law(patch)
-        printed(place, "run", write_task(place).name)
-    return place
-
-
 @pytest.fixture
 def lawful(ended_by_law: Path, tmp_path: Path) -> Path:
     """A folder with a study that the law ended at once, for a test to go on with."""

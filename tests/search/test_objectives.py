@@ -81,9 +81,6 @@ def test_the_metric_in_a_budget_trains_every_trial_to_the_full_limit(tmp_path: P
     assert not_none(found.optimal.objective_value).median == pytest.approx(0.9, abs=0.1)
     assert found.speedup.over_default is None
     assert "comes to accuracy" in headline(found)
-    refused = pytest.raises(UsageError, match="no answer for another target")
-    with open_store(url_in(tmp_path), write=False) as store, refused:
-        answer(store, "toy", 0.5)
 
 
 OBJECTIVES = registry.names("objectives")

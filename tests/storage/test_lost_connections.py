@@ -371,23 +371,21 @@ def _with_password(url: str, role: str) -> str:
 
 @pytest.mark.parametrize("write", [True, False])
 def test_an_unknown_database_is_named(postgres: Postgres, role: str, write: bool) -> None:
-    error = _refused(lambda: open_store(_with_password(postgres.url("nowhere"), role), write=write))
-    assert 'database "nowhere" does not exist' in str(error)
+    url = _with_password(postgres.url("nowhere"), role)
+    assert 'database "nowhere" does not exist' in str(_refused(lambda: open_store(url, write=write)))
 
 
 def test_an_unknown_user_is_named(postgres: Postgres) -> None:
-    error = _refused(lambda: open_store(_with_password(postgres.create_database(), "bob")))
-    assert 'role "bob" does not exist' in str(error)
+    url = _with_password(postgres.create_database(), "bob")
+    assert 'role "bob" does not exist' in str(_refused(lambda: open_store(url)))
 
 
 def test_a_wrong_password_is_refused_and_a_right_one_is_not(postgres: Postgres, role: str) -> None:
     postgres.create_database(SECURED)
     for wrong in (postgres.url(SECURED, user=role, password="s3cr%40t2"), postgres.url(SECURED, user=role)):
-        error = _refused(lambda url=wrong: open_store(url))  # type: ignore[misc]
-        assert "password" in str(error)
+        assert "password" in str(_refused(lambda url=wrong: open_store(url)))  # type: ignore[misc]
     right = postgres.url(SECURED, user=role, password=PASSWORD)
-    error = _refused(lambda: open_store(right))
-    assert "lacks the right" in str(error)  # it was let in
+    assert "lacks the right" in str(_refused(lambda: open_store(right))), "it was let in"
 
 
 def test_a_role_without_rights_sees_which_are_missing(postgres: Postgres, role: str) -> None:
@@ -445,8 +443,7 @@ def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(SERVER_OPTIONS, "connect_timeout", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"postgresql://alice:{PASSWORD}@127.0.0.1:{server.getsockname()[1]}/runs"
-        error = _refused(lambda: open_store(url))
-    assert "cannot be reached" in str(error)
+        assert "cannot be reached" in str(_refused(lambda: open_store(url)))
 
 
 @pytest.fixture(params=[b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR unknown command\r\n", b"J\x00\x00\x00\x0a8.0.36"])
