@@ -40,7 +40,7 @@ def ended_by_law(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("law")
     with pytest.MonkeyPatch.context() as patch:
         run_by_law(patch)
-        printed(place, "run", write_task(place).name, "--set", "budget.trials=6")
+        printed(place, "run", write_task(place).name)
     return place
 
 
