@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from bssearch import BSSearchError, Store, UsageError, open_store
 from bssearch.cli.app import app
 from bssearch.commands.report import svg_of
 from bssearch.commands.trials import configuration_of, status
-from bssearch.errors import BSSearchError, UsageError
 from bssearch.exchange.importers.curves import import_curves
 from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.rcp import import_rcp
@@ -37,7 +37,6 @@ from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec, parse_value
 from bssearch.spec.templates import load_templates
 from bssearch.storage.models import METADATA
-from bssearch.storage.repository import Store, open_store
 from tests.exchange.importers.test_curves import HAND_MADE, event_files, mlflow_database, wandb_runs, zeus
 from tests.factories import make_request, make_spec
 from tests.postgres import Postgres

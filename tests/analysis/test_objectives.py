@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from bssearch import registry
+from bssearch import UsageError, registry
 from bssearch.analysis.build_answer import at_target, other_target, refuse_another_target
 from bssearch.analysis.law.batch_model import WIDEST_GAP
 from bssearch.analysis.objectives import AS_GOOD, TIME, make_objective, seconds_to_target
 from bssearch.analysis.optimum import decide, estimate, half_width, median_samples, ratio_interval
-from bssearch.errors import UsageError
 from bssearch.records import (
     FLAT_RATIO,
     Configuration,

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from bssearch import StudySpec, TargetNotReachedError
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Largest
 from bssearch.analysis.build_answer import MOST, build_answer, next_steps
 from bssearch.analysis.certainty import Certainty
@@ -15,7 +16,6 @@ from bssearch.analysis.headline import about_columns, further_metrics, headline,
 from bssearch.analysis.objectives import TIME, Objective, make_objective
 from bssearch.analysis.optimum import Candidate, Settles, Verdict, decide
 from bssearch.analysis.rules.rule_book import BROKE, HELD, Judgement, judge
-from bssearch.errors import TargetNotReachedError
 from bssearch.records import (
     Configuration,
     DeviceUse,
@@ -27,7 +27,6 @@ from bssearch.records import (
     TrialState,
     student_t,
 )
-from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome
 

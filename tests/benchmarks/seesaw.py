@@ -19,12 +19,11 @@ from dataclasses import replace
 import torch
 
 import bssearch
+from bssearch import Data, Workload
 from bssearch.records import BatchSchedule, Configuration, LearningRateRule, Stage, student_t, with_batch_schedule
 from bssearch.search.after_search import changes_at_decay
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Workload
-from bssearch.workloads.data import Data
 from tests.benchmarks.advisor import CPU, ROOT, loaded
 from tests.benchmarks.harness import script, verdict
 

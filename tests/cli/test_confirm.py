@@ -11,17 +11,14 @@ from typing import Any
 
 import pytest
 
+from bssearch import Launch, TargetNotReachedError, open_store, run_study
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.rules.audit import RuleFinding
 from bssearch.analysis.rules.rule_book import Regret, Rule
 from bssearch.analysis.shape import Interval
 from bssearch.cli.answer import print_generalisation
 from bssearch.cli.study import audit_row
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.errors import TargetNotReachedError
 from bssearch.spec import spec_of
-from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import INLINE, bssearch, printed, ran, read, refused, space_of, write_task
 from tests.factories import make_spec

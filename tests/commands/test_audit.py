@@ -9,19 +9,25 @@ from typing import Any
 
 import pytest
 
+from bssearch import (
+    InterruptedRunError,
+    Launch,
+    NotFoundError,
+    TargetNotReachedError,
+    UsageError,
+    WorkloadError,
+    open_store,
+)
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.audit import Audit, Case, RuleFinding
 from bssearch.analysis.rules.rule_book import Rule
-from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import audit_stored, audit_study, missing_audit_runs, next_audit_run, run_study, seeds_of
-from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer, scratch_answers
 from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec, load_spec, spec_of
-from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor, interrupt
 from tests.waiting import Ear

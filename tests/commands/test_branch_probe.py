@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from bssearch import LaunchError, Store, StudySpec, UsageError, open_store
 from bssearch.analysis.law.branches import LocalCriticalBatch, plan_branches
 from bssearch.commands.branch_probe import (
     BranchedCheckpoint,
@@ -23,7 +24,6 @@ from bssearch.commands.branch_probe import (
     sentences,
 )
 from bssearch.commands.opening import OpenStudy
-from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
     LearningRateRule,
@@ -34,8 +34,6 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, bssearch, printed, refused
 from tests.commands.conftest import SPEC as TOY, ProbedExecutor, open_study
 from tests.factories import make_spec, not_none

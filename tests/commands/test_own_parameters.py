@@ -11,20 +11,15 @@ from typing import Any
 import optuna
 import pytest
 
+from bssearch import Launch, Store, UsageError, WorkloadError, check, load_optuna_study, open_store, run_study
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer, predict_for_device
-from bssearch.commands.check import check
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.commands.trials import configuration_of, enqueue
-from bssearch.errors import UsageError, WorkloadError
-from bssearch.exchange.optuna_study import load_optuna_study
 from bssearch.exchange.trial_rows import trial_table
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, model_parameters, own_parameters
 from bssearch.search import finding
 from bssearch.search.finding import compute_answer
 from bssearch.spec import StudySpec, spec_of
-from bssearch.storage.repository import Store, open_store
 from tests.analysis.test_report import study as study_record
 from tests.factories import SPEC, make_probe, make_spec, make_trial
 

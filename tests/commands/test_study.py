@@ -17,26 +17,26 @@ import pytest
 import torch
 
 import bssearch
-from bssearch.commands import opening
-from bssearch.commands.launch import Launch
-from bssearch.commands.opening import opened
-from bssearch.commands.run import run_study
-from bssearch.commands.trials import status
-from bssearch.errors import (
+from bssearch import (
     InterruptedRunError,
+    Launch,
     QuestionChangedError,
     SpecError,
+    Trial,
     TrialStopped,
     UsageError,
     WorkloadError,
+    open_store,
+    run_study,
 )
+from bssearch.commands import opening
+from bssearch.commands.opening import opened
+from bssearch.commands.trials import status
 from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.executors.loops import trial_run
-from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import Lease, Phase, TrialRecord, TrialState, WorkloadDescription
 from bssearch.search.driver import Listener
 from bssearch.spec import IMPORTED, load_spec, spec_of
-from bssearch.storage.repository import open_store
 from bssearch.training.memory import SampledMemoryMeter
 from tests.documents import OWN_TRAINING
 from tests.factories import (

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from bssearch.records import Configuration
-from bssearch.records.intervals import student_t
+from bssearch.records import Configuration, student_t
 from tests.evidence.task import Found
 
 # Ratios of two trainings' times to the target, from paired seeds ------------------------------------------------------

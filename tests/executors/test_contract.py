@@ -15,10 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
-from bssearch.commands.trials import trials_frame
-from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
+from bssearch import Launch, LaunchError, SpecError, UsageError, WorkloadError, run_study, trials_frame
 from bssearch.executors.base import Executor, ExecutorSettings, make_executor
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
 from bssearch.records import (

@@ -25,16 +25,18 @@ from bssearch.figures.svg import (
     value_axis,
 )
 from bssearch.records import (
+    BatchSchedule,
     Configuration,
     GradientNoise,
+    LearningRateRule,
     Observation,
     Phase,
+    Stage,
     StudyRecord,
     TrialRecord,
     TrialState,
+    with_batch_schedule,
 )
-from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
-from bssearch.records.scaling import LearningRateRule
 from bssearch.records.text import number
 from bssearch.spec import StudySpec
 from tests.factories import (

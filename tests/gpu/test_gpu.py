@@ -11,17 +11,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from bssearch.errors import LaunchError
+from bssearch import LaunchError, Workload
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import MemoryRequest, Observation, TrialOutcome, TrialRequest, TrialState
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training import nvml
 from bssearch.training.batches import place
 from bssearch.training.clock import RUN_AHEAD, clock_for
 from bssearch.training.computation import Computation, available_precisions
 from bssearch.training.loop import Trial
-from bssearch.workloads.base import Workload
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.repeatability import BUSY_GPU, busy_process
 from tests.evidence.task import can_build_kernels

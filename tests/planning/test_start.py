@@ -8,11 +8,8 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
-from bssearch.commands.check import check
-from bssearch.commands.launch import Launch
-from bssearch.errors import LaunchError, UsageError
+from bssearch import Launch, LaunchError, UsageError, check, plan_memory
 from bssearch.planning.learning_rate import RULES_OF_THUMB, LearningRateRequest, RuledConfiguration, plan_rules
-from bssearch.planning.memory import plan_memory
 from bssearch.planning.requests import CLAIMS, Claim, notes_on_spec
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_accumulation, plan_devices
 from bssearch.planning.start import QUESTIONS, StartPlan, StartRequest, plan_start

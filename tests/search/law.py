@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bssearch.errors import WorkloadError
+from bssearch import WorkloadError, open_store
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
@@ -29,7 +29,6 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
-from bssearch.storage.repository import open_store
 from tests.factories import make_environment
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # evaluations, as shares of a trial

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
+from bssearch import Launch, LaunchError, Store, UsageError, audit_study, confirm_study, open_store, run_study
 from bssearch.analysis.answer import Answer
 from bssearch.commands.check import longest_seconds, pruned_seconds
-from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
-from bssearch.commands.run import audit_study, confirm_study, run_study
 from bssearch.commands.trials import enqueue, with_schedule
-from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
@@ -32,7 +30,6 @@ from bssearch.search.after_search import finalists, more_regularised, next_run
 from bssearch.search.finding import answer
 from bssearch.search.history import History, trial_seed
 from bssearch.spec import SearchSpace
-from bssearch.storage.repository import Store, open_store
 from tests.factories import SPEC as RAW, make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor, step_seconds, trials_in, url_in
 from tests.waiting import Ear

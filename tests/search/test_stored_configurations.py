@@ -11,15 +11,21 @@ from typing import Any
 
 import pytest
 
+from bssearch import (
+    InterruptedRunError,
+    Launch,
+    TargetNotReachedError,
+    UsageError,
+    audit_study,
+    confirm_study,
+    enqueue,
+    open_store,
+    rerun,
+    run_study,
+)
 from bssearch.analysis.answer import Answer
-from bssearch.commands.launch import Launch
-from bssearch.commands.rerun import rerun
-from bssearch.commands.run import audit_study, confirm_study, run_study
-from bssearch.commands.trials import enqueue
-from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import PrunerSpec, StudySpec, problem_with
-from bssearch.storage.repository import open_store
 from bssearch.storage.transfer.study_copy import read_study
 from tests.factories import SPEC, make_spec
 from tests.schema import execute

@@ -12,9 +12,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from bssearch import settings
+from bssearch import NotFoundError, SpecError, UsageError, settings
 from bssearch.commands.trials import any_configuration_of, configuration_of, with_schedule
-from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.records import Configuration, Phase
 from bssearch.spec import (
     BudgetSpec,

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.errors import DatabaseError, NotFoundError
+from bssearch import DatabaseError, NotFoundError, Store, open_store
 from bssearch.records import MemoryUse, Observation, TrialOutcome, TrialState
 from bssearch.spec import MemoryBoundary
-from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe, not_none
 from tests.storage.conftest import OUTCOME, add_study, begun, resume, start
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.spec.parts import TrainingSpec
+from bssearch.spec import TrainingSpec
 from bssearch.training import computation as computations
 from bssearch.training.computation import (
     Computation,
