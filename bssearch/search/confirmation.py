@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
 from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import (
+    FAR_BEHIND,
     PlainMiss,
     Verdict,
     beaten,
@@ -83,6 +84,20 @@ def finalists(history: History) -> list[Configuration]:
     if history.largest is not None and (nearest := _nearest_at(history, history.largest)):
         chosen.append(nearest.configuration)
     return list({run.key: run for run in map(history.as_run, chosen)}.values())
+
+
+def compared_sizes(history: History) -> frozenset[int]:
+    """Batch sizes of the finalists and of begun runs, unless the best search trial is `FAR_BEHIND` the incumbent."""
+    # at twice the winner's time, a first visit's error of about 10 % changes no decision
+    chosen = [*finalists(history), *(trial.configuration for trial in history.of_phase(Phase.CONFIRM))]
+
+    def is_near(size: int) -> bool:
+        best, incumbent = history.best_at(size), history.incumbent
+        if best is None or incumbent is None:
+            return True
+        return history.objective.ratio(history.value(best), history.value(incumbent)) <= math.exp(FAR_BEHIND)
+
+    return frozenset(filter(is_near, (one.batch_size for one in chosen)))
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:

@@ -394,9 +394,7 @@ class Engine:
         actions = self._settle()
         self._stage = EngineStage.CLAIM
         if self._next_run(self.history) is not None:
-            begun = [trial.configuration for trial in self.history.of_phase(Phase.CONFIRM)]
-            compared = frozenset(one.batch_size for one in [*confirmation.finalists(self.history), *begun])
-            actions.append(TimeSteps(compared))
+            actions.append(TimeSteps(confirmation.compared_sizes(self.history)))
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:

@@ -31,7 +31,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.search.confirmation import beside, ending, finalists, next_run, remaining
+from bssearch.search.confirmation import beside, compared_sizes, ending, finalists, next_run, remaining
 from bssearch.search.history import History, trial_seed
 from bssearch.search.leases import _start, is_alive, living, this_driver
 from bssearch.spec import StudySpec
@@ -113,6 +113,13 @@ def test_the_largest_batch_size_without_a_hit_is_confirmed_by_its_nearest_trial(
             make_trial(number, batch_size=128, state=TrialState.CAPPED, best_metric=metric, learning_rate=metric)
         )
     assert [one.learning_rate for one in finalists(history(trials)) if one.batch_size == 128] == [0.8]
+
+
+def test_step_times_are_compared_at_confirmed_sizes_without_a_trial_twice_as_slow_as_the_best() -> None:
+    assert compared_sizes(history(searched())) == {16, 64}
+    begun = make_trial(20, batch_size=8, seconds=0.6, phase=Phase.CONFIRM)
+    untried = [trial for trial in searched() if trial.configuration.batch_size != 8]
+    assert compared_sizes(history([*untried, begun])) == {8, 16, 64}
 
 
 def test_without_a_hit_no_trial_is_confirmed() -> None:
