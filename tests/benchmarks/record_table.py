@@ -1,9 +1,10 @@
 """Record a table of learning curves with a batch axis, for `sampling.py` and other simulated searches.
 
-Run as ``python tests/benchmarks/record_table.py NAME OUT.csv.gz``, a quarter of an hour on one core for each table of
-`TABLES`. Every combination of batch size, learning rate and other parameters trains with three seeds, until the
-hardest target or the limit. A table's train seconds are steps × the batch size's CPU seconds of a step measured apart,
-so that neighbours on the machine do not matter. An evaluation takes place about every 60th of the limit.
+Run as ``python tests/benchmarks/record_table.py NAME OUT.csv.gz``, half an hour on one core for each table of
+`TABLES`. Every combination of batch size, learning rate and other parameters trains with three seeds, until the hardest
+target or the limit. The best of a hundred cells by three seeds is luck, so cells train with `MANY` seeds until the best
+`BEST` at both targets have as many. Train seconds are steps × the batch size's CPU seconds of a step measured apart, so
+that neighbours on the machine do not matter. An evaluation takes place about every 60th of the limit.
 """
 
 if not __package__:
@@ -11,7 +12,6 @@ if not __package__:
 
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,10 +26,13 @@ from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
 from tests.benchmarks.advisor import CPU, loaded
 from tests.benchmarks.harness import script
+from tests.benchmarks.simulate.replay import with_target
+from tests.benchmarks.simulate.table_space import table_space
 
 EVALUATIONS = 60  # per limit
-TIMED = 5  # groups of timed steps per batch size
+TIMED = 20  # groups of timed steps per batch size
 GROUP = 8  # timed steps of a group
+SEEDS, MANY, BEST = 3, 32, 8
 FIELDS = ("weight_decay", "dropout", "label_smoothing")  # of a `Configuration`; other columns are parameters
 
 
@@ -56,7 +59,7 @@ TABLES = {
         workload="digits",
         settings={},
         target=Target(metric="accuracy", value=0.97, goal=Goal.MAXIMIZE),
-        hardest=0.985,
+        hardest=0.983,
         limit=1.6,
         batch_sizes=(8, 16, 32, 64, 128, 256, 512),
         rates=(0.01, 0.03, 0.06, 0.12, 0.25, 0.5),
@@ -103,17 +106,17 @@ def configuration(recording: Recording, batch_size: int, rate: float, others: Ma
 
 
 def step_seconds(recording: Recording, batch_size: int) -> float:
-    """CPU seconds of a step, the median of some groups after a first."""
+    """CPU seconds of a step, the least of some groups, because neighbours slow a core's caches."""
     workload, data = loaded(recording.workload, tuple(recording.settings.items()))
     one = configuration(recording, batch_size, recording.rates[0], {name: v[0] for name, v in recording.others.items()})
     found = []
     with Trainer(workload, one, data.train, Computation(CPU), 0) as trainer:
-        for _ in range(TIMED + 1):
+        for _ in range(TIMED):
             start = time.process_time()
             for _ in range(GROUP):
                 trainer.step()
             found.append((time.process_time() - start) / GROUP)
-    return statistics.median(found[1:])
+    return min(found)
 
 
 def curve(recording: Recording, one: Configuration, seed: int, seconds: float) -> tuple[list[int], list[float]]:
@@ -135,22 +138,43 @@ def curve(recording: Recording, one: Configuration, seed: int, seconds: float) -
     return steps, metrics
 
 
-def main(name: str, out: Path, seeds: int = 3) -> None:
-    """Record all cells."""
+def unsure(table: RecordedTable, hardest: float) -> Mapping[str, ParameterValue] | None:
+    """One of the best cells at either target that has few seeds."""
+    for target in (table.target.value, hardest):
+        space = table_space(with_target(table, target))
+        best = sorted(range(len(space.cells)), key=space.seconds.__getitem__)[:BEST]
+        few = [point for point in best if len(space.trials[point]) < MANY and math.isfinite(space.seconds[point])]
+        if few:
+            return dict(zip(space.names, space.cells[few[0]], strict=True))
+    return None
+
+
+def main(name: str, out: Path) -> None:
+    """Record all cells, then more seeds of the best."""
     torch.set_num_threads(1)
     recording = TABLES[name]
     trials: list[RecordedTrial] = []
-    for batch_size in recording.batch_sizes:
-        seconds = step_seconds(recording, batch_size)
-        for rate, *values in itertools.product(recording.rates, *recording.others.values()):
-            others = dict(zip(recording.others, values, strict=True))
-            for seed in range(seeds):
-                steps, metrics = curve(recording, configuration(recording, batch_size, rate, others), seed, seconds)
-                parameters: dict[str, ParameterValue] = {"batch_size": batch_size, "learning_rate": rate, **others}
-                clock = tuple(step * seconds for step in steps)
-                trials.append(RecordedTrial(len(trials), parameters, seed, tuple(steps), clock, tuple(metrics)))
-        print(f"batch {batch_size}: {1000 * seconds:.3g} ms a step, {len(trials)} runs", flush=True)
-    write_table(RecordedTable(name, recording.target, recording.limit, tuple(trials)), out)
+
+    def record(batch_size: int, learning_rate: float, seeds: Sequence[int], **others: float) -> None:
+        parameters: dict[str, ParameterValue] = {"batch_size": batch_size, "learning_rate": learning_rate, **others}
+        one, seconds = configuration(recording, batch_size, learning_rate, others), step_times[batch_size]
+        for seed in seeds:
+            steps, metrics = curve(recording, one, seed, seconds)
+            clock = tuple(step * seconds for step in steps)
+            trials.append(RecordedTrial(len(trials), parameters, seed, tuple(steps), clock, tuple(metrics)))
+
+    step_times = {size: step_seconds(recording, size) for size in recording.batch_sizes}
+    print({size: f"{1000 * seconds:.3g} ms a step" for size, seconds in step_times.items()}, flush=True)
+    for size, rate, *values in itertools.product(recording.batch_sizes, recording.rates, *recording.others.values()):
+        record(size, rate, range(SEEDS), **dict(zip(recording.others, values, strict=True)))
+    while True:
+        table = RecordedTable(name, recording.target, recording.limit, tuple(trials))
+        write_table(table, out)
+        cell = unsure(table, recording.hardest)
+        if cell is None:
+            return
+        print(cell, flush=True)
+        record(seeds=range(SEEDS, MANY), **cell)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

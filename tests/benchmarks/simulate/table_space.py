@@ -18,6 +18,8 @@ LEARNING_RATE = "learning_rate"
 
 Cell = tuple[ParameterValue, ...]  # a value of each parameter
 
+MOST_MISSED = 0.1  # a cell with more missed runs does not reach the target
+
 
 @dataclass(frozen=True)
 class TableSpace:
@@ -43,8 +45,16 @@ class TableSpace:
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
-        """True train seconds to the target of each cell: the mean over its seeds, ∞ if a seed misses the target."""
-        return tuple(statistics.fmean(trial.target_seconds for trial in trials) for trials in self.trials)
+        """True train seconds to the target of each cell: the mean over its seeds, ∞ if over a tenth of them miss.
+
+        Fewer misses count as the limit.
+        """
+        return tuple(self._mean([trial.target_seconds for trial in trials]) for trials in self.trials)
+
+    def _mean(self, seconds: Sequence[float]) -> float:
+        if sum(map(math.isinf, seconds)) > MOST_MISSED * len(seconds):
+            return math.inf
+        return statistics.fmean(min(one, self.limit) for one in seconds)
 
     @cached_property
     def places(self) -> tuple[tuple[int, ...], ...]:
