@@ -79,7 +79,7 @@ def test_a_cells_true_time_is_the_mean_over_its_seeds_and_infinite_if_over_a_ten
     assert space.best == 7.0
     assert space.seconds_by_batch_size == {8: 11.0, 32: 7.0}
     many = table_space(grid({(8, 0.1): [10, 12], (32, 0.1): [300, *[6] * 9], (32, 1.0): [300, *[6] * 8]}))
-    assert many.seconds == (11.0, pytest.approx(7.4), math.inf), "one miss in ten counts as the limit, 20 s"
+    assert many.seconds == pytest.approx((11.0, 7.4, math.inf)), "one miss in ten counts as the limit, 20 s"
 
 
 def test_the_step_time_of_a_batch_size_is_the_median_of_its_trials() -> None:
