@@ -202,7 +202,10 @@ class ScaleCheck(Model):
 
 
 class LargerPlan(Model):
-    """The answer of ``plan larger``, with 90 % intervals; ``power``: B_crit grows with this power of the samples."""
+    """The answer of ``plan larger``, with 90 % intervals; ``power``: B_crit grows with this power of the samples.
+
+    ``schedule`` has the spec's fields; its ``warmup_epochs`` count epochs of the largest study's data.
+    """
 
     parameters: float
     samples: float
@@ -215,7 +218,9 @@ class LargerPlan(Model):
     learning_rate: float
     weight_decay: float | None
     beta2: float | None
+    beta2_half_life_samples: float | None
     timescale: float | None
+    schedule: Parameters
     left_out: LeftOutScale
     scales: list[ScaleOfLaw]
     checks: list[ScaleCheck]

@@ -208,8 +208,10 @@ def print_dry_run(found: DryRun) -> None:
     """Print a dry run."""
     slots = found.slots
     at_once = "one in each slot" if slots == "auto" else "one at a time" if slots == 1 else f"up to {slots} at once"
+    trainings = found.studies * (found.trials + found.finalists * found.confirmation_runs)
     say(
-        f"study {found.study}: {found.target} on workload {found.workload}",
+        f"study {found.study}: {found.target} on workload {found.workload}"
+        + (f", the largest of {found.studies} scales; each has a study" if found.studies > 1 else ""),
         f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
         f"searched at each: {', '.join(found.searched) or 'no parameter'}",
         f"search: {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {at_once}",
@@ -217,7 +219,7 @@ def print_dry_run(found: DryRun) -> None:
         f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
         f"evaluation takes {found.evaluation_share:.0%} of a trial; bssearch check measures the share",
-        f"{found.trials + found.finalists * found.confirmation_runs} trainings to the full limit take this time; "
+        f"{trainings} trainings to the full limit take this time; "
         "most trainings end far sooner, at the target or by the pruner",
     )
 
@@ -328,7 +330,8 @@ def print_check(found: Check) -> None:
         f"untrained: {untrained or 'not reported'}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
         f"{trial.steps} steps, {trial.evaluations} evaluations, {reached}",
-        f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, the study "
+        f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, "
+        f"the {'study' if found.studies == 1 else f'{found.studies} studies of all scales'} "
         f"{duration(found.longest_study_s)}{likely}",
     )
     print_table(

@@ -159,9 +159,13 @@ class ShortTrial(Model):
 
 
 class Check(Model):
-    """A check of a spec and its workload; ``notes`` correct assumptions of the spec."""
+    """A check of a spec and its workload (the largest scale's); ``notes`` correct assumptions of the spec.
+
+    ``longest_study_s`` and ``likely_study_s`` are of all ``studies``, one of each scale.
+    """
 
     study: str
+    studies: int
     target: str
     device: str
     batch_unit: Literal["samples", "tokens"]  # of batch sizes, ``train_samples`` and ``dropped_share``
@@ -188,7 +192,7 @@ def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Chec
     Example: ``print(bssearch.check("study.yaml").findings)``
     """
     spec, launch = loaded(spec, launch)
-    spec = spec.at_scales[-1]
+    *smaller, spec = spec.at_scales
     if launch.db is not None:
         check_writable(launch.db)
         # The first run creates a missing database.
@@ -198,10 +202,10 @@ def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Chec
                 check_question(spec, stored)
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
-        return _checked(spec, executor, found, walk=walk)
+        return _checked(spec, executor, found, studies=len(smaller) + 1, walk=walk)
 
 
-def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *, walk: bool) -> Check:
+def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *, studies: int, walk: bool) -> Check:
     # Times the smallest, default and largest batch size, trains the default briefly, then tries other parameters.
     default = spec.default.batch_size
     probes = {
@@ -215,6 +219,7 @@ def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *,
     suspicious = [*suspicions(evidence), *ignored_parameters(spec, executor, probes[default])]
     return Check(
         study=spec.name,
+        studies=studies,
         target=spec.record_target.in_words,
         device=found.environment.device_name,
         batch_unit=spec.training.batch_unit,
@@ -245,10 +250,10 @@ def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *,
             reason=outcome.reason,
         ),
         longest_trial_s=longest,
-        longest_study_s=sum(longest_seconds(spec, longest)),
+        longest_study_s=studies * sum(longest_seconds(spec, longest)),
         likely_study_s=None
         if outcome.time_to_target_s is None
-        else pruned_seconds(spec, outcome.time_to_target_s, longest),
+        else studies * pruned_seconds(spec, outcome.time_to_target_s, longest),
         findings=[Notice(code=code, message=message) for code, message in suspicious],
         notes=[
             *(Notice(code=note.code, message=note.message) for note in notes_on_spec(spec)),
@@ -493,9 +498,10 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """A study's trials, limits, and longest wall seconds if no trial is pruned."""
+    """A study's trials and limits, and the longest wall seconds of all ``studies`` if no trial is pruned."""
 
     study: str
+    studies: int
     workload: str
     objective: str
     target: str
@@ -513,12 +519,14 @@ class DryRun(Model):
 
 def dry_run(spec: StudySpec) -> DryRun:
     """Plan of a run, without device, store or workload."""
-    spec = checked(spec).at_scales[-1]
+    scaled = checked(spec).at_scales
+    spec = scaled[-1]
     check_parts(spec)
     refuse_where_in_no_file(spec)
     search, confirmation = longest_seconds(spec)
     return DryRun(
         study=spec.name,
+        studies=len(scaled),
         workload=spec.workload,
         objective=spec.objective,
         target=spec.record_target.in_words,
@@ -530,6 +538,6 @@ def dry_run(spec: StudySpec) -> DryRun:
         finalists=most_finalists(spec),
         confirmation_runs=confirmation_runs(spec),
         evaluation_share=EVALUATION_SHARE,
-        longest_search_s=search,
-        longest_confirmation_s=confirmation,
+        longest_search_s=len(scaled) * search,
+        longest_confirmation_s=len(scaled) * confirmation,
     )

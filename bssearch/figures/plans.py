@@ -299,8 +299,10 @@ def shown_larger(plan: LargerPlan) -> Shown:
     document = plan.document()
     shown = {
         "learning_rate": "Learning rate",
+        **{f"schedule.{name}": name.replace("_", " ").capitalize() for name in plan.schedule},
         "weight_decay": "Weight decay",
         "beta2": "β₂",
+        "beta2_half_life_samples": "Half-life of β₂, samples",
         "timescale": "AdamW timescale",
     }
     out, intervals = plan.left_out, {"b_crit": "Critical batch size", "steps": "Steps", "time_s": "Seconds"}
@@ -316,7 +318,7 @@ def shown_larger(plan: LargerPlan) -> Shown:
                 for name, title in intervals.items()
                 if document[name] is not None
             ),
-            *(Tile(title, cell(document, name), "") for name, title in shown.items() if document[name] is not None),
+            *(Tile(title, one, "") for name, title in shown.items() if (one := cell(document, name)).shown is not None),
             Tile(
                 f"Left out: critical batch size of {out.study}",
                 cell(document, "left_out.b_crit.value"),

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
@@ -21,6 +21,8 @@ from bssearch.records import (
     model_parameters,
 )
 from bssearch.spec.parts import (
+    MOST_ARGUMENTS,
+    Argument,
     BoardName,
     BudgetSpec,
     ConfirmSpec,
@@ -186,11 +188,7 @@ COMMAND = "command"  # workload of a study whose command trains
 
 FEWEST_SCALES, MOST_SCALES = 3, 32  # a power law needs two scales, and its error one more
 
-MOST_ARGUMENTS = 1000
-
 MOST_EXPRESSIONS = 32
-
-Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 IMPORTED = "imported"  # workload of an imported study
 
@@ -297,6 +295,8 @@ class StudySpec(StrictModel):
             raise ValueError("batch_schedule counts samples, but training.batch_unit = tokens; remove either")
         self._check_scales()
         if not self.is_program:
+            if any(one.arguments for one in self.scales):
+                raise ValueError("arguments of scales need a script or a command; change the scales' workload_settings")
             return self
         if growth is not None and (self.command or self.workload == OBJECTIVE):
             raise ValueError(f"batch_schedule: {'a command' if self.command else 'a function'} takes one batch size")
@@ -315,16 +315,26 @@ class StudySpec(StrictModel):
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline cannot run a program; use local")
-        if self.command:
-            check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
+        for one in self.at_scales if self.command else ():
+            check_command(one.command, self.report, self.target.metric, self.set_parameters, self.searched)
         return self
 
     def _check_scales(self) -> None:
-        if 1 < len(self.scales) < FEWEST_SCALES:
-            raise ValueError(f"scales has {len(self.scales)} entries; the law across scales needs {FEWEST_SCALES}")
+        is_one_study = len(self.scales) == 1 and self._is_at(self.scales[0])
+        if self.scales and len(self.scales) < FEWEST_SCALES and not is_one_study:
+            entries = "1 entry" if len(self.scales) == 1 else f"{len(self.scales)} entries"
+            raise ValueError(f"scales has {entries}; the law across scales needs {FEWEST_SCALES}")
         seen = [one.samples for one in self.scales]
         if twice := [one for one in seen if seen.count(one) > 1]:
             raise ValueError(f"scales has samples = {twice[0]} more than once; give each scale its own samples")
+
+    def _is_at(self, one: ScaleSpec) -> bool:
+        whole = self.command or self.arguments
+        return (
+            one.target == self.target.value
+            and one.workload_settings.items() <= self.workload_settings.items()
+            and one.arguments == whole[len(whole) - len(one.arguments) :]
+        )
 
     def _divide_among_devices(self) -> None:
         sizes, growth = self.batch_sizes, self.space.batch_schedule
@@ -381,12 +391,14 @@ class StudySpec(StrictModel):
         """A study for each scale, NAME.1 of the least samples first; the spec itself without several scales."""
         if len(self.scales) < 2:
             return [self]
+        whole = "command" if self.command else "arguments"
         return [
             self.model_copy(
                 update={
                     "name": f"{self.name}.{number}",
                     "scales": (one,),
                     "workload_settings": {**self.workload_settings, **one.workload_settings},
+                    whole: (*getattr(self, whole), *one.arguments),
                     "target": self.target.model_copy(update={"value": one.target}),
                 }
             )

@@ -126,13 +126,19 @@ class TargetSpec(StrictModel):
     goal: Goal = Goal.MAXIMIZE
 
 
+MOST_ARGUMENTS = 1000
+
+Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
+
+
 class ScaleSpec(StrictModel):
-    """N ``parameters`` train on D ``samples`` up to the ``target`` value, with these changed settings."""
+    """N ``parameters`` train on D ``samples`` up to the ``target`` value, with changed settings or more arguments."""
 
     parameters: int = Field(ge=1, le=10**18)
     samples: int = Field(ge=1, le=10**18)
     target: float = Field(ge=-LARGEST_METRIC, le=LARGEST_METRIC)
     workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
+    arguments: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
 
 
 class DefaultSpec(StrictModel):

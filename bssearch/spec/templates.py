@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -273,11 +273,12 @@ _EXAMPLE = "write templates: {digits: {spec: digits.yaml, values: {budget.trials
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A local spec, and the types of values that submitters may set, by dotted key."""
+    """A local spec, perhaps of one of its scales (1 the least), and the types of values that submitters may set."""
 
     name: str
     spec: Path
     values: Mapping[str, ValueType]
+    scale: int | None = None
 
     def check_keys(self, overrides: tuple[str, ...]) -> None:
         """Raise `SpecError` for a key that names no field of the spec."""
@@ -313,7 +314,8 @@ class Template:
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
         """Spec of a submission; ``overrides`` are the worker's."""
         given = {**checked_values(self.name, self.values, values), "name": name}
-        return load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
+        spec = load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
+        return spec if self.scale is None else spec.at_scales[: self.scale][-1].model_copy(update={"name": name})
 
 
 class Templates(dict[str, Template]):
@@ -345,7 +347,8 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
         hint=_EXAMPLE,
         error=SpecError,
     )
-    return Templates({str(name): _template(path, name, one, overrides) for name, one in data["templates"].items()})
+    read = [_templates(path, name, one, overrides) for name, one in data["templates"].items()]
+    return Templates({one.name: one for templates in read for one in templates})
 
 
 def read_file(path: Path, what: str, hint: str) -> Any:
@@ -353,7 +356,8 @@ def read_file(path: Path, what: str, hint: str) -> Any:
     return lined_yaml(path, text_of(path, what, hint))[0]
 
 
-def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]) -> Template:
+def _templates(path: Path, name: object, data: object, overrides: tuple[str, ...]) -> list[Template]:
+    # One, or NAME.1, NAME.2, … of the scales
     where = f"{path}: templates.{name}"
     if not isinstance(name, str) or not is_template_name(name):
         raise SpecError(f"{path}: {shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
@@ -377,11 +381,13 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
     try:
         spec = find_spec(data["spec"] if data["spec"] in shipped_studies() and not beside.exists() else beside)
         template = Template(name, spec, types)
-        load_spec(spec, overrides)
+        scales = len(load_spec(spec, overrides).scales)
         template.check_keys(overrides)
     except (NotFoundError, UsageError) as error:
         raise type(error)(f"{where}: {error}", hint=error.hint) from None
-    return template
+    if scales < 2:
+        return [template]
+    return [replace(template, name=f"{name}.{number}", scale=number) for number in range(1, scales + 1)]
 
 
 def _check_key(where: str, key: object) -> None:

@@ -90,6 +90,30 @@ TABLES = {
         others={"dropout": (0.0, 0.2)},
         fixed={"optimizer": "sgd", "optimizer.momentum": 0.0},
     ),
+    # a perceptron with SGD: the workload of `fashion_mnist_cpu`
+    "fashion_momentum": Recording(
+        workload="fashion_mnist",
+        settings={"model": "mlp", "validation_samples": 1000},
+        target=Target(metric="accuracy", value=0.86, goal=Goal.MAXIMIZE),
+        hardest=0.875,
+        limit=3.0,
+        batch_sizes=(16, 32, 64, 128, 256, 512, 1024, 2048),
+        rates=(0.006, 0.0125, 0.025, 0.05, 0.1, 0.2),
+        others={},
+        fixed=SGD,
+    ),
+    # a vision transformer with AdamW
+    "vit_adamw": Recording(
+        workload="vit_tiny",
+        settings={"patch": 7, "width": 32, "depth": 2, "heads": 2, "validation_samples": 1000},
+        target=Target(metric="accuracy", value=0.74, goal=Goal.MAXIMIZE),
+        hardest=0.8,
+        limit=4.0,
+        batch_sizes=(8, 16, 32, 64, 128, 256, 512),
+        rates=(0.001, 0.002, 0.004, 0.008, 0.016),
+        others={},
+        fixed={"optimizer": "adamw", "optimizer.beta2": 0.99},
+    ),
 }
 
 

@@ -21,7 +21,7 @@ from bssearch import (
     plan_larger,
     run_study,
 )
-from bssearch.commands.check import dry_run
+from bssearch.commands.check import check, dry_run
 from bssearch.figures.plans import larger_page, shown_larger
 from bssearch.records import BranchMeasurement, Lease, Observation, Phase, TrialRequest
 from tests.analysis.test_beyond import MEASURED, SIZES, STEP, curves
@@ -43,6 +43,8 @@ def spec_of(name: str = "law", data: tuple[int, ...] = DATA, **changes: object) 
             "batch_size": {"low": 8, "high": 256},
             "learning_rate": {"reference_batch": 32, "low": 0.05, "high": 0.2, "rule": "sqrt"},
             "weight_decay": [0.01],
+            "warmup_epochs": 0.128,
+            "schedule": {"name": "warmup_stable_decay", "horizon_samples": 256_000, "decay_share": 0.3},
             "optimizer": {"name": "adamw", "beta2": 0.99},
         },
         default={"batch_size": 32, "learning_rate": 0.1},
@@ -94,7 +96,12 @@ def test_each_scale_is_a_study_with_its_own_settings_and_target(searched: str) -
     assert [one.workload_settings for one in scaled] == [{"samples": one} for one in DATA]
     optima = [best(one.name, db=searched).optimal.batch_size for one in scaled]
     assert optima == sorted(optima) and optima[0] < optima[-1]
-    assert dry_run(spec_of()).study == "law.4"
+    plan, alone = dry_run(spec_of()), dry_run(scaled[-1])
+    assert (plan.study, plan.studies, alone.studies) == ("law.4", 4, 1)
+    assert plan.longest_search_s == 4 * alone.longest_search_s
+    assert plan.longest_confirmation_s == 4 * alone.longest_confirmation_s
+    checked, checked_alone = (check(one, launch(searched)) for one in (spec_of(), scaled[-1]))
+    assert checked.longest_study_s == 4 * checked_alone.longest_study_s
     with pytest.raises(UsageError, match="4 scales"):
         confirm_study(spec_of(), launch(searched))
 
@@ -110,6 +117,9 @@ def test_larger_run_is_planned_from_the_scales(searched: str) -> None:
     ratio = found.batch_size / largest.batch_size
     assert found.learning_rate == pytest.approx(float(str(largest.parameters["learning_rate"])) * math.sqrt(ratio))
     assert found.beta2 == pytest.approx(0.99**ratio)
+    assert found.beta2_half_life_samples == pytest.approx(largest.batch_size * math.log(0.5) / math.log(0.99))
+    shares = {"warmup_epochs": 2.0, "horizon_samples": 4e6}  # 1e6 / 64,000 times as many
+    assert found.schedule == {"schedule": "warmup_stable_decay", "decay_share": 0.3, **shares}
     assert found.timescale is not None and found.weight_decay == pytest.approx(
         found.batch_size / (found.learning_rate * found.timescale * 1e6)
     )
@@ -209,11 +219,43 @@ def test_no_growth_of_b_crit_is_said_and_predicts_nothing(tmp_path: Path) -> Non
         ([{"parameters": 1, "samples": one, "target": 0.9} for one in (1, 2)], "scales has 2 entries"),
         ([{"parameters": 1, "samples": 5, "target": 0.9} for _ in range(3)], "samples = 5 more than once"),
         ([{"parameters": 0, "samples": 5, "target": 0.9}], "scales.0.parameters = 0"),
+        ([{"parameters": 1, "samples": 5, "target": 0.8}], "scales has 1 entry"),
+        ([{"parameters": 1, "samples": 5, "target": 0.9, "workload_settings": {"a": [1]}}], "scales has 1 entry"),
+        ([{"parameters": 1, "samples": 5, "target": 0.9, "arguments": ["--deep"]}], "scales has 1 entry"),
+        (
+            [{"parameters": 1, "samples": one, "target": 0.9, "arguments": ["--deep"]} for one in (1, 2, 3)],
+            "need a script or a command",
+        ),
     ],
 )
 def test_wrong_scales_of_a_spec_are_refused(scales: list[object], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         load_spec({**spec_of().model_dump(mode="json"), "scales": scales})
+
+
+@pytest.mark.parametrize(
+    ("program", "whole"),
+    [
+        ({"workload": "train.py", "arguments": ["--seed"]}, ("--seed", "--layers", "2")),
+        (
+            {"workload": None, "command": ["train", "{batch_size}", "{learning_rate}"]},
+            ("train", "{batch_size}", "{learning_rate}", "--layers", "2"),
+        ),
+    ],
+)
+def test_a_scale_has_further_arguments_for_a_program(program: dict[str, object], whole: tuple[str, ...]) -> None:
+    given = {**spec_of().model_dump(mode="json", exclude_unset=True), **program}
+    scales = [
+        {"parameters": 1, "samples": one, "target": 0.9, "arguments": ["--layers", str(one)]} for one in (1, 2, 4)
+    ]
+    spec = load_spec({name: value for name, value in given.items() if value is not None} | {"scales": scales})
+    second = spec.at_scales[1]
+    assert (second.command or second.arguments) == whole
+    assert load_spec(second.model_dump(mode="json")).at_scales == [second]
+    if spec.command:
+        scales[2]["arguments"] = ["{unknown}"]
+        with pytest.raises(SpecError, match="unknown"):
+            load_spec({**spec.model_dump(mode="json"), "scales": scales})
 
 
 # Beyond ---------------------------------------------------------------------------------------------------------------

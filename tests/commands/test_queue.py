@@ -110,6 +110,24 @@ def test_a_study_is_served_to_its_end_and_says_what_was_found(node: Path, url: s
 
 
 @pytest.mark.slow
+def test_each_scale_of_a_spec_is_a_template(tmp_path: Path, url: str, store: Store) -> None:
+    scales = [
+        {"parameters": 10, "samples": one, "target": target, "workload_settings": {"step_seconds": one / 1e6}}
+        for one, target in ((9, 0.93), (1, 0.91), (4, 0.92))
+    ]
+    node = make_node(tmp_path / "node", **QUICK, scales=scales)
+    put(store, "mine.1", template="task.1")
+    put(store, "mine.3", template="task.3")
+    put(store, "whole")
+    said = serve(node, url)
+    assert [state(store, name)[0] for name in ("mine.1", "mine.3", "whole")] == ["done", "done", "waiting"], said
+    assert [store.studies.get(name).target.value for name in ("mine.1", "mine.3")] == [0.91, 0.93]
+    assert queued_studies(store, everything=True).workers[0].templates.keys() == {"task.1", "task.2", "task.3"}
+    with pytest.raises(UsageError, match=r"no worker has a template 'task'; choose from task\.1, task\.2, task\.3"):
+        submit_study(store, "task", {}, name="other")
+
+
+@pytest.mark.slow
 def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Path, url: str, store: Store) -> None:
     rates, default = {"low": 1e-9, "high": 1e-8}, {"batch_size": 32, "learning_rate": 1e-9}
     slow = {"space": {"batch_size": [32, 64], "learning_rate": rates}, "default": default}

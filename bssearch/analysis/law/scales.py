@@ -298,11 +298,18 @@ def _carried(scales: Sequence[Scale], parameters: float, samples: float, batch_s
         slope, level = np.polyfit(shares, logs, 1) if np.ptp(shares) > NEAR_LINE else (0.0, logs.mean())
         timescale = math.exp(level + slope * math.log(samples / parameters))
         decay = batch_size / (rate * timescale * samples)
+    longer = samples / scales[-1].samples  # warmup and decay keep their shares of the samples
     return {
         "learning_rate": rate,
         "weight_decay": None if decay is None else float(decay),
         "beta2": None if beta2 is None else half_life(float(beta2), ratio),
+        "beta2_half_life_samples": None if not beta2 else best.batch_size * math.log(0.5) / math.log(float(beta2)),
         "timescale": timescale,
+        "schedule": {
+            name: float(value) * longer if name in ("warmup_epochs", "horizon_samples") else value
+            for name in ("schedule", "warmup_epochs", "horizon_samples", "decay_share")
+            if (value := best.parameters.get(name)) is not None
+        },
     }
 
 
