@@ -393,13 +393,13 @@ def _law_chart(plan: LargerPlan) -> Chart:
     series = [
         Series(name="the law, 90 %", points=line, width=2, symbol="circle", is_hollow=True, colour=MUTED),
         Series(
-            name="measured", points=[Point(one.samples, one.b_crit, one.study) for one in plan.scales], symbol="circle"
-        ),
-        Series(
             name="largest scale, predicted from the others",
             points=[Point(last, out.value, low=out.low, high=out.high)],
             symbol="square",
             colour=SECOND,
+        ),
+        Series(
+            name="measured", points=[Point(one.samples, one.b_crit, one.study) for one in plan.scales], symbol="circle"
         ),
         Series(name="this run, predicted", points=[line[-1]], symbol="star"),
     ]

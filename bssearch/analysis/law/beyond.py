@@ -272,7 +272,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
     times = float(np.exp(np.median(progress) - levels.progress[-1]))
     if times > FARTHEST:
         nearer = measured.gain(float(np.median(approach.gains_at(levels.progress[-1] + math.log(FARTHEST / 2), rng))))
-        needs = f"would take {times:.2g} × the samples" if math.isfinite(times) else "is beyond the metric's ceiling"
+        needs = f"would take {times:.2g} × the samples" if math.isfinite(times) else "is out of reach"
         raise UsageError(
             f"by the curves, {measured.metric} {value:g} {needs}; predictions end at {FARTHEST:g} × the samples",
             hint=f"search an easier target first, such as {nearer:.4g}, under a new name",

@@ -20,7 +20,7 @@ from bssearch.analysis.shape import Interval, LargerPlan, LeftOutScale, Notice, 
 from bssearch.errors import require
 from bssearch.records.intervals import FLAT_RATIO, student_t
 from bssearch.records.scaling import half_life, learning_rate_factor, rule_of_optimizer
-from bssearch.records.text import number
+from bssearch.records.text import number, plural
 from bssearch.spec.model import FEWEST_SCALES
 
 FEWEST_BATCHES = 3  # of each scale: two for S_min and B_crit, and one for their errors
@@ -198,7 +198,7 @@ def plan_larger_run(
     different = len({one.samples for one in scales})
     require(
         different >= FEWEST_SCALES,
-        f"the studies have {different} different numbers of samples; the law needs {FEWEST_SCALES}",
+        f"the studies have {plural(different, 'different number')} of samples; the law needs {FEWEST_SCALES}",
         hint="search at more scales; see `scales` in `bssearch guide planning`",
     )
     for one in scales:
