@@ -204,7 +204,7 @@ class ScaleCheck(Model):
 class LargerPlan(Model):
     """The answer of ``plan larger``, with 90 % intervals; ``power``: B_crit grows with this power of the samples.
 
-    ``schedule`` has the spec's fields; its ``warmup_epochs`` count epochs of the largest study's data.
+    ``schedule`` has the spec's fields, with epochs of the largest study's data.
     """
 
     parameters: float

@@ -159,9 +159,9 @@ class ShortTrial(Model):
 
 
 class Check(Model):
-    """A check of a spec and its workload (the largest scale's); ``notes`` correct assumptions of the spec.
+    """A check of a spec, or of the largest scale; ``notes`` correct assumptions.
 
-    ``longest_study_s`` and ``likely_study_s`` are of all ``studies``, one of each scale.
+    ``longest_study_s`` and ``likely_study_s`` are of all ``studies``.
     """
 
     study: str
@@ -498,7 +498,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """A study's trials and limits, and the longest wall seconds of all ``studies`` if no trial is pruned."""
+    """A study's trials and limits, and wall seconds of all ``studies`` without pruning."""
 
     study: str
     studies: int

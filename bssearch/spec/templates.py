@@ -273,7 +273,7 @@ _EXAMPLE = "write templates: {digits: {spec: digits.yaml, values: {budget.trials
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A local spec, perhaps of one of its scales (1 the least), and the types of values that submitters may set."""
+    """A local spec, perhaps at a scale (from 1), and the types of values that submitters may set, by dotted key."""
 
     name: str
     spec: Path
