@@ -33,7 +33,7 @@ def check_file(path: Path) -> None:
             hint="make the folder first",
         )
         kind = "a folder" if path.is_dir() else "no regular file"
-        require(path.is_file() or not path.exists(), f"{path} cannot be written: it is {kind}")
+        require(path.is_file() or not path.exists(), f"{path} cannot be written: it is {kind}; name another file")
         _refuse_database(path)
 
 
@@ -53,7 +53,7 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
     """Raise `UsageError` if these files cannot be written to a folder at this path."""
     _target(path)
     with naming(path):
-        require(not path.exists() or path.is_dir(), f"{path} is not a folder")
+        require(not path.exists() or path.is_dir(), f"{path} is not a folder; name a folder")
         require(
             path.parent.is_dir(),
             f"{path} cannot be made: there is no folder {path.parent}",
@@ -71,7 +71,7 @@ def _target(path: Path) -> Path:
             is_circle = target.is_symlink()  # from Python 3.13 on, which resolves a link to itself to this link
     except RuntimeError:  # up to Python 3.12
         is_circle = True
-    require(not is_circle, f"{path} cannot be written: its symbolic links form a circle")
+    require(not is_circle, f"{path} cannot be written: its symbolic links form a circle; name another path")
     return target
 
 

@@ -152,7 +152,8 @@ def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
     if isinstance(found, type) and issubclass(found, base):
         return found
     raise UsageError(
-        f"{kind.removesuffix('s')} = {name!r} is {found!r}, not a subclass of {base.__module__}.{base.__qualname__}"
+        f"{kind.removesuffix('s')} = {name!r} must be a subclass of {base.__module__}.{base.__qualname__}, "
+        f"not {found!r}"
     )
 
 

@@ -111,7 +111,7 @@ class Study:
     def tell(self, trial: Trial, error: BaseException | None = None) -> None:
         """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
         if self._asked is None or self._asked.trial is not trial:
-            raise UsageError("tell() needs the last trial of ask()")
+            raise UsageError("tell() needs the last trial of ask(); pass this trial")
         piece, self._asked = self._asked, None
         piece.end(error)
 

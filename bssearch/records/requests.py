@@ -99,7 +99,7 @@ class TrialRequest:
 
     @property
     def resumes(self) -> bool:
-        """True if the trial continues from its checkpoint."""
+        """True if the trial resumes from its checkpoint."""
         return self.plan.resumed is not None
 
 

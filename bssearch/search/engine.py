@@ -1,7 +1,7 @@
 """The state machine of a search, and the planner of the next trial.
 
 Each event is a method of `Engine` that returns actions. Stored trials determine all decisions, so a new engine
-continues a study exactly.
+resumes a study exactly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -269,7 +269,7 @@ Action = (
 )
 
 
-CONTINUE = "run the same command again to continue"
+CONTINUE = "run the same command again to resume"
 
 Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
 

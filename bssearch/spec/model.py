@@ -249,7 +249,7 @@ class StudySpec(StrictModel):
     @classmethod
     def _each_board_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"{twice[0]!r} appears more than once")
+            raise ValueError(f"{twice[0]!r} appears more than once; list each board once")
         return names
 
     @field_validator("executor")
@@ -299,10 +299,14 @@ class StudySpec(StrictModel):
                 raise ValueError("arguments of scales need a script or a command; change the scales' workload_settings")
             return self
         if growth is not None and (self.command or self.workload == OBJECTIVE):
-            raise ValueError(f"batch_schedule: {'a command' if self.command else 'a function'} takes one batch size")
+            raise ValueError(
+                f"batch_schedule: {'a command' if self.command else 'a function'} takes one batch size; "
+                "remove batch_schedule"
+            )
         if growth is not None and NOISE_SCALE in growth.names:
             raise ValueError(
-                "batch_schedule.name = noise_scale: bssearch cannot read the gradients of your own program"
+                "batch_schedule.name = noise_scale: bssearch cannot read the gradients of your own program; "
+                "name another"
             )
         if self.workload_settings or any(one.workload_settings for one in self.scales):
             raise ValueError("workload_settings need a workload class; pass arguments to your own program")

@@ -225,7 +225,7 @@ ValueType = NumberType | ChoiceType
 def value_type(data: object) -> ValueType:
     """Value type from its description in a template file or worker row."""
     if not isinstance(data, Mapping):
-        raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
+        raise ValueError("a value's type must be a mapping such as {type: integer, low: 1, high: 400}")
     if data.get("type") == "boolean":
         data = {"choices": [True, False], **{key: value for key, value in data.items() if key != "type"}}
     if "choices" not in data and data.get("type") not in ("integer", "number", "integers", "numbers"):
@@ -362,7 +362,7 @@ def _templates(path: Path, name: object, data: object, overrides: tuple[str, ...
     if not isinstance(name, str) or not is_template_name(name):
         raise SpecError(f"{path}: {shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
     if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
-        raise SpecError(f"{where}: a template has only `spec`, the path of a file, and `values`")
+        raise SpecError(f"{where}: a template must have only `spec`, the path of a file, and `values`")
     values = data.get("values") or {}
     require(
         isinstance(values, Mapping),

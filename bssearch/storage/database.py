@@ -78,7 +78,7 @@ class Patience:
                 raise
             raise DatabaseError(
                 f"{error.message} (retried for {RETRY_FOR_S / 60:.0f} minutes)",
-                hint="stored results are safe; run the same command again to continue",
+                hint="stored results are safe; run the same command again to resume",
             ) from error
         except BSSearchError:  # the database answered, so the connection works again
             self._tell_back()

@@ -212,7 +212,7 @@ class QueueStore(StorePart):
         require(
             found.state in _MAY_BECOME[state],
             f"the submission {name!r} is {found.state} and cannot become {state}",
-            hint="to continue a finished study, run `bssearch queue submit` again",
+            hint="to resume a finished study, run `bssearch queue submit` again",
         )
         values = {"state": state, "reason": reason}
         connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == name).values(values))

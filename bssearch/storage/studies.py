@@ -81,7 +81,7 @@ def bind_study(
 
 
 def _taken(name: str) -> UsageError:
-    return UsageError(f"study {name!r} already exists", hint="continue this study, or choose another name")
+    return UsageError(f"study {name!r} already exists", hint="resume this study, or choose another name")
 
 
 def _refuse_busy(connection: Connection, study_id: int, name: str, doing: str) -> None:

@@ -330,7 +330,7 @@ def test_no_template_offers_code_places_or_the_machine(tmp_path: Path, field: st
         ({"choices": []}, "choices: "),
         ({"choices": [["a"]]}, "choices"),
         ({}, "must be integer"),
-        ("integer", "a value's type is a mapping"),
+        ("integer", "a value's type must be a mapping"),
     ],
 )
 def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str) -> None:
@@ -346,8 +346,8 @@ def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str
         ("templates: {}", "must hold 1 to 200 templates"),
         ("templates: [a]", "must hold only `templates`"),
         ("templates: {task: {spec: task.yaml}}\nother: 1", "must hold only"),
-        ("templates: {task: task.yaml}", "a template has only `spec`"),
-        ("templates: {task: {spec: task.yaml, run: rm}}", "a template has only"),
+        ("templates: {task: task.yaml}", "a template must have only `spec`"),
+        ("templates: {task: {spec: task.yaml, run: rm}}", "a template must have only"),
         (
             "templates: {task: {spec: task.yaml, values: {nothing.such: {type: boolean}}}}",
             "a spec has no field nothing",

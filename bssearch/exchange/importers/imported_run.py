@@ -428,7 +428,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         batch = micro * one.factor
         require(
             batch <= LARGEST,
-            f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} is more than {LARGEST} ({one.origin})",
+            f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} must be <= {LARGEST} ({one.origin})",
         )
         return _whole_split(batch, micro, parts)
     if STEP_BATCH in parts and BATCH in parts and micro is None and parts[BATCH] != batch:
@@ -507,8 +507,8 @@ def import_study(
 ) -> WholeStudies:
     """Import whole studies, or their new parts if they are stored already.
 
-    Either all are imported or none. Importing the same file again changes nothing. A study that continued in both
-    places is refused.
+    An import stores all studies or none. A second import of the same file changes nothing. An import refuses a study
+    whose trials differ in both places.
     """
     from bssearch.spec import check_study_name
     from bssearch.storage.transfer.study_copy import read_study

@@ -145,7 +145,7 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
 
 
 def answer_in_words(store: Store, name: str) -> Iterator[str]:
-    """A study's answer, and the command that would settle it."""
+    """Yield a study's answer, and the command that would settle the answer."""
     try:
         found = answer(store, name)
     except TargetNotReachedError as error:

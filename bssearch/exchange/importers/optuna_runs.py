@@ -761,7 +761,8 @@ class _Reader:
         samples = epochs * (self.samples_per_epoch or 1)
         steps = max(1, round(samples / batch_size))
         require(
-            steps <= LARGEST, f"{samples:,} samples at batch size {batch_size} are more than {LARGEST} steps ({origin})"
+            steps <= LARGEST,
+            f"{samples:,} samples at batch size {batch_size} must be at most {LARGEST} steps ({origin})",
         )
         return steps
 

@@ -189,7 +189,7 @@ class Passes(Generic[T]):
             assignment.stages.keep_micro_batches()
 
     def first(self, size: int, steps: int) -> None:
-        """Begin the first pass, within which a resumed trial continues."""
+        """Begin the first pass, within which a trial resumes."""
         stages = self._assignment.stages
         if stages.has_new_micro_batches(steps):  # Both loaders may share generators.
             self.begin(stages.last(steps).micro_batch_size)

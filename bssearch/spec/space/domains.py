@@ -281,7 +281,7 @@ class Schedule(StrictModel):
         if decays and self.horizon_samples is None:
             raise ValueError(f"a {decays[0]} schedule needs horizon_samples")
         if not decays and self.horizon_samples is not None:
-            raise ValueError("a constant schedule takes no horizon_samples")
+            raise ValueError("a constant schedule takes no horizon_samples; remove horizon_samples")
         if self.decay_share is not None and "warmup_stable_decay" not in decays:
             raise ValueError(f"decay_share needs warmup_stable_decay; name is {', '.join(self.names)}")
         return self

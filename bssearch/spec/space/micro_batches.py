@@ -259,7 +259,7 @@ class BatchGrowth(StrictModel):
                 raise ValueError(f"milestones: {after} must be >= {samples + size}, one step of {size} after {samples}")
         sizes = [size for _, size in changes]
         if any(after <= before for before, after in itertools.pairwise(sizes)):
-            raise ValueError(f"milestones = {sizes}: a batch may only grow")
+            raise ValueError(f"milestones = {sizes}: a batch may only grow; list rising sizes")
         return self
 
     @property
@@ -279,7 +279,8 @@ class BatchGrowth(StrictModel):
                 raise ValueError(f"batch_schedule.{name}: {size} is not one of {', '.join(map(str, rungs))}")
         if not self.pairs(rungs) and set(self.names) != {"milestones"}:
             raise ValueError(
-                f"batch_schedule: no start of {list(self.starts(rungs))} is below an end of {list(self.ends(rungs))}"
+                f"batch_schedule: no start of {list(self.starts(rungs))} is below an end of {list(self.ends(rungs))}; "
+                "lower a start or raise an end"
             )
         if self.milestones and min(self.milestones.values()) <= min(self.starts(rungs)):
             raise ValueError(

@@ -342,7 +342,7 @@ def _choices(values: tuple[OwnValue, ...]) -> tuple[OwnValue, ...]:
         raise ValueError("its choices must all be numbers, all true or false, or all texts")
     for place, value in enumerate(values):
         if value in values[:place]:
-            raise ValueError(f"{value!r} appears twice among its choices")
+            raise ValueError(f"{value!r} appears twice among its choices; list each choice once")
     return values
 
 

@@ -191,7 +191,7 @@ _COUNTED = {
     "measurements": (Kind.PROBE, Kind.VISIT, Kind.BRANCH),
 }
 
-_DIVERGED = "both places continued the study, or a program changed rows; keep one copy, or use separate databases"
+_DIVERGED = "trials ran in both places, or a program changed rows; keep one copy, or use separate databases"
 
 
 @dataclass(frozen=True, slots=True)
