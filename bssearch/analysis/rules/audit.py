@@ -422,7 +422,7 @@ class Case:
 
     @property
     def can_be_decided(self) -> bool:
-        """False for LARS and LAMB below `LARGE_BATCH`, where runs only inform."""
+        """False for LARS and LAMB below `LARGE_BATCH`, at which runs only inform."""
         return self.rule is not Rule.LAYERWISE or self.batch_size >= LARGE_BATCH
 
 

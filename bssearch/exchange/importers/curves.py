@@ -272,7 +272,7 @@ def import_curves(
         LogsObjective, Option("Cost minimized by the best batch size.")
     ] = LogsObjective.TIME_TO_TARGET,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
-    dry_run: Annotated[bool, Option("Print what the logs say without storing it.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print the runs of the logs without storing a study.", flag="--dry-run")] = False,
 ) -> Studies:
     """Make a study from training logs, with their learning curves.
 
