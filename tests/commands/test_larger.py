@@ -192,7 +192,7 @@ def test_single_studies_with_their_numbers_are_scales_too(searched: str) -> None
         (["law.1"], 1e6, "1 different number of samples"),
         (["law.1", "law.4"], 1e6, "2 different numbers of samples"),
         (["law"], 1e3, "samples = 1000 must be >= 64000"),
-        (["law.1:10k", "law.2"], 1e6, "no parameters and samples"),
+        (["law.1:10k", "law.2"], 1e6, "does not give its parameters and samples"),
         (["law.1:x:1", "law.2"], 1e6, "parameters = 'x'"),
         (["law", "other:1M:2e5"], 1e6, "differ in more than model and data: .*optimizer"),
     ],

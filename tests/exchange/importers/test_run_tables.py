@@ -171,7 +171,7 @@ def test_without_a_batch_size_its_parts_are_enough_and_what_is_assumed_is_noted(
     refuse(f"reached,{SPLIT}", "1,8,2,4", "1,8,,4", said="unknown because accumulation_steps is missing")
     refuse(f"reached,{SPLIT}", "1,8,2,4", "1,,2,4", said="batch_size = ''")
     refuse("reached,micro_batch_size,param.micro_batch", "1,8,4", said="param.micro_batch = 4 differ")
-    refuse("reached,micro_batch_size,world_size", f"1,{LARGEST},2", said=f"more than {LARGEST}")
+    refuse("reached,micro_batch_size,world_size", f"1,{LARGEST},2", said=f"must be <= {LARGEST}")
 
 
 def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> None:
