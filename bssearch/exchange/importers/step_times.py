@@ -30,7 +30,7 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
         require(
             not missing,
             f"{place} has no {' and no '.join(missing)}, only {', '.join(map(_brief.repr, [*row][:SHOWN_COLUMNS]))}",
-            hint=f"give the columns {', '.join(COLUMNS)}, or the output of `bssearch probe step-time SPEC --format json`",
+            hint=f"give columns {', '.join(COLUMNS)}, or the output of `bssearch probe step-time SPEC --format json`",
         )
         if row["step_seconds"] is not None:
             probe = _step_time(place, row)
