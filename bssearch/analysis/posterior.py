@@ -55,7 +55,7 @@ LEAST_DEVIATION = 1e-3
 
 LEVELS = 401
 ZOOMS = 5
-"""Grid points for the mean log figure of a configuration with missed runs; each grid zooms in on the one before."""
+"""Grid points for the mean log figure of a configuration with missed runs; each grid zooms in on the previous grid."""
 
 
 @dataclass(frozen=True, eq=False)

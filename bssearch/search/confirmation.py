@@ -87,7 +87,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def compared_sizes(history: History) -> frozenset[int]:
-    """Batch sizes of the finalists and of begun runs, unless the best search trial is `FAR_BEHIND` the incumbent."""
+    """Batch sizes of the finalists and of started runs, unless the best search trial is `FAR_BEHIND` the incumbent."""
     # at twice the winner's time, a first visit's error of about 10 % changes no decision
     chosen = [*finalists(history), *(trial.configuration for trial in history.of_phase(Phase.CONFIRM))]
 

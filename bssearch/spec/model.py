@@ -306,7 +306,7 @@ class StudySpec(StrictModel):
         if growth is not None and NOISE_SCALE in growth.names:
             raise ValueError(
                 "batch_schedule.name = noise_scale: bssearch cannot read the gradients of your own program; "
-                "name another"
+                "name another schedule"
             )
         if self.workload_settings or any(one.workload_settings for one in self.scales):
             raise ValueError("workload_settings need a workload class; pass arguments to your own program")
