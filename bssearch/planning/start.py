@@ -155,7 +155,7 @@ class StartRequest(Request):
 
     @property
     def state(self) -> str:
-        """The optimizer's name in memory plans: ``momentum`` for a spec's sgd, which has momentum."""
+        """The optimizer's name in memory plans; a spec's sgd has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
-    """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else ``bssearch.db`` in the current folder.
+    """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else at the URL in the file ``BSSEARCH_DB_URL_FILE``.
 
-    Instead of ``BSSEARCH_DB_URL``, ``BSSEARCH_DB_URL_FILE`` may name a file with the URL.
+    The default is ``bssearch.db`` in the current folder.
 
     ``write`` creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and the
     connection.

@@ -188,10 +188,8 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
 
 
 def defer_compiler() -> None:
-    """Keep PyTorch's optimizers from importing ``torch._dynamo``, which takes 1.2 s, until something else imports it.
-
-    Until then PyTorch compiles no code, so the methods need no guard against compilation.
-    """
+    """Keep PyTorch's optimizers from importing ``torch._dynamo`` (1.2 s) until other code imports the module."""
+    # until then PyTorch compiles no code, so the methods need no guard against compilation
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         _defer(torch.optim.Optimizer, name, nullcontext)
     for kind in KINDS.keys() - {"adamw", "adafactor"}:  # AdamW steps as Adam does, and Adafactor never imports it

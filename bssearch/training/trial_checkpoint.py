@@ -2,7 +2,7 @@
 
 A paused trial is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
 (tensors and plain values), and ``measured.json`` (ledgers). Of a model, a checkpoint holds parameters, buffers and
-extra state, but no other attributes.
+extra state.
 """
 
 import io

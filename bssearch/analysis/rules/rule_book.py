@@ -90,7 +90,7 @@ def _scaled_rate(
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """The tuned configuration without warmup, which Goyal et al. (2017, § 2.2) need for large batches."""
+    """The tuned configuration without the warmup of Goyal et al. 2017, § 2.2."""
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):

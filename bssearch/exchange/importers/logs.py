@@ -345,10 +345,8 @@ _WANDB_HEADER, _BLOCK_BYTES, _PARTS = b":W&B\xe1\xbe\0", 32 * 1024, (2, 3)
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last one may be incomplete.
-
-    wandb 0.31 has the records' classes, but no reader of the file.
-    """
+    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last one may be incomplete."""
+    # wandb 0.31 has the records' classes, but no reader of the file
     record_of = _library("wandb.proto.wandb_internal_pb2", file).Record
     messages = _library("google.protobuf.message", file)
     whole = b""

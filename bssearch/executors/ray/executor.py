@@ -444,8 +444,8 @@ class RayExecutor(SlotExecutor):
     """`Executor` on a Ray cluster.
 
     Each slot is an actor with ``threads`` CPUs and a GPU. On a CPU cluster or with device ``cpu``, actors have no GPU.
-    A lost actor loses its trial. The next trial gets a new actor. The executor drops a slot if no node has room.
-    Workload, data and checkpoints need the same paths on all nodes.
+    A lost actor loses its trial. The executor drops a slot if no node has room. Workload, data and checkpoints need
+    the same paths on all nodes.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
