@@ -227,7 +227,7 @@ class TrialRecord(Planned):
     spec_digest: str | None = None
 
     @classmethod
-    def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
+    def planned(cls, plan: Planned, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
         """New record: running with a lease, else queued."""
         return cls(
             number=number,

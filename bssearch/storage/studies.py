@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -14,11 +14,10 @@ from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import (
-    Configuration,
     Environment,
     NewStudy,
     Observation,
-    Phase,
+    Planned,
     StudyRecord,
     TrialOutcome,
     TrialRecord,
@@ -266,13 +265,9 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedTrial:
+class FinishedTrial(Planned):
     """A finished trial to import."""
 
-    configuration: Configuration
-    phase: Phase
-    seed: int
-    train_seconds_limit: float
     outcome: TrialOutcome
     curve: Sequence[Observation] = ()
 
@@ -333,22 +328,5 @@ def _create(connection: Connection, study: StudyRecord) -> None:
 def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
     if not trial.outcome.state.is_finished:
         raise ValueError(f"{trial.outcome.state} is not a final state")
-    return TrialRecord(
-        number=number,
-        state=trial.outcome.state,
-        phase=trial.phase,
-        uncapped=True,  # no other trial limited this trial's time
-        configuration=trial.configuration,
-        sampled=None,
-        seed=trial.seed,
-        train_seconds_limit=trial.train_seconds_limit,
-        eval_every_steps=1,
-        threads=1,
-        retry_of=None,
-        lease_owner=None,
-        lease_expires_at=None,
-        created_at=time,
-        ended_at=time,
-        steps_x_step_time_s=None,
-        outcome=trial.outcome,
-    )
+    queued = TrialRecord.planned(trial, number=number, lease=None, created_at=time)
+    return replace(queued, state=trial.outcome.state, ended_at=time, outcome=trial.outcome)

@@ -390,7 +390,13 @@ def make_study(name: str = "imported", *outcomes: TrialOutcome, **changes: Any) 
         "environment": make_environment(device_name="A100", device_type="unknown"),
         "trials": [
             FinishedTrial(
-                configuration=CONFIGURATION, phase=Phase.CONFIRM, seed=seed, train_seconds_limit=3.0, outcome=outcome
+                configuration=CONFIGURATION,
+                sampled=None,
+                uncapped=True,
+                phase=Phase.CONFIRM,
+                seed=seed,
+                train_seconds_limit=3.0,
+                outcome=outcome,
             )
             for seed, outcome in enumerate(outcomes or (OUTCOME, MISSED))
         ],
@@ -425,13 +431,7 @@ class _NotCommittedError(Exception):
 
 
 def as_imported(trial: TrialRecord) -> FinishedTrial:
-    return FinishedTrial(
-        configuration=trial.configuration,
-        phase=trial.phase,
-        seed=trial.seed,
-        train_seconds_limit=trial.train_seconds_limit,
-        outcome=not_none(trial.outcome),
-    )
+    return FinishedTrial(**trial.kept, outcome=not_none(trial.outcome))
 
 
 class TestImports:

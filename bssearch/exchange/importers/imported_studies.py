@@ -321,6 +321,8 @@ def _trial(one: _SeededRun, target: Target, limit: float, *, timed: bool) -> Fin
         )
     return FinishedTrial(
         configuration=run.configuration,
+        sampled=None,
+        uncapped=True,  # no other trial limited this trial's time
         phase=one.phase,
         seed=one.seed,
         train_seconds_limit=limit,
