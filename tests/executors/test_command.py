@@ -24,6 +24,7 @@ from bssearch.records import (
     Configuration,
     MemoryRequest,
     MemoryUse,
+    NoiseMeasurement,
     NoiseRequest,
     SecondsBasis,
     StepTime,
@@ -520,6 +521,23 @@ def test_the_ranks_of_torchrun_measure_the_gradient_noise_near_the_target(tmp_pa
     outcome, _ = run(program(tmp_path, code, *TORCHRUN, devices=2), request(configuration=TWO))
     assert (outcome.state, outcome.steps) == (TrialState.REACHED, 90)
     assert outcome.noise.passes and outcome.noise.trace is not None
+
+
+@pytest.mark.slow
+def test_the_ranks_of_torchrun_measure_the_gradient_noise_of_a_probe(tmp_path: Path) -> None:
+    command = program(tmp_path, (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8"), *TORCHRUN, devices=2)
+    asked = NoiseRequest(
+        configuration=TWO,
+        seed=0,
+        target=request().target,
+        train_seconds_limit=30.0,
+        noise_seconds_limit=1.0,
+        eval_every_steps=5,
+    )
+    found = command.measure(asked)
+    assert isinstance(found, NoiseMeasurement) and (found.batch_size, found.reason) == (TWO.batch_size, None)
+    assert found.noise.low and found.noise.passes
+    assert not any(works_in(process, tmp_path) for process in psutil.process_iter())
 
 
 def test_a_command_whose_ranks_are_not_the_devices_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from bssearch.executors.loops.assignment import (
     ended_by,
     number_of,
 )
-from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter, other_devices
+from bssearch.executors.loops.trial_run import (
+    HostClock,
+    LoopClock,
+    NoiseNearTarget,
+    TrialRun,
+    contention_meter,
+    other_devices,
+)
 from bssearch.records import (
     GradientNoise,
     MemoryRequest,
@@ -36,7 +43,7 @@ from bssearch.records import (
     constant_configurations,
 )
 from bssearch.records.noise_scale import FEWEST_PASSES
-from bssearch.training.advisor import BatchAdvisor, Weights, ranks_together
+from bssearch.training.advisor import Weights
 from bssearch.training.contention import CorePace, ReferenceKernel
 from bssearch.training.course import Approach, eval_every_steps, first_line
 from bssearch.training.environment import describe_program
@@ -315,30 +322,15 @@ class MeasuredNoise(Looked):
         self._request = request
         self.seed = request.seed
         self._approach = Approach(request.target)
-        self._advisor: BatchAdvisor | None = None
+        self.noise: NoiseNearTarget | None = None
         self._began = time.perf_counter()
         self._found: NoiseMeasurement | None = None
         self._look_at = 2 * FEWEST_PASSES
-        self._weights: list[torch.Tensor] = []
-        self._kept: list[torch.Tensor] = []
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
         """Prepare to measure these modules."""
-        require(
-            ranks_together() == 1,
-            "bssearch measures the gradient noise scale of a loop in one process, not of ranks",
-            hint="set executor.devices: 1",
-        )
-        now = self.configuration
-        self._weights = [parameter for one in modules for parameter in one.parameters()]
-        if any(one.requires_grad for one in self._weights):
-            self._advisor = BatchAdvisor(
-                nn.ModuleList(modules),
-                now.batch_size,
-                micro_batches=now.accumulation_steps,
-                weights=tokens,
-                share=1.0,
-            )
+        if any(parameter.requires_grad for one in modules for parameter in one.parameters()):
+            self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, holds=True)
 
     def is_due(self, step: int) -> bool:
         """True at the cadence of the search."""
@@ -347,33 +339,27 @@ class MeasuredNoise(Looked):
     def stepped(self, step: int, samples: int | None) -> None:
         """Measure the step if the metric has come near the target."""
         super().stepped(step, samples)
-        if self._found is None or self._advisor is None:
-            return
-        self._advisor.step()
-        with torch.no_grad():  # measure at one point of the training
-            torch._foreach_copy_(self._weights, self._kept)
-        is_over = time.perf_counter() - self._began >= self._request.noise_seconds_limit
-        if self._advisor.measured_steps >= self._look_at:
-            self._look_at = math.ceil(GROWTH * self._look_at)
-            is_over = is_over or self._advisor.noise.relative_half_width <= PRECISION
-        if is_over:
-            self._advisor.close()
-            self._answer(replace(self._found, noise=self._advisor.noise))
+        if self.noise is not None:
+            self.noise.stepped()
+        if self.configuration.world_size == 1:  # ranks end together, at an evaluation
+            self._end_if_known()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Begin to measure near the target, or at the limit of train seconds."""
         super().evaluated(step, metrics, loss)
+        self._end_if_known()
         metric = number_of(metrics, self._request.target.metric)
         limit, is_near = self._request.train_seconds_limit, self._approach.is_near(metric)
         if self._found is not None or not (is_near or time.perf_counter() - self._began >= limit):
             return
         require(
-            self._advisor is not None,
-            "the loop did not name its model, so bssearch cannot measure the gradient noise",
+            self.noise is not None,
+            "the loop did not name its model, or its ranks train different parameters, so bssearch cannot measure the "
+            "gradient noise",
             hint="trial.state(model=model, optimizer=optimizer)",
         )
         self._began = time.perf_counter()
-        self._kept = [one.detach().clone() for one in self._weights]
+        self.noise.measure(True)
         self._found = NoiseMeasurement(
             batch_size=self.configuration.batch_size,
             micro_batch_size=self.configuration.micro_batch_size,
@@ -382,6 +368,16 @@ class MeasuredNoise(Looked):
             noise=GradientNoise(),
             reason=None if is_near else f"the limit of {limit:.4g} train seconds passed before the target was near",
         )
+
+    def _end_if_known(self) -> None:
+        if self._found is None or self.noise is None:
+            return
+        is_over = time.perf_counter() - self._began >= self._request.noise_seconds_limit
+        if self.noise.advisor.measured_steps >= self._look_at:
+            self._look_at = math.ceil(GROWTH * self._look_at)
+            is_over = is_over or self.noise.advisor.noise.relative_half_width <= PRECISION
+        if is_over:
+            self._answer(replace(self._found, noise=self.noise.result()))
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:

@@ -15,9 +15,9 @@ from torch import distributed, nn
 from bssearch.errors import require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
-from bssearch.executors.loops.measuring import TimedLoop, work_of
+from bssearch.executors.loops.measuring import MeasuredNoise, TimedLoop, work_of
 from bssearch.executors.loops.trial_run import NoiseNearTarget, TrialRun
-from bssearch.records import TrialRequest
+from bssearch.records import NoiseRequest, TrialRequest
 from bssearch.training.advisor import Weights
 
 T = TypeVar("T")
@@ -114,18 +114,20 @@ class Follower(RankWork):
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
-        self.is_look = not isinstance(assign.work, TrialRequest)
-        self.seed = assign.work.plan.seed if isinstance(assign.work, TrialRequest) else 0
+        self._request = asked = assign.work
+        self.is_look = not isinstance(asked, TrialRequest)
+        if isinstance(asked, TrialRequest | NoiseRequest):
+            self.seed = asked.plan.seed if isinstance(asked, TrialRequest) else asked.seed
         self._ranks = ranks
-        self._request = assign.work
         self._noise: NoiseNearTarget | None = None
         self._word = cast(Word, ranks.share(None))
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
         """Prepare to measure the noise together with rank 0."""
         self._sizes = sizes_of(modules)
-        if self._sizes and isinstance(self._request, TrialRequest):
-            self._noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens)
+        if self._sizes and isinstance(self._request, TrialRequest | NoiseRequest):
+            target = self._request.target
+            self._noise = NoiseNearTarget(modules, self.configuration, target, tokens, holds=self.is_look)
 
     def begin(self) -> None:
         """Wait for all ranks."""
@@ -177,7 +179,7 @@ class Leader(RankWork):
 
     def begin(self) -> None:
         """Start the clock once all ranks begin."""
-        if not self._ranks.agree(self._sizes) and isinstance(self.work, TrialRun):
+        if not self._ranks.agree(self._sizes) and isinstance(self.work, TrialRun | MeasuredNoise):
             self.work.noise = None
         self.work.begin()
 
@@ -205,7 +207,8 @@ class Leader(RankWork):
         if not self.is_over:
             self.work.pause()  # the evaluation includes its announcement
         tests = isinstance(self.work, LedRun) and self.work.awaits_test
-        measures = isinstance(self.work, LedRun) and self.work.noise is not None and self.work.noise.is_near
+        noise = self.work.noise if isinstance(self.work, TrialRun | MeasuredNoise) else None
+        measures = noise is not None and noise.is_near
         self._word = Word(self.is_over, () if self.is_over else (self._due_after(step),), tests, measures)
         self._ranks.share(self._word)
 

@@ -39,7 +39,7 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.training.advisor import BatchAdvisor, Weights
+from bssearch.training.advisor import SHARE, BatchAdvisor, Weights
 from bssearch.training.clock import Clock, Ledger
 from bssearch.training.contention import ContentionMeter, CorePace, ReferenceKernel, cpu_use
 from bssearch.training.course import Approach, Course, Ending, first_line, not_finite, paused, where
@@ -50,7 +50,10 @@ from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, S
 
 
 class NoiseNearTarget:
-    """Gradient noise scale of a loop's steps near the target, see `BatchAdvisor`."""
+    """Gradient noise scale of a loop's steps near the target, see `BatchAdvisor`.
+
+    If ``holds``, measured steps leave the weights unchanged, and measurements may take half of the time.
+    """
 
     def __init__(
         self,
@@ -59,14 +62,19 @@ class NoiseNearTarget:
         target: Target,
         tokens: Weights,
         aside: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        holds: bool = False,
     ) -> None:
-        self._advisor = BatchAdvisor(
+        self.advisor = BatchAdvisor(
             nn.ModuleList(modules),
             now.batch_size,
             micro_batches=now.accumulation_steps * now.world_size,
             weights=tokens,
             aside=aside,
+            share=1.0 if holds else SHARE,
         )
+        self._held = [parameter for one in modules for parameter in one.parameters()] if holds else []
+        self._weights: list[torch.Tensor] = []  # copies of the held parameters
         self._approach = Approach(target)
         self.is_near = False
 
@@ -76,19 +84,24 @@ class NoiseNearTarget:
 
     def measure(self, is_near: bool) -> None:
         """Measure the next steps, or stop measuring."""
+        if is_near and not self.is_near:
+            self._weights = [one.detach().clone() for one in self._held]
         self.is_near = is_near
         if not is_near:
-            self._advisor.close()
+            self.advisor.close()
 
     def stepped(self) -> None:
         """Record a step."""
         if self.is_near:
-            self._advisor.step()
+            self.advisor.step()
+        if self.is_near and self._held:
+            with torch.no_grad():
+                torch._foreach_copy_(self._held, self._weights)
 
     def result(self) -> GradientNoise:
         """The noise scale and its moments."""
-        self._advisor.close()
-        return self._advisor.noise
+        self.advisor.close()
+        return self.advisor.noise
 
 
 WARM_UP_STEPS = 3  # number of first steps, whose excess time over later steps is not training time

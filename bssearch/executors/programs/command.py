@@ -354,6 +354,13 @@ MOST_METRICS = 100
 Reports = Generator[Report, None, None]
 
 
+def _no_noise(process: CommandProcess) -> Answer:
+    raise WorkloadError(
+        "the gradient noise scale needs a loop: a command that only reports does not expose its loss",
+        hint="call bssearch.current_trial() in the program",
+    )
+
+
 class LoadedCommand(LoadedProgram):
     """A command on a device."""
 
@@ -376,10 +383,8 @@ class LoadedCommand(LoadedProgram):
                 return self._asked(work, at, FEW_STEPS, lambda process: self._reported_step_time(at, process))
             case MemoryRequest(configuration=at):
                 return self._asked(work, at, MEMORY_STEPS, lambda process: self._reported_memory(at, process))
-            case NoiseRequest():
-                raise WorkloadError(
-                    "the gradient noise scale needs a workload or a loop: a command does not expose its loss"
-                )
+            case NoiseRequest(configuration=at):
+                return self._asked(work, at, work.eval_every_steps, _no_noise)
             case _:
                 return self._asked("describe", self._program.default, 1, self._description)
 

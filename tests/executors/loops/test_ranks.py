@@ -19,7 +19,7 @@ from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops import current
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.ranks import Follower, Leader, Ranks, check_ranks, ranks_of
-from bssearch.records import Configuration, Target, TrialRequest, TrialState
+from bssearch.records import Configuration, NoiseMeasurement, NoiseRequest, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine, optimizer_of
 from tests.factories import changed
@@ -174,6 +174,45 @@ def test_the_noise_is_measured_if_all_ranks_train_the_same_parameters(
 
     assert trained(assign(), line, training) == [60, 60]
     assert len(measured) == (2 * 55 if widths[0] == widths[1] else 0), "after the evaluation of step 5"
+
+
+@pytest.mark.parametrize("widths", [(3, 3), (3, 2)])
+def test_the_ranks_measure_the_noise_at_one_point_and_end_together(
+    widths: tuple[int, int], line: FakeLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[BatchAdvisor] = []
+    monkeypatch.setattr(BatchAdvisor, "step", lambda self: measured.append(self))
+    request = NoiseRequest(
+        configuration=SPLIT,
+        seed=1,
+        target=Target(metric="accuracy", value=10.0),
+        train_seconds_limit=1e9,
+        noise_seconds_limit=0.0,
+        eval_every_steps=5,
+    )
+    asked = Assign(work=request, program=Program(default=SPLIT, metric="accuracy"), device="cpu", revision="0")
+    weights: dict[int, list[float]] = {0: [], 1: []}
+
+    def training(trial: Trial, rank: int) -> None:
+        assert trial.seed == 1
+        model = torch.nn.Linear(widths[rank], 1)
+        trial.state(model=model)
+        evaluate = lambda: {"accuracy": 9.9 if trial.steps else 0.0}  # noqa: E731
+        for _ in trial.batches(loader(trial), evaluate=evaluate):
+            with torch.no_grad():
+                weights[rank].append(float(model.bias))
+                model.bias += 1
+
+    if widths[0] != widths[1]:
+        with pytest.raises(UsageError, match="ranks train different parameters"):
+            trained(asked, line, training)
+        return
+    assert trained(asked, line, training) == [10, 10]
+    assert len(measured) == 2 * 5, "from the evaluation of step 5 on"
+    of_steps = [one[5 * SPLIT.accumulation_steps :: SPLIT.accumulation_steps] for one in weights.values()]
+    assert all(len(set(one)) == 1 for one in of_steps), "each measured step begins at the same point"
+    (found,) = line.replies
+    assert isinstance(found, NoiseMeasurement) and (found.step, found.reason) == (5, None)
 
 
 def test_ranks_that_skip_all_steps_from_some_step_on_have_diverged(line: FakeLine) -> None:
