@@ -12,7 +12,17 @@ from typing import Literal
 from bssearch.analysis.objectives import ran_to_its_end
 from bssearch.analysis.optimum import Verdict, first_runs, half_width, of_runs, says_something
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
-from bssearch.records import FEWEST_RUNS, Configuration, Goal, Phase, Target, TrialRecord, grouped, median_known
+from bssearch.records import (
+    FEWEST_RUNS,
+    REGULARISERS,
+    Configuration,
+    Goal,
+    Phase,
+    Target,
+    TrialRecord,
+    grouped,
+    median_known,
+)
 from bssearch.records.text import NOTHING, ends
 
 
@@ -66,7 +76,6 @@ class Generalisation(Model):
     closed: bool | None
 
 
-REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metrics
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bssearch.analysis.batches import about_default_model, about_fixed_constants
 from bssearch.analysis.build_answer import NAN_DATA
+from bssearch.planning.requests import MANY_STEPS
 from bssearch.records import (
     WARMUP_RATIO,
     Goal,
@@ -45,6 +46,13 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
     """Yield the pitfalls of a spec, as (code, sentence)."""
     yield from about_batch_sizes(spec)
     yield from about_batch_norm(spec, found)
+    micro, steps = _most_micro_batches(spec)
+    if steps > MANY_STEPS:
+        yield (
+            "many_accumulation_steps",
+            f"batch {spec.batch_sizes[-1]} accumulates {steps} micro-batches of {micro}, so a step takes about "
+            f"{steps} × the time of batch {micro}; raise space.max_micro_batch_size, or lower space.batch_size",
+        )
     yield from _about_the_learning_rate(spec, found)
     fine_tuning = list(_about_fine_tuning(spec))
     if spec.preset == FINE_TUNING:
@@ -83,6 +91,10 @@ def about_batch_norm(spec: StudySpec, found: WorkloadDescription) -> Iterator[Fi
     )
 
 
+def _most_micro_batches(spec: StudySpec) -> tuple[int, int]:
+    return split_batch(max(1, spec.batch_sizes[-1] // spec.executor.devices[-1]), spec.space.max_micro_batch_size)
+
+
 def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
     """True if the untrained metric is well between chance and target."""
     target = spec.record_target
@@ -110,7 +122,7 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
             f"{begins}, and {reaches}, but the literature recommends a warmup from {WARMUP_RATIO} × on; search the "
             "warmup, for example in [0, 1]",
         )
-    if split_batch(largest, space.max_micro_batch_size)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
+    if _most_micro_batches(spec)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
             "learning_rate_ignores_accumulation",
             f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, but space.learning_rate = "

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, ge
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from bssearch.errors import UsageError, problem_in_words
-from bssearch.records import LARGE_BATCH, LAYERWISE, LearningRateRule, is_said_to_need_warmup
+from bssearch.records import LARGE_BATCH, LAYERWISE, REGULARISERS, LearningRateRule, is_said_to_need_warmup
 from bssearch.registry import Option
 from bssearch.spec import RelativeLearningRate, StudySpec, split_batch
 
@@ -198,6 +198,12 @@ CLAIMS = {
         "the factor varies, because micro-batches fill the device less; `bssearch study audit` measures the factor",
         "measured per study; Lightning-AI/pytorch-lightning#4092 for a missing no_sync",
     ),
+    "accuracy_not_fixed": Claim(
+        "the batch size does not affect accuracy",
+        "true if each size is retuned, regularised and trained long enough; `bssearch study confirm --to-budget` "
+        "compares sizes",
+        "Shallue et al. 2019, arXiv 1811.03600",
+    ),
     "layerwise_not_needed": Claim(
         "batches above 8k need LARS or LAMB",
         "tuned Nesterov momentum and Adam match or exceed both at 32k",
@@ -240,10 +246,13 @@ def notes_on_spec(spec: StudySpec) -> list[Note]:
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None
     rule, adam = None if rate is None else rate.rule, bool(names & {*ADAM_LIKE})
+    searched = {one.name.rpartition(".")[2] for one in space.dimensions()}
+    is_fixed = not searched & {*REGULARISERS} and space.batch_rules.weight_decay == "none"
     early = rate is not None and is_said_to_need_warmup(largest, rate.reference_batch)
     return notes_on(
         {
             "accumulation_not_stale": split_batch(largest, space.max_micro_batch_size)[1] > MANY_STEPS,
+            "accuracy_not_fixed": is_fixed and is_said_to_need_warmup(largest, spec.default.batch_size),
             "layerwise_not_needed": names & {*LAYERWISE} or largest >= LARGE_BATCH,
             "eighty_percent_feasible": spec.executor.memory_limit_gib or space.max_micro_batch_size,
             "gradients_not_of_batch": spec.training.activation_checkpointing,

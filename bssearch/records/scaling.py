@@ -45,6 +45,8 @@ def rule_of_optimizer(name: str) -> LearningRateRule:
 
 WARMUP_RATIO = 8  # guides recommend warmup from this κ on
 
+REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
+
 LARGEST_DROPOUT = 0.95  # at 1 the model cannot learn
 
 

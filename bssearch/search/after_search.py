@@ -14,10 +14,19 @@ from typing import Any, Literal, cast
 
 from bssearch.analysis.answer import OnDevices
 from bssearch.analysis.certainty import carries
-from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
+from bssearch.analysis.generalisation import is_to_budget
 from bssearch.analysis.growing import has_grown
 from bssearch.analysis.optimum import Verdict
-from bssearch.records import Configuration, LearningRateRule, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import (
+    REGULARISERS,
+    Configuration,
+    LearningRateRule,
+    ParameterValue,
+    Phase,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
 from bssearch.records.batch_schedule import (
     MOST_STAGES,
     NOISE_SCALE,

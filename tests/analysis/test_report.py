@@ -314,6 +314,7 @@ def averaged(*decays: tuple[int, float]) -> list[TrialRecord]:
 
 
 CONFIRMED = [*searched(), *confirmed(32, 1.0, 1.1, 0.9)]
+LARGER = [*searched(), *confirmed(64, 0.5, 0.51, 0.49)]  # twice the default's batch size
 STEADY = [*searched()[:1], *confirmed(32, 1.0, 1.01, 0.99)]
 TIE = [*searched(), *confirmed(32, 1.01, 1.011, 1.009), *confirmed(64, 1.0, 1.001, 0.999)]
 LEAST = [*searched(), *confirmed(32, 1.0, 1.001, 0.999), *confirmed(64, 1.01, 1.011, 1.009)]
@@ -362,7 +363,8 @@ SLOWER_CONTENDED = confirmed(64, 2.9, start=150, first_seed=2, contended=True, p
         ("contended", [*CONFIRMED, *confirmed(64, 3.0, 3.1), *SLOWER_CONTENDED], [*CONFIRMED, OTHER_LIMITED[-1]]),
         ("incomplete_batch_dropped", OPTIMUM_LIMITED, OTHER_LIMITED),
         ("measurement", OPTIMUM_LIMITED, OTHER_LIMITED),
-        ("accuracy_not_compared", [*searched(), *confirmed(64, 0.5, 0.51, 0.49)], CONFIRMED),
+        ("accuracy_not_compared", LARGER, CONFIRMED),
+        ("accuracy_not_compared", LARGER, [*LARGER, replace(LARGER[-1], number=99, phase=Phase.TO_BUDGET)]),
     ],
 )
 def test_a_notice_is_given_when_it_holds_and_not_otherwise(

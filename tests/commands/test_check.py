@@ -25,6 +25,7 @@ from bssearch.commands.check import (
 from bssearch.commands.pitfalls import pitfalls
 from bssearch.commands.walk import WalkStep
 from bssearch.executors.base import Event
+from bssearch.planning.requests import notes_on_spec
 from bssearch.records import (
     Goal,
     MetricInfo,
@@ -172,6 +173,7 @@ def test_where_evaluation_is_dear_the_longest_trial_and_study_count_it() -> None
             LawExecutor(),
             {"space": {**SPEC["space"], "learning_rate": 0.1, "max_micro_batch_size": 64}},
         ),
+        ("many_accumulation_steps", LawExecutor(), {"space": {**SPEC["space"], "max_micro_batch_size": 4}}),
         ("not_for_fine_tuning", LawExecutor(untrained=0.6), {}),
         ("target_far", LawExecutor(reachable=False), {"budget": {"trials": 20, "trial_train_seconds": 0.2}}),
     ],
@@ -192,6 +194,38 @@ def test_a_script_that_does_not_warm_up_is_told_so(starts_at_peak: bool | None) 
     spec = make_spec(workload="train.py", workload_settings={}, space=space)
     found = dict(pitfalls(spec, replace(LawExecutor().describe(), starts_at_peak=starts_at_peak)))
     assert ("no_warmup" in found) == bool(starts_at_peak)
+
+
+@pytest.mark.parametrize("is_program", [False, True])
+@pytest.mark.parametrize(
+    ("code", "wrong", "right"),
+    [
+        ("one_batch_size", {"batch_size": [32]}, {"batch_size": [128]}),
+        ("learning_rate_fixed", {"batch_size": [8, 256], "learning_rate": 0.1}, {"batch_size": [8, 256]}),
+        ("no_warmup", {"batch_size": [8, 256]}, {"batch_size": [8, 255]}),
+        (
+            "learning_rate_ignores_accumulation",
+            {"learning_rate": 0.1, "max_micro_batch_size": 64},
+            {"max_micro_batch_size": 64},
+        ),
+        ("accuracy_not_fixed", {"batch_size": [8, 256], "weight_decay": 0.0}, {"batch_size": [8, 255]}),
+        ("batch_norm_small_batch", {"batch_size": [8, 128]}, {"batch_size": [16, 128]}),
+        ("many_accumulation_steps", {"max_micro_batch_size": 7}, {"max_micro_batch_size": 8}),
+    ],
+)
+def test_a_pitfall_is_found_in_the_spec_of_a_workload_and_of_a_script(
+    code: str, wrong: dict[str, Any], right: dict[str, Any], is_program: bool
+) -> None:
+    described = replace(LawExecutor(batch_norm_layers=1).describe(), starts_at_peak=True)
+
+    def found(space: dict[str, Any]) -> set[str]:
+        rate = SPEC["space"]["learning_rate"]
+        own: dict[str, Any] = {"workload": "train.py", "workload_settings": {}} if is_program else {}
+        spec = make_spec(**own, space={"batch_size": [8, 128], "learning_rate": rate, **space})
+        return {*dict(pitfalls(spec, described)), *(note.code for note in notes_on_spec(spec))}
+
+    assert code in found(wrong)
+    assert code not in found(right)
 
 
 def test_shipped_studies_and_those_of_the_guide_have_no_pitfall() -> None:

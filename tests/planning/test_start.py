@@ -321,6 +321,9 @@ RATE = SPEC["space"]["learning_rate"]
         ({"optimizer": ADAM, "learning_rate": {**RATE, "rule": "linear"}}, ["linear_rule"]),
         ({"batch_size": [8, 64], "learning_rate": {**RATE, "rule": "linear"}}, []),
         ({"batch_rules": {"weight_decay": "sqrt"}}, ["weight_decay_rule"]),
+        ({"batch_size": [8, 256], "weight_decay": 0.0, "dropout": 0.1}, ["accuracy_not_fixed"]),
+        ({"batch_size": [8, 256], "weight_decay": 0.0}, []),
+        ({"batch_size": [8, 128], "weight_decay": 0.0, "dropout": 0.1}, []),
     ],
 )
 def test_claims_behind_a_spec_are_noted(space: dict[str, Any], codes: list[str]) -> None:
