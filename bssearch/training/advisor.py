@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter, deque
@@ -25,6 +26,7 @@ from bssearch.records.noise_scale import (
     CRITICAL_BATCH_OCTAVES,
     ENDLESS,
     FEWEST_PASSES,
+    STEPS_DEVIATION,
     Pass,
     estimate,
     gradient_noise,
@@ -45,6 +47,8 @@ FEWEST_TIMED = 3  # measured steps before their cost counts as known, because th
 TIMED = 32  # number of newest steps whose median is the step time; measured and other steps have separate medians
 
 Weights = Callable[[], Sequence[Sequence[float]]]  # of each sample of each micro-batch; empty if unknown
+
+STEPS_RANGE = 2 * math.sqrt(2) * STEPS_DEVIATION  # two deviations of the ratio of two sizes' steps
 
 FARTHEST_SUM = 0.02  # relative distance of the halves' sum from the whole gradient, above bfloat16's rounding
 
@@ -71,19 +75,25 @@ class BatchAdvice:
         """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
 
         Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range adds 2 × `CRITICAL_BATCH_OCTAVES`,
-        two deviations of B_crit, to both ends of the noise scale's interval.
+        two deviations of B_crit, to both ends of the noise scale's interval, and two deviations of both sizes' steps
+        from the law (`STEPS_DEVIATION`), in quadrature.
         """
 
         def share(b_crit: float) -> float:
             per_batch = b_crit / self.batch_size
             return 1 - (1 + per_batch / factor) / (1 + per_batch)
 
-        known, apart = self.noise_scale, 4**CRITICAL_BATCH_OCTAVES
+        known, apart, most = self.noise_scale, 4**CRITICAL_BATCH_OCTAVES, 1 - 1 / factor
         if known.low is None:
             return None
-        high = 1 - 1 / factor if known.high is None else share(known.high * apart)
-        ends = share(known.low / apart), high
-        return None if known.scale is None else share(known.scale), min(ends), max(ends)
+        middle = None if known.scale is None else share(known.scale)
+        ends = sorted([share(known.low / apart), most if known.high is None else share(known.high * apart)])
+        middles = sorted([share(known.low), most]) if middle is None else [middle, middle]
+        low, high = (
+            1 - (1 - centre) * math.exp(sign * math.hypot(math.log((1 - end) / (1 - centre)), STEPS_RANGE))
+            for sign, centre, end in zip((1, -1), middles, ends, strict=True)
+        )
+        return middle, low, high
 
     def __str__(self) -> str:
         known, size = self.noise_scale, self.batch_size
@@ -100,7 +110,7 @@ class BatchAdvice:
         if saved[0] is None or halved[0] is None:
             return (
                 f"noise scale {noise_scale(None, known.low, None)} samples after {self.samples:,} samples: batch "
-                f"{2 * size} instead of {size} saves at least {saved[1]:.0%} of the steps"
+                f"{2 * size} instead of {size} saves at least {max(0.0, saved[1]):.0%} of the steps"
             )
         parts = [
             f"noise scale {noise_scale(known.scale, known.low, known.high)} samples after {self.samples:,} "

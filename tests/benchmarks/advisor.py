@@ -3,11 +3,12 @@
 Run as ``python tests/benchmarks/advisor.py``. Bars: on linear models with a known noise scale, the 95 % interval holds
 the noise scale in 92 to 98 % of the trainings, and the mean of the estimates is 0.9 to 1.1 of it. This is tested for an
 accumulating loop and for a loop with one micro-batch. The shipped digits train at most 2 % longer with an advisor, in
-one or two micro-batches a step. The A/A row compares two plain loops.
+one or two micro-batches a step. The A/A row compares two plain loops. ``--trainings 0`` tests only this time, and
+``--cpu-seconds`` compares CPU seconds.
 
 With ``--seeds N`` the studies `fashion_mnist_cpu` and `char_lm_cpu` train to their targets at batch sizes and tuned
-rates. A doubling is predicted if the advice of most seeds overlaps the 95 % interval of the measured saving. Bar: 9 of
-10 doublings.
+rates. A doubling is predicted if the range of most seeds' advice holds the saving of the mean (log) steps. Bar: 9 of 10
+doublings.
 """
 
 if not __package__:
@@ -16,13 +17,15 @@ if not __package__:
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 import bssearch
 from bssearch.records import student_t
@@ -79,7 +82,7 @@ def loop(batch_size: int, steps: int, micro_batches: int, *, is_advised: bool) -
 
 # Least steps to the target of three seeds among rates 1.6 × apart, by batch size.
 RATES = {
-    "fashion_mnist_cpu": {32: 0.0085, 64: 0.031, 128: 0.043, 256: 0.098, 512: 0.14, 1024: 0.2},
+    "fashion_mnist_cpu": {32: 0.0085, 64: 0.02, 128: 0.043, 256: 0.098, 512: 0.14, 1024: 0.2},
     "char_lm_cpu": {4: 0.00125, 8: 0.0028, 16: 0.004, 32: 0.0035, 64: 0.005, 128: 0.0044},
 }
 
@@ -141,7 +144,7 @@ def predicted(study: str, seeds: int) -> list[bool]:
         ranges = [advice.saved_steps() or (None, math.inf, -math.inf) for _, advice in runs[small]]
         holds = sum(one[1] <= high and low <= one[2] for one in ranges)
         exactly = sum(one[1] <= 1 - math.exp(share) <= one[2] for one in ranges)
-        found.append(2 * holds > seeds)
+        found.append(2 * exactly > seeds)
         first = "unknown" if math.isinf(ranges[0][1]) else f"{ranges[0][1]:.0%} to {ranges[0][2]:.0%}"
         print(
             f"{study} {small} to {large}: saved {1 - math.exp(share):.0%} [{low:.0%}, {high:.0%}] of the steps; first "
@@ -150,7 +153,14 @@ def predicted(study: str, seeds: int) -> list[bool]:
     return found
 
 
-def main(trainings: int = 300, batch_size: int = 256, steps: int = 100, pairs: int = 60, seeds: int = 0) -> bool:
+def main(
+    trainings: int = 300,
+    batch_size: int = 256,
+    steps: int = 100,
+    pairs: int = 60,
+    seeds: int = 0,
+    cpu_seconds: Annotated[bool, typer.Option("--cpu-seconds", help="compare CPU seconds of the process")] = False,
+) -> bool:
     """Print noise scales and times, and judge."""
     torch.set_num_threads(1)
     if seeds:
@@ -158,14 +168,15 @@ def main(trainings: int = 300, batch_size: int = 256, steps: int = 100, pairs: i
         print(f"predicted {sum(doublings)} of {len(doublings)} doublings")
         return verdict(10 * sum(doublings) >= 9 * len(doublings))
     is_met = True
-    for name, backward in (("accumulated", accumulated), ("one micro-batch", halved)):
+    for name, backward in (("accumulated", accumulated), ("one micro-batch", halved)) if trainings else ():
         held, mean = estimates(backward, trainings)
         is_met = is_met and LEAST_HELD <= held <= MOST_HELD and abs(mean - 1) <= FARTHEST
         print(f"{name:<15} interval holds {held:.1%} of {trainings}, mean estimate {mean:.3f} of {exact_scale():g}")
     for micro_batches in (1, 2):
         make = partial(loop, batch_size, steps, micro_batches)
         loops = {name: make(is_advised=name == "advised") for name in ("plain", "again", "advised")}
-        times = timed_in_turns({name: partial(next, one) for name, one in loops.items()}, pairs)
+        clock = time.process_time if cpu_seconds else time.perf_counter
+        times = timed_in_turns({name: partial(next, one) for name, one in loops.items()}, pairs, clock)
         print(f"{micro_batches} micro-batches: {statistics.median(times['plain']) / steps * 1e3:.2f} ms a step")
         found = ratio(times["advised"], times["plain"])
         print_rows(ratio(times["again"], times["plain"]), "advised", found)

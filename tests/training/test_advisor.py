@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import bssearch
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_STAGES, GradientNoise, batch_schedule_of
 from bssearch.records.noise_scale import Norms, Pass
-from bssearch.training.advisor import BatchAdvice, batch_stages, megatron_schedule
+from bssearch.training.advisor import STEPS_RANGE, BatchAdvice, batch_stages, megatron_schedule
 from tests.factories import make_trial
 
 FEATURES, BATCH, NOISE = 5, 32, 3.0
@@ -241,15 +242,25 @@ def test_a_doubling_saves_the_steps_of_the_law() -> None:
     assert saved[0] == pytest.approx(0.25), "1 + 256/512 = 1.5 steps instead of 2"
     assert 0 < saved[1] < saved[0] < saved[2] < 0.5
     text = str(advice(256, 256))
-    assert "saves 25% [5%, 45%] of the steps and takes 50% more samples" in text
+    assert "saves 25% [1%, 47%] of the steps and takes 50% more samples" in text
     assert "less than 0.0133 s; a step of batch 256 takes 0.01 s" in text
 
 
 def test_an_unbounded_noise_scale_tells_the_least_saving() -> None:
     found = replace(advice(256, 256), noise_scale=GradientNoise(low=512.0))
     share, low, high = found.saved_steps() or (0.0, 0.0, 0.0)
-    assert (share, high) == (None, 0.5) and low == pytest.approx(1 - 1.125 / 1.25)
-    assert "saves at least 10% of the steps" in str(found)
+    assert share is None and high == pytest.approx(1 - 0.5 * math.exp(-STEPS_RANGE))
+    by_law, least = (1 - (1 + b_crit / 512) / (1 + b_crit / 256) for b_crit in (512, 512 / 8))
+    assert low < least < by_law and "saves at least 7% of the steps" in str(found)
+    small = replace(found, noise_scale=GradientNoise(low=5.0))
+    assert "saves at least 0% of the steps" in str(small)
+
+
+def test_the_range_has_the_deviation_of_steps_from_the_law() -> None:
+    exact = GradientNoise(scale=1e9, low=1e9, high=1e9)
+    share, low, high = replace(advice(256, 256), noise_scale=exact).saved_steps() or (0.0, 0.0, 0.0)
+    assert share == pytest.approx(0.5)
+    assert [math.log((1 - end) / 0.5) for end in (low, high)] == pytest.approx([STEPS_RANGE, -STEPS_RANGE], rel=1e-4)
 
 
 def test_the_report_offers_a_smaller_batch_above_the_noise_scale() -> None:
