@@ -26,8 +26,9 @@ from bssearch.records import grouped
 from bssearch.records.text import number
 from bssearch.registry import Option
 from bssearch.search.finding import answer, stored_quick
-from bssearch.settings import DEFAULT_DATABASE_URL, database_url
+from bssearch.settings import database_url
 from bssearch.spec import StudySpec, changed_fields, spec_of
+from bssearch.storage.connection.engine import parse_url, sqlite_file
 from bssearch.storage.repository import Store, open_store
 
 
@@ -201,8 +202,9 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
     """Yield stored audits' verdicts on the rules."""
-    file = Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///"))
-    if db is None and database_url() == DEFAULT_DATABASE_URL and not file.exists():
+    usual = database_url()
+    file = sqlite_file(parse_url(usual))
+    if db in (None, usual) and file is not None and not file.exists():
         return
     with open_store(db, write=False) as store:
         for study in store.studies.summaries():

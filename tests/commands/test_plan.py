@@ -61,6 +61,8 @@ def test_without_a_database_nothing_is_known_and_none_is_made(tmp_path: Path, mo
     monkeypatch.delenv("BSSEARCH_DB_URL", raising=False)
     found = plan_learning_rate(from_batch=32, learning_rate=0.1, batch=256)
     assert not any(one.audits for one in found.rules.values())
+    monkeypatch.setenv("BSSEARCH_DB_URL", url(tmp_path))  # the command line passes this URL as its --db
+    assert plan_learning_rate(from_batch=32, learning_rate=0.1, batch=256, db=url(tmp_path)) == found
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DatabaseError):
         plan_learning_rate(from_batch=32, learning_rate=0.1, batch=256, db="sqlite:///missing.db")
