@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import UsageError, require, required
 from bssearch.executors.base import Answer, Assign, Reply
 from bssearch.executors.failures import failed, program_refused
 from bssearch.executors.loops.assignment import (
@@ -352,14 +352,20 @@ class MeasuredNoise(Looked):
         limit, is_near = self._request.train_seconds_limit, self._approach.is_near(metric)
         if self._found is not None or not (is_near or time.perf_counter() - self._began >= limit):
             return
+<<<<<<< HEAD
         require(
             self.noise is not None,
             "the loop did not name its model, or its ranks train different parameters, so bssearch cannot measure the "
             "gradient noise",
+=======
+        noise = required(
+            self.noise,
+            "the loop did not name its model, whose gradients are the noise, or its ranks train different parameters",
+>>>>>>> b7c58beb (Shorter guide of planning and advice)
             hint="trial.state(model=model, optimizer=optimizer)",
         )
         self._began = time.perf_counter()
-        self.noise.measure(True)
+        noise.measure(True)
         self._found = NoiseMeasurement(
             batch_size=self.configuration.batch_size,
             micro_batch_size=self.configuration.micro_batch_size,

@@ -201,7 +201,7 @@ def test_the_ranks_measure_the_noise_at_one_point_and_end_together(
         for _ in trial.batches(loader(trial), evaluate=evaluate):
             with torch.no_grad():
                 weights[rank].append(float(model.bias))
-                model.bias += 1
+                model.bias.add_(1)
 
     if widths[0] != widths[1]:
         with pytest.raises(UsageError, match="ranks train different parameters"):
