@@ -352,16 +352,10 @@ class MeasuredNoise(Looked):
         limit, is_near = self._request.train_seconds_limit, self._approach.is_near(metric)
         if self._found is not None or not (is_near or time.perf_counter() - self._began >= limit):
             return
-<<<<<<< HEAD
-        require(
-            self.noise is not None,
-            "the loop did not name its model, or its ranks train different parameters, so bssearch cannot measure the "
-            "gradient noise",
-=======
         noise = required(
             self.noise,
-            "the loop did not name its model, whose gradients are the noise, or its ranks train different parameters",
->>>>>>> b7c58beb (Shorter guide of planning and advice)
+            "the loop did not name its model, or its ranks train different parameters, so bssearch cannot measure the "
+            "gradient noise",
             hint="trial.state(model=model, optimizer=optimizer)",
         )
         self._began = time.perf_counter()
