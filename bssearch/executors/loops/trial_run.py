@@ -73,7 +73,9 @@ class NoiseNearTarget:
             aside=aside,
             share=1.0 if holds else SHARE,
         )
-        self._held = [parameter for one in modules for parameter in one.parameters()] if holds else []
+        self._held: list[torch.Tensor] = (
+            [parameter for one in modules for parameter in one.parameters()] if holds else []
+        )
         self._weights: list[torch.Tensor] = []  # copies of the held parameters
         self._approach = Approach(target)
         self.is_near = False
