@@ -32,7 +32,7 @@ class Planned:
     """Plan fields that a stored trial keeps.
 
     ``sampled``: the sampler's coordinates; None if the configuration is outside the search space.
-    ``uncapped``: no other trial set ``train_seconds_limit``.
+    ``uncapped``: the pruner's cap did not set ``train_seconds_limit``.
     """
 
     configuration: Configuration

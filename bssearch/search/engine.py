@@ -42,6 +42,10 @@ LATE = 0.5
 RETUNED = 3
 RETUNED_IN_VAIN = 5
 
+# Limit of an uncapped trial at a batch size without a hit, as a multiple of the fastest trial's figure: no tuning makes
+# up for this factor.
+FIRST_HERE = 4.0
+
 ENDED_BEFORE = 2  # ended trials before little improvement ends the search, if no ended trial has an expectation
 
 
@@ -171,12 +175,14 @@ class Planner:
         history, size, full = self._history, configuration.batch_size, self._full_limit
         if uncapped and earlier is not None:
             return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
-        best = history.best_at(size) if uncapped else history.incumbent
+        here = history.best_at(size) if uncapped else None
+        best = here or history.incumbent
         if not self._pruning.limits or (uncapped and best is None):
             return full
+        slack = FIRST_HERE if uncapped and here is None else self._pruning.standings.slack
         timed = replace(history.probes[size], step_seconds=history.step_seconds(configuration))
         seconds = history.objective.seconds_as_good_as(best, timed, full)
-        limit = self._pruning.standings.slack * seconds if isfinite(seconds) else self._first_limit()
+        limit = slack * seconds if isfinite(seconds) else self._first_limit()
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:

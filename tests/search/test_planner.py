@@ -265,11 +265,11 @@ def test_every_limit_is_after_the_second_evaluation() -> None:
     assert Case(default_trial(seconds=0.01)).next().train_seconds_limit == pytest.approx(2 * 5 * STEP_SECONDS)
 
 
-def test_an_uncapped_trial_is_limited_by_the_best_of_its_batch_size_alone() -> None:
+def test_an_uncapped_trial_is_limited_by_the_best_of_its_batch_size_else_by_four_times_the_best() -> None:
     asked = spec_of(budget={"trials": 6})
     trials = [default_trial(seconds=2.0), *compared(8, start=2)]
     untried = Case(*trials, spec=asked).next()
-    assert (untried.configuration.batch_size, untried.uncapped, untried.train_seconds_limit) == (128, True, FULL)
+    assert (untried.configuration.batch_size, untried.uncapped, untried.train_seconds_limit) == (128, True, 4 * 2.0)
     plan = Case(*trials, make_trial(9, batch_size=128, seconds=8.0, uncapped=True), spec=asked).next()
     assert (plan.configuration.batch_size, plan.uncapped) == (128, True)
     assert plan.train_seconds_limit == pytest.approx(1.5 * 8.0)

@@ -26,7 +26,7 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 class Choice:
     """A configuration to try; ``sampled`` has the coordinates, None if outside the space.
 
-    ``uncapped``: True if other trials' times do not end this trial. ``expected_improvement``: the expected gain of
+    ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the expected gain of
     another trial, as a share of the incumbent's time.
     """
 
