@@ -29,7 +29,7 @@ from bssearch.search.finding import compute_answer, scratch_answers
 from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec, load_spec, spec_of
 from tests.factories import make_probe, make_spec, make_trial, not_none
-from tests.search.law import LawExecutor, interrupt
+from tests.search.law import LawExecutor, interrupt, url_in
 from tests.waiting import Ear
 
 SPEC = make_spec(
@@ -45,15 +45,11 @@ SPEC = make_spec(
 SEEDS = [trial_seed(SPEC.seed, Phase.CONFIRM, index) for index in range(3)]
 
 
-def url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the study, run to its end, for tests to copy."""
     folder = tmp_path_factory.mktemp("finished")
-    run_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: LawExecutor()))
+    run_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: LawExecutor()))
     return folder
 
 
@@ -78,18 +74,18 @@ class Audited:
 def done(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Audited:
     """The study audited once, for tests that look at it."""
     folder = Path(shutil.copytree(finished, tmp_path_factory.mktemp("audited"), dirs_exist_ok=True))
-    with open_store(url(folder), write=False) as store:
+    with open_store(url_in(folder), write=False) as store:
         answer = compute_answer(store, SPEC.name)
     executor = LawExecutor()
     return Audited(folder, answer, executor, audited(folder, executor))
 
 
 def audited(folder: Path, executor: LawExecutor | None = None, **asked: Any) -> Audit:
-    return audit_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor or LawExecutor()), **asked)
+    return audit_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: executor or LawExecutor()), **asked)
 
 
 def audit_trials(folder: Path) -> list[TrialRecord]:
-    with open_store(url(folder), write=False) as store:
+    with open_store(url_in(folder), write=False) as store:
         return [trial for trial in store.trials.of(SPEC.name) if trial.phase is Phase.AUDIT]
 
 
@@ -118,14 +114,14 @@ def test_a_second_audit_runs_nothing_and_says_the_same(done: Audited) -> None:
     second = audited(done.folder, executor)
     assert not executor.requests
     assert second == done.found
-    with open_store(url(done.folder), write=False) as store:
+    with open_store(url_in(done.folder), write=False) as store:
         assert [one for one in audit_stored(store, SPEC.name).rules if one.trial_numbers] == [
             one for one in done.found.rules if one.trial_numbers
         ]
 
 
 def test_the_answer_is_what_it_was(done: Audited) -> None:
-    with open_store(url(done.folder), write=False) as store:
+    with open_store(url_in(done.folder), write=False) as store:
         after = compute_answer(store, SPEC.name)
     assert after.optimal == done.answer.optimal
     assert after.tied == done.answer.tied
@@ -135,7 +131,7 @@ def test_without_running_nothing_is_started(studied: Path) -> None:
     def no_executor(*_: object) -> LawExecutor:
         raise AssertionError("nothing is to be run")
 
-    found = audit_study(SPEC, Launch(db=url(studied), make_executor=no_executor), run=False)
+    found = audit_study(SPEC, Launch(db=url_in(studied), make_executor=no_executor), run=False)
     assert of(found, Rule.LINEAR_RATE).verdict == "not_run"
     assert not audit_trials(studied)
 
@@ -158,7 +154,7 @@ def test_more_runs_than_the_confirmation_had_are_made_of_the_tuned_optimum_too(s
     found = audited(studied, runs=4)
     fresh = trial_seed(SPEC.seed, Phase.CONFIRM, 3)
     at_256 = [one for one in audit_trials(studied) if one.configuration.batch_size == 256 and one.seed == fresh]
-    with open_store(url(studied), write=False) as store:
+    with open_store(url_in(studied), write=False) as store:
         confirmed = {one.configuration.key for one in store.trials.of(SPEC.name) if one.phase is Phase.CONFIRM}
     assert sum(one.configuration.key in confirmed for one in at_256) == 1
     assert "paired by 4 seeds" in of(found, Rule.LINEAR_RATE).reason
@@ -179,20 +175,20 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(studied: Path) -> None:
 def test_what_is_timed_in_micro_batches_keeps_the_cadence_of_its_batch_size(done: Audited) -> None:
     assert (256, 64) in {(one.batch_size, one.micro_batch_size) for one in done.executor.splits_timed}
     assert of(done.found, Rule.ACCUMULATION).verdict == "broke"  # by the law it costs nothing
-    with open_store(url(done.folder), write=False) as store:
+    with open_store(url_in(done.folder), write=False) as store:
         assert store.probes.by_batch_size(SPEC.name)[256].micro_batch_size == 256
 
 
 def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
-    with open_store(url(tmp_path)):
+    with open_store(url_in(tmp_path)):
         pass
     with pytest.raises(NotFoundError, match="nowhere"):
-        stored_spec("nowhere", Launch(db=url(tmp_path)))
+        stored_spec("nowhere", Launch(db=url_in(tmp_path)))
     unreached = make_spec(budget={"trials": 5, "trial_train_seconds": 9.0})
     with pytest.raises(TargetNotReachedError):
-        run_study(unreached, Launch(db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False)))
+        run_study(unreached, Launch(db=url_in(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False)))
     with pytest.raises(TargetNotReachedError, match="nearest: "):
-        stored_spec(SPEC.name, Launch(db=url(tmp_path)))
+        stored_spec(SPEC.name, Launch(db=url_in(tmp_path)))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"runs": 0}, "runs = 0 must be >= 1"),
         ({"train_seconds": -1.0}, "train_seconds = -1.0 must be a finite number >= 0"),
@@ -297,12 +293,12 @@ def test_the_cheapest_rule_runs_first_and_then_the_one_that_is_cheapest_to_decid
 
 
 def test_a_fine_tuning_study_remembers_its_preset_and_finds_the_study_from_scratch(tmp_path: Path) -> None:
-    launch = Launch(db=url(tmp_path), make_executor=lambda *_: LawExecutor())
+    launch = Launch(db=url_in(tmp_path), make_executor=lambda *_: LawExecutor())
     run_study(SPEC, launch)
     run_study(SPEC.model_copy(update={"name": "tuned"}).from_preset("fine_tuning"), launch)
     slow = {**SPEC.space.model_dump(), "learning_rate": 0.004}, {**SPEC.default.model_dump(), "learning_rate": 0.004}
     run_study(load_spec({**SPEC.model_dump(), "name": "no_preset", "space": slow[0], "default": slow[1]}), launch)
-    with open_store(url(tmp_path), write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         about = {
             name: next(one for one in audit_stored(store, name).rules if one.rule is Rule.FINE_TUNING)
             for name in ("tuned", "toy")
@@ -320,6 +316,6 @@ def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumul
             return super().measure_step_time(request)
 
     ear = Ear()
-    found = audit_study(SPEC, Launch(db=url(studied), listener=ear, make_executor=lambda *_: Whole()))
+    found = audit_study(SPEC, Launch(db=url_in(studied), listener=ear, make_executor=lambda *_: Whole()))
     assert any("cannot time the cost of accumulation: the script has not asked" in one for one in ear.notes)
     assert any(one.verdict != "not_run" for one in found.rules)

@@ -26,7 +26,7 @@ from bssearch.figures.plans import larger_page, shown_larger
 from bssearch.records import BranchMeasurement, Lease, Observation, Phase, TrialRequest
 from tests.analysis.test_beyond import MEASURED, SIZES, STEP, curves
 from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial, not_none, store_study
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, url_in
 
 DATA = (1_000, 4_000, 16_000, 64_000)
 POWER = 0.5
@@ -264,10 +264,6 @@ def test_a_scale_has_further_arguments_for_a_program(program: dict[str, object],
 HARDER = 0.84
 
 
-def url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
-
-
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database with a study of seven batch sizes on the law, each with three runs and their curves."""
@@ -280,7 +276,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> str:
             space={"batch_size": list(SIZES), "learning_rate": 0.1},
             default={"batch_size": 32, "learning_rate": 0.1},
         )
-        with open_store(url(folder)) as store:
+        with open_store(url_in(folder)) as store:
             store_study(store, spec, environment)
             for size in SIZES:
                 store.probes.add_step_time(name, environment, make_probe(size, step_seconds=STEP[size]), 1)
@@ -307,7 +303,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> str:
                     ]
                     store.trials.append_observations(name, [(started.number, row) for row in observations])
                     store.trials.finish(name, started.number, not_none(trial.outcome), steps_x_step_time_s=None)
-    return url(folder)
+    return url_in(folder)
 
 
 def test_the_answer_for_a_harder_target_has_the_same_keys_and_claims_no_measurement(studied: str) -> None:

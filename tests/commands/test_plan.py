@@ -19,7 +19,7 @@ from bssearch import (
 from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.search.finding import answer, save_quick
 from tests.factories import make_quick, make_spec
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, url_in
 
 SPEC = make_spec(
     space={
@@ -33,18 +33,14 @@ SPEC = make_spec(
 )
 
 
-def url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
-
-
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database with a finished study and its audit."""
     folder = tmp_path_factory.mktemp("studied")
     executor = LawExecutor()
-    run_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor))
-    audit_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor))
-    return url(folder)
+    run_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: executor))
+    audit_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: executor))
+    return url_in(folder)
 
 
 def test_what_audits_said_stands_beside_the_rule_that_they_are_about(studied: str) -> None:
@@ -61,8 +57,8 @@ def test_without_a_database_nothing_is_known_and_none_is_made(tmp_path: Path, mo
     monkeypatch.delenv("BSSEARCH_DB_URL", raising=False)
     found = plan_learning_rate(from_batch=32, learning_rate=0.1, batch=256)
     assert not any(one.audits for one in found.rules.values())
-    monkeypatch.setenv("BSSEARCH_DB_URL", url(tmp_path))  # the command line passes this URL as its --db
-    assert plan_learning_rate(from_batch=32, learning_rate=0.1, batch=256, db=url(tmp_path)) == found
+    monkeypatch.setenv("BSSEARCH_DB_URL", url_in(tmp_path))  # the command line passes this URL as its --db
+    assert plan_learning_rate(from_batch=32, learning_rate=0.1, batch=256, db=url_in(tmp_path)) == found
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DatabaseError):
         plan_learning_rate(from_batch=32, learning_rate=0.1, batch=256, db="sqlite:///missing.db")
@@ -93,17 +89,17 @@ def test_what_is_stated_goes_before_what_is_stored(studied: str) -> None:
 
 def test_where_no_search_has_a_law_the_quick_answer_stands_in(studied: str, tmp_path: Path) -> None:
     spec = SPEC.model_copy(update={"name": "fresh"})
-    with open_store(url(tmp_path)) as store:
+    with open_store(url_in(tmp_path)) as store:
         store.studies.create(spec.new_study("tester"))
         save_quick(store, "fresh", make_quick(b_crit={"estimate": 60.0, "low": 30.0, "high": 120.0}))
-    found = plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
+    found = plan_scale(devices=1, batch=64, study="fresh", db=url_in(tmp_path), alpha_s=0.1, beta_s=0.1)
     assert (found.b_crit.low, found.b_crit.estimate, found.b_crit.high) == (30.0, 60.0, 120.0)
     with pytest.raises(UsageError, match="the step time is unknown in study 'fresh'"):
-        plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path))
-    with open_store(url(tmp_path)) as store:
+        plan_scale(devices=1, batch=64, study="fresh", db=url_in(tmp_path))
+    with open_store(url_in(tmp_path)) as store:
         store.findings.save("fresh", store.findings.stamp("fresh"), {"quick": {"b_crit": "written by something else"}})
     with pytest.raises(UsageError, match="the critical batch size is unknown in study 'fresh'"):
-        plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
+        plan_scale(devices=1, batch=64, study="fresh", db=url_in(tmp_path), alpha_s=0.1, beta_s=0.1)
     with pytest.raises(NotFoundError):
         plan_scale(devices=1, batch=64, study="missing", db=studied)
 
@@ -116,9 +112,9 @@ def test_a_law_of_too_few_points_is_not_put_before_the_quick_answer(tmp_path: Pa
         budget={"trials": 3, "trial_train_seconds": 100.0},
     )
     executor = LawExecutor()
-    run_study(spec, Launch(db=url(tmp_path), make_executor=lambda *_: executor))
-    asked: dict[str, Any] = {"devices": 1, "batch": 64, "study": "few", "db": url(tmp_path)}
-    with open_store(url(tmp_path)) as store:
+    run_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor))
+    asked: dict[str, Any] = {"devices": 1, "batch": 64, "study": "few", "db": url_in(tmp_path)}
+    with open_store(url_in(tmp_path)) as store:
         found = answer(store, "few").fit
         assert found is not None and found.verdict == "too_few_points"
         assert plan_scale(**asked, alpha_s=0.1, beta_s=0.1).b_crit.estimate == found.b_crit.estimate

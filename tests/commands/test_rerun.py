@@ -17,7 +17,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from tests.executors.fake import DESCRIPTION, FakeExecutor
+from tests.executors.fake import DESCRIPTION, FakeExecutor, Play
 from tests.factories import SPEC as RAW, make_environment, make_plan, make_spec, not_none
 from tests.postgres import Postgres
 from tests.search.law import interrupt
@@ -64,7 +64,11 @@ class Runs:
             store.trials.append_observations("toy", [(trial.number, one) for one in seen])
             store.trials.finish("toy", trial.number, outcome, steps_x_step_time_s=None)
 
-    def again(self, **options: Any) -> Rerun:
+    def again(self, play: Play | None = None, **options: Any) -> Rerun:
+        """Run the trial again, with an executor that plays so."""
+        if play is not None:
+            self.executor = FakeExecutor(play)
+
         def make(spec: StudySpec, folder: Path) -> FakeExecutor:
             self.specs.append(spec)
             return self.executor
@@ -108,8 +112,7 @@ def test_it_is_trained_as_it_was_but_for_the_incumbents_limit_and_by_the_spec_of
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.PAUSED, TrialState.CAPPED, TrialState.CANCELLED])
 def test_a_trial_that_was_stopped_is_run_as_far_as_it_came(runs: Runs, state: TrialState) -> None:
     runs.store(ended(state, steps=43, train_seconds=0.43), curve(to_step=40))
-    runs.executor = FakeExecutor(lambda request: iter(curve(seconds=0.02)))
-    found = runs.again()
+    found = runs.again(lambda request: iter(curve(seconds=0.02)))
     [run] = found.runs
     assert (run.state, run.steps, [one.step for one in run.evaluations]) == (state, 40, [0, 10, 20, 30, 40])
     assert (found.identical, found.steps_ratio) == (True, None)
@@ -118,16 +121,14 @@ def test_a_trial_that_was_stopped_is_run_as_far_as_it_came(runs: Runs, state: Tr
 
 def test_a_metric_that_differs_in_its_last_bit_is_not_identical(runs: Runs) -> None:
     runs.store(ended(TrialState.PRUNED, steps=40), curve(to_step=40))
-    runs.executor = FakeExecutor(lambda request: iter(curve(pace=0.01 + 1e-15)))
-    [run] = runs.again().runs
+    [run] = runs.again(lambda request: iter(curve(pace=0.01 + 1e-15))).runs
     assert not run.identical
     assert run.first_difference_step == 10 and 0 < (run.largest_difference or 0) < 1e-12
 
 
 def test_a_slower_trial_has_the_ratios_of_its_steps_and_seconds(runs: Runs) -> None:
     runs.store(REACHED, curve(to_step=90))
-    runs.executor = FakeExecutor(lambda request: iter(curve(pace=0.005, seconds=0.02)))
-    found = runs.again()
+    found = runs.again(lambda request: iter(curve(pace=0.005, seconds=0.02)))
     assert not found.identical
     assert found.steps_ratio == pytest.approx(2.0)
     assert found.time_ratio == pytest.approx(4.0)
@@ -171,8 +172,7 @@ def test_runs_are_identical_where_all_that_one_of_both_has_agrees(
     said: str,
 ) -> None:
     runs.store(stored, [] if seen is None else curve(to_step=seen))
-    runs.executor = FakeExecutor(lambda request: iter(again))
-    found = runs.again()
+    found = runs.again(lambda request: iter(again))
     assert found.identical is found.runs[0].identical is identical
     assert said in sentences(found)[0]
 
@@ -180,8 +180,7 @@ def test_runs_are_identical_where_all_that_one_of_both_has_agrees(
 def test_one_run_of_several_that_differs_decides(runs: Runs) -> None:
     runs.store(REACHED, curve(to_step=90))
     paces = iter([0.01, 0.02, 0.01])
-    runs.executor = FakeExecutor(lambda request: iter(curve(pace=next(paces))))
-    found = runs.again(runs=3)
+    found = runs.again(lambda request: iter(curve(pace=next(paces))), runs=3)
     assert [one.identical for one in found.runs] == [True, False, True] and found.identical is False
 
 
@@ -213,9 +212,8 @@ def test_a_trial_that_runs_and_fewer_than_one_run_are_refused(runs: Runs) -> Non
 
 def test_ctrl_c_ends_it_and_nothing_is_stored(runs: Runs) -> None:
     runs.store(REACHED, curve(to_step=90))
-    runs.executor = FakeExecutor(interrupt)
     with pytest.raises(InterruptedRunError, match="drops the trial's results"):
-        runs.again()
+        runs.again(interrupt)
     with open_store(runs.url, write=False) as store:
         assert [trial.number for trial in store.trials.of("toy")] == [1]
 

@@ -48,7 +48,7 @@ from tests.factories import (
     not_none,
     store_study,
 )
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, url_in
 from tests.waiting import Ear
 
 SPEC: dict[str, Any] = {
@@ -67,12 +67,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-def url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
-
-
 def trials_of(folder: Path) -> list[TrialRecord]:
-    with open_store(url(folder), write=False) as store:
+    with open_store(url_in(folder), write=False) as store:
         return store.trials.of("own")
 
 
@@ -93,7 +89,7 @@ def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
         seen.append(trial.parameters["hidden"])
         train(trial)
 
-    answer = bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
+    answer = bssearch.Study(SPEC, objective, bssearch.Launch(db=url_in(tmp_path))).run()
     trials = trials_of(tmp_path)
     assert threads == {threading.main_thread()}
     assert set(seen) <= {4, 8}
@@ -102,13 +98,13 @@ def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
         "learning_rate": answer.optimal.parameters["learning_rate"],
         "model.hidden": answer.optimal.parameters["model.hidden"],
     }
-    assert bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run().optimal == answer.optimal
+    assert bssearch.Study(SPEC, objective, bssearch.Launch(db=url_in(tmp_path))).run().optimal == answer.optimal
     assert len(trials_of(tmp_path)) == len(trials), "a study that has ended goes on with nothing"
 
 
 @pytest.mark.slow
 def test_a_loop_asks_and_tells(tmp_path: Path) -> None:
-    study = bssearch.Study(SPEC, launch=bssearch.Launch(db=url(tmp_path)))
+    study = bssearch.Study(SPEC, launch=bssearch.Launch(db=url_in(tmp_path)))
     with pytest.raises(UsageError, match="has not ended"):
         _ = study.answer
     while (trial := study.ask()) is not None:
@@ -136,7 +132,7 @@ def test_a_trial_whose_objective_raises_has_failed_and_the_study_goes_on(tmp_pat
         failed.append(1)
         raise RuntimeError("broken on purpose")
 
-    bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
+    bssearch.Study(SPEC, objective, bssearch.Launch(db=url_in(tmp_path))).run()
     trials = trials_of(tmp_path)
     assert [trial.number for trial in trials if trial.state is TrialState.FAILED] == [1]
     assert trials[0].outcome is not None and "broken on purpose" in trials[0].outcome.reason
@@ -147,7 +143,7 @@ def test_a_loop_that_cannot_be_looked_at_ends_the_study_before_anything_is_writt
         assert trial.batch_size
 
     with pytest.raises(WorkloadError, match="no step"):
-        bssearch.Study(SPEC, never_steps, bssearch.Launch(db=url(tmp_path))).run()
+        bssearch.Study(SPEC, never_steps, bssearch.Launch(db=url_in(tmp_path))).run()
     assert not (tmp_path / "study.db").exists()
 
 
@@ -170,12 +166,12 @@ def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_
 
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(InterruptedRunError, match="all trials are stored"):
-        bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
+        bssearch.Study(SPEC, objective, bssearch.Launch(db=url_in(tmp_path))).run()
     assert signal.getsignal(signal.SIGINT) is handler
     (paused,) = trials_of(tmp_path)
     assert paused.state is TrialState.PAUSED and paused.outcome is not None
     interrupts.clear()
-    bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
+    bssearch.Study(SPEC, objective, bssearch.Launch(db=url_in(tmp_path))).run()
     assert resumed_at == [paused.outcome.steps]
     assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.REACHED}
 
@@ -194,17 +190,17 @@ def test_the_second_interrupt_ends_at_once_and_so_does_one_before_anything_has_b
         time.sleep(60)
 
     with pytest.raises(KeyboardInterrupt):
-        bssearch.Study(SPEC, at_first, bssearch.Launch(db=url(tmp_path))).run()
+        bssearch.Study(SPEC, at_first, bssearch.Launch(db=url_in(tmp_path))).run()
     assert not (tmp_path / "study.db").exists()
     with pytest.raises(InterruptedRunError, match="killed"):
-        bssearch.Study(SPEC, twice, bssearch.Launch(db=url(tmp_path))).run()
+        bssearch.Study(SPEC, twice, bssearch.Launch(db=url_in(tmp_path))).run()
     assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
 
 
 @pytest.mark.slow
 def test_a_study_that_nobody_holds_any_more_leaves_its_trial_to_the_next_one(tmp_path: Path) -> None:
     def abandoned() -> None:
-        study = bssearch.Study(SPEC, launch=bssearch.Launch(db=url(tmp_path)))
+        study = bssearch.Study(SPEC, launch=bssearch.Launch(db=url_in(tmp_path)))
         while (trial := study.ask()) is not None:
             if type(trial._assignment).__name__ == "TrialRun":
                 return
@@ -216,11 +212,11 @@ def test_a_study_that_nobody_holds_any_more_leaves_its_trial_to_the_next_one(tmp
     thread.join(20)
     assert not thread.is_alive()
     assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
-    assert bssearch.Study(SPEC, train, bssearch.Launch(db=url(tmp_path))).run().optimal.batch_size in {8, 32}
+    assert bssearch.Study(SPEC, train, bssearch.Launch(db=url_in(tmp_path))).run().optimal.batch_size in {8, 32}
 
 
 def test_a_study_that_is_closed_gives_out_no_trial_any_more(tmp_path: Path) -> None:
-    study = bssearch.Study(SPEC, launch=bssearch.Launch(db=url(tmp_path)))
+    study = bssearch.Study(SPEC, launch=bssearch.Launch(db=url_in(tmp_path)))
     trial = not_none(study.ask())
     train(trial)
     study.tell(trial)
@@ -249,7 +245,7 @@ def test_a_trial_that_raises_gives_back_what_it_took_of_the_process(
     torch.set_num_threads(2)
     try:
         with suppress(InterruptedRunError):
-            bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
+            bssearch.Study(SPEC, objective, bssearch.Launch(db=url_in(tmp_path))).run()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -272,7 +268,7 @@ def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
             stopped.append(trial)
             raise
 
-    bssearch.Study(SPEC, goes_on, bssearch.Launch(db=url(tmp_path))).run()
+    bssearch.Study(SPEC, goes_on, bssearch.Launch(db=url_in(tmp_path))).run()
     assert len(stopped) > len(trials_of(tmp_path))
 
 
@@ -290,12 +286,12 @@ def test_what_is_no_objectives_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names the workload 'digits'"):
         bssearch.Study({**SPEC, "workload": "digits"})
     with pytest.raises(UsageError, match="needs an objective"):
-        bssearch.Study(SPEC, launch=bssearch.Launch(db=url(tmp_path))).run()
+        bssearch.Study(SPEC, launch=bssearch.Launch(db=url_in(tmp_path))).run()
 
 
 def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
     spec, environment, lease = make_spec(**changes), make_environment(), Lease(owner="here/1/1.00/x", seconds=60.0)
-    with TemporaryDirectory() as folder, open_store(url(Path(folder))) as store:
+    with TemporaryDirectory() as folder, open_store(url_in(Path(folder))) as store:
         store_study(store, spec, environment)
         for one in trials:
             plan = make_plan(configuration=one.configuration, phase=one.phase)

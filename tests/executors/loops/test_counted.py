@@ -1,7 +1,7 @@
 """Counts of a user's loop: steps at its optimizer, samples in its batches."""
 
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,25 +207,30 @@ def test_of_several_optimizers_the_one_with_the_most_steps_counts() -> None:
     assert [step for step, _ in counted(started)] == [0, 3, 6, 8]
 
 
-@pytest.mark.parametrize("form", ["batches", "while"])
-def test_evaluations_follow_the_step_count_of_a_loop_with_several_steps_a_batch(form: str) -> None:
-    started = until(12, eval_every_steps=5)
-    trial, optimizer = started.trial, optimizer_of()
-    trial.state(optimizer=optimizer)
+def rounds(trial: Trial, form: str) -> Iterator[object]:
+    """Go round a loop over batches, or a loop of steps of 20 samples that asks when to evaluate."""
     if form == "batches":
-        for _ in trial.batches(rows(trial, drop_last=True), evaluate):
-            for _ in range(3):
-                optimizer.step()
+        yield from trial.batches(rows(trial), evaluate)
     while not trial.should_stop:
         if trial.evaluation_due:
             trial.report(**evaluate())
+            continue
+        yield
+        trial.step(samples=20)
+
+
+@pytest.mark.parametrize(("form", "samples"), [("batches", (40, 70)), ("while", (40, 80))])
+def test_evaluations_follow_the_step_count_of_a_loop_with_several_steps_a_batch(
+    form: str, samples: tuple[int, int]
+) -> None:
+    started = until(12, eval_every_steps=5)
+    optimizer = optimizer_of()
+    started.trial.state(optimizer=optimizer)
+    for _ in rounds(started.trial, form):
         for _ in range(3):
             optimizer.step()
-        trial.step(samples=20)
-        if trial.evaluation_due:
-            trial.report(**evaluate())
     # Due after steps 5 and 10, met after 6 and 12.
-    assert counted(started) == [(0, 0), (6, 40), (12, 80)]
+    assert counted(started) == [(0, 0), (6, samples[0]), (12, samples[1])]
 
 
 def test_several_steps_a_batch_are_timed_each() -> None:
@@ -319,26 +324,18 @@ def test_a_resumed_loop_knows_the_tokens_of_its_batches_after_skipped_steps(monk
         started.trial.state()
 
 
-@pytest.mark.parametrize("form", ["batches", "while"])
-def test_a_trial_whose_steps_are_all_skipped_from_some_step_on_has_diverged(form: str) -> None:
+@pytest.mark.parametrize(("form", "samples"), [("batches", 70), ("while", 80)])
+def test_a_trial_whose_steps_are_all_skipped_from_some_step_on_has_diverged(form: str, samples: int) -> None:
     started = until(9)
     trial, optimizer = started.trial, optimizer_of()
     trial.state(optimizer=optimizer)
-    if form == "batches":
-        for number, _ in enumerate(trial.batches(rows(trial), evaluate)):
-            if number < 4:
-                optimizer.step()
-    else:
-        while not trial.should_stop:
-            if trial.evaluation_due:
-                trial.report(**evaluate())
-            if trial.steps < 4:
-                optimizer.step()
-            trial.step(samples=20)
+    for _ in rounds(trial, form):
+        if trial.steps < 4:
+            optimizer.step()
     started.run.finish()
     outcome = started.line.outcome
     assert (outcome.state, outcome.steps, outcome.last_miss_step) == (TrialState.DIVERGED, 4, 4)
-    assert outcome.samples == (70 if form == "batches" else 80)
+    assert outcome.samples == samples
 
 
 def looped(trial: Trial, *, samples: int | None, steps: int = 3) -> None:
