@@ -92,7 +92,7 @@ from bssearch.records import (
     trainings_of,
     with_crossing,
 )
-from bssearch.records.text import number, span
+from bssearch.records.text import number, plural, span
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -357,7 +357,8 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         return _refuted(study, repeats([trial for trial in trials if trial.state.has_result], objective))
     if reached := sum(trial.state is TrialState.REACHED for trial in trials):
         return TargetNotReachedError(
-            f"{reached} trials of study {study.name!r} reached the target, but {study.objective} was not measured",
+            f"{plural(reached, 'trial')} of study {study.name!r} reached the target, but {study.objective} was not "
+            "measured",
             hint="use a device that reports power, or the objective samples_to_target, which needs only steps",
         )
     nearest: Any = min(tried)[2]
@@ -703,9 +704,9 @@ def predict_for_device(
         (
             "other_models_left_out",
             others,
-            f"left out {others} trials of other models; step times are of the default's model",
+            f"left out {plural(others, 'trial')} of other models; step times are of the default's model",
         ),
-        ("growing_batches_left_out", grown, f"left out {grown} trials with growing batches"),
+        ("growing_batches_left_out", grown, f"left out {plural(grown, 'trial')} with growing batches"),
     ]
     notices = [Notice(code=code, message=message) for code, holds, message in caveats if holds]
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]

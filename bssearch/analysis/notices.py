@@ -82,7 +82,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             any(trial.state is TrialState.RUNNING for trial in trials),
             "trials are still running, and the answer may change; run the command again after they end",
         ),
-        ("queued", queued, f"{queued} enqueued trials have not run; start these trials with `bssearch run`"),
+        ("queued", queued, f"enqueued trials that have not run: {queued}; start these trials with `bssearch run`"),
         (
             "unconfirmed",
             not verdict.confirmed,
@@ -291,7 +291,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
         (
             "failed_trials",
             failed,
-            f"{failed} trials failed; see the reasons with `bssearch trial list {name}`",
+            f"failed trials: {failed}; see the reasons with `bssearch trial list {name}`",
         ),
         (
             "default_outside_space",

@@ -368,7 +368,7 @@ def print_advice(advice: Advice) -> None:
     ]
     say(
         f"proposed target: {advice.metric} {advice.proposed!r}. This is {advice.margin:.2g} easier than "
-        f"{advice.median_best:.5g}, the median best of {len(advice.runs)} runs of the default",
+        f"{advice.median_best:.5g}, the median best of {plural(len(advice.runs), 'run')} of the default",
     )
     print_table(rows, ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit"))
     say(

@@ -264,7 +264,7 @@ def _kicker(picture: StudyPicture) -> str:
         picture.study.name,
         picture.spec.workload,
         with_precision(device.name, device.precision),
-        f"{len(picture.trials)} trials",
+        plural(len(picture.trials), "trial"),
     ]
     return " · ".join([*parts, *([f"until {max(ended):%d %B %Y}"] if ended else [])])
 

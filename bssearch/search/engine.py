@@ -642,7 +642,7 @@ def _nan_at_any_rate(history: History) -> BSSearchError | None:
     ran = [trial for trial in history.trials if says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None
-    return TargetNotReachedError(f"all {len(ran)} trials diverged at the first step", hint=NAN_DATA)
+    return TargetNotReachedError(f"all trials ({len(ran)}) diverged at the first step", hint=NAN_DATA)
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:

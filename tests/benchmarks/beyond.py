@@ -154,7 +154,7 @@ REFUSALS = {
     "levels between": "too few levels",
     "show no change": "no change shown",
     "predictions end": "too far",
-    "batch sizes have": "too few batch sizes",
+    "batch sizes with curves": "too few batch sizes",
     "must be easier": "beyond the metric",
 }
 

@@ -169,8 +169,8 @@ def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Pat
 @pytest.mark.parametrize(
     ("script", "state", "said"),
     [
-        (BEGINS + "exit 1", TrialState.FAILED, "the command exited with code 1 after 0 steps"),
-        (BEGINS + "kill -SEGV $$", TrialState.FAILED, "the command killed by SIGSEGV (signal 11) after 0 steps"),
+        (BEGINS + "exit 1", TrialState.FAILED, "the command exited with code 1 after step 0"),
+        (BEGINS + "kill -SEGV $$", TrialState.FAILED, "the command killed by SIGSEGV (signal 11) after step 0"),
         ("echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1", TrialState.OOM, "CUDA out of memory"),
         (BEGINS, TrialState.EXHAUSTED, "the command ended at step 0"),
         ("echo hello", TrialState.FAILED, "the command ended without a report of the target's metric"),
@@ -201,7 +201,7 @@ def test_what_a_program_started_ends_with_it(ignores: str, tmp_path: Path, monke
     assert run(loaded(tmp_path, left))[0].state is TrialState.REACHED
     assert napping() == []
     gone, _ = run(loaded(tmp_path, ignores + LEAVES + BEGINS + "exit 3"))
-    assert gone.reason == "the command exited with code 3 after 0 steps"
+    assert gone.reason == "the command exited with code 3 after step 0"
     assert napping() == []
 
 
@@ -463,7 +463,7 @@ def test_a_program_that_asks_needs_no_place_and_no_report(tmp_path: Path, capfd:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (LOOP + "    if trial.steps == 3: sys.exit(3)", "the command exited with code 3 after 3 steps"),
+        (LOOP + "    if trial.steps == 3: sys.exit(3)", "the command exited with code 3 after step 3"),
         (LOOP.replace("time.sleep(0.001)", "1 / 0"), "ZeroDivisionError: division by zero ("),
         ("trial = bssearch.current_trial(batch_size=1, learning_rate=1)", "call current_trial() once"),
     ],

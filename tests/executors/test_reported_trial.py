@@ -223,7 +223,7 @@ def test_evaluations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steps_that_took_no_time_are_refused() -> None:
     told = Told().takes(0.0, 0, 0.0, accuracy=0.1)
-    with pytest.raises(UsageError, match="0 seconds of training after 5 steps"):
+    with pytest.raises(UsageError, match="0 seconds of training after step 5"):
         told.takes(1.0, 5, 0.0, accuracy=0.5)
 
 

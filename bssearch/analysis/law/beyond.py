@@ -97,7 +97,7 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
     found = sorted((one for one in curves if math.isfinite(one.typical(hardest))), key=lambda one: one.batch_size)
     require(
         len(found) >= FEWEST_BATCHES,
-        f"{len(found)} batch sizes have curves that reach the target; a prediction needs {FEWEST_BATCHES}",
+        f"batch sizes with curves to the target: {len(found)}; a prediction needs {FEWEST_BATCHES}",
         hint="run more search trials, or import runs with their learning curves",
     )
     start = max(gains[0] for one in found for _, gains in one.runs)

@@ -204,7 +204,7 @@ def plan_larger_run(
     for one in scales:
         require(
             len(one.points) >= FEWEST_BATCHES,
-            f"study {one.answer.study!r} has {len(one.points)} batch sizes that reach the target; the law needs "
+            f"study {one.answer.study!r} reaches the target at {plural(len(one.points), 'batch size')}; the law needs "
             f"{FEWEST_BATCHES}",
             hint="search more batch sizes of this study",
         )

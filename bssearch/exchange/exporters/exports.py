@@ -335,5 +335,5 @@ def export_study(store: Store, name: str, file: str | None = None) -> Exported:
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.transfer.write(name, path)
-    note = f"note: skipped {len(running)} running trials; export the study again after they end"
+    note = f"note: skipped running trials: {len(running)}; export the study again after they end"
     return Exported([str(path)], [note] if running else [])

@@ -192,7 +192,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         rates = rates_of(trainer.optimizers, "lr")
         if self._rates is not None and rates != self._rates:
             raise UsageError(
-                f"{type(pl_module).__name__} sets the learning rate {in_words(rates)} after {step} steps; "
+                f"{type(pl_module).__name__} sets the learning rate {in_words(rates)} after step {step}; "
                 f"the trial sets {in_words(self._rates)}",
                 hint="multiply trial.learning_rate, or return a schedule from configure_optimizers",
             )

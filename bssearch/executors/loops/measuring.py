@@ -94,7 +94,7 @@ class Looked(Assignment):
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError`, because the loop ended too early."""
         raise UsageError(
-            f"the loop ended after {step} steps, before the end of the measurement{ended_by(because)}",
+            f"the loop ended after step {step}, before the end of the measurement{ended_by(because)}",
             hint="loop while not trial.should_stop, or over trial.batches(loader)",
         )
 
@@ -161,7 +161,7 @@ class DescribedLoop(Looked):
             hint="loop over trial.batches(loader); pass callbacks=[TrialCallback(trial)] to a Trainer",
         )
         raise UsageError(
-            f"the loop took {step} steps, but made no evaluation",
+            f"the loop ended after step {step} without an evaluation",
             hint=HOW_TO_EVALUATE,
         )
 

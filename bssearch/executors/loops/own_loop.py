@@ -169,7 +169,7 @@ class Trial(metaclass=_ListsPublic):
         """Raise `UsageError` if a Trainer sets ``rates`` other than the ``scheduled`` rates."""
         require(
             not self._rate_is_set or all(any(math.isclose(one, two) for two in scheduled) for one in rates),
-            f"{who} set the learning rate {in_words(rates)} after {self.steps} steps; the trial and its schedule "
+            f"{who} set the learning rate {in_words(rates)} after step {self.steps}; the trial and its schedule "
             f"have {in_words(scheduled)}",
             hint="set trial.learning_rate instead, or use a learning-rate schedule",
         )
@@ -284,7 +284,7 @@ class Trial(metaclass=_ListsPublic):
             return
         if step is None or self._announced_at != step or self._evaluated_at == step:
             raise UsageError(
-                f"report() after {self.steps} steps, but no evaluation is due",
+                f"report() after step {self.steps}, but no evaluation is due",
                 hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
             )
         self._evaluated_at = step

@@ -542,7 +542,7 @@ class TrialRun(Assignment):
         )
         require(
             self._course.progress.last is not None,
-            f"the loop ended after {step} steps without an evaluation",
+            f"the loop ended after step {step} without an evaluation",
             hint=HOW_TO_EVALUATE,
         )
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))

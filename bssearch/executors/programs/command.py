@@ -201,7 +201,7 @@ class ReportedTrial:
     def _check(self, report: Report, now: float) -> None:
         require(
             report.seconds != 0 or report.step <= 0,
-            f"the command reports 0 seconds of training after {report.step} steps: report seconds from the start of "
+            f"the command reports 0 seconds of training after step {report.step}: report seconds from the start of "
             "training, or no seconds",
         )
         if self._first is None:
@@ -464,7 +464,7 @@ class LoadedCommand(LoadedProgram):
         if trial.ending is None:
             state, reason = judge_command(code, process.kernel_kills, process.last_lines)
             return replace(
-                trial.failed(state, f"{reason} after {trial.steps} steps"), traceback=process.last_lines or None
+                trial.failed(state, f"{reason} after step {trial.steps}"), traceback=process.last_lines or None
             )
         return trial.outcome()
 

@@ -277,7 +277,7 @@ def outcome_of(
     outcome = found.reply.outcome
     left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.plan.train_seconds_limit
     if left_early and found.exit_code != 0 and asked is None and not found.overstayed:
-        return replace(outcome, state=state, reason=f"{reason} after {outcome.steps} steps", traceback=printed or None)
+        return replace(outcome, state=state, reason=f"{reason} after step {outcome.steps}", traceback=printed or None)
     return with_end(outcome, found, "the command")
 
 

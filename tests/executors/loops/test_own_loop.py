@@ -65,7 +65,7 @@ def test_a_report_where_none_is_due_is_an_error() -> None:
     trial = Started(asked()).trial
     assert trial.batch_size == 20
     trial.step()
-    with pytest.raises(UsageError, match="after 1 steps, but no evaluation is due"):
+    with pytest.raises(UsageError, match="after step 1, but no evaluation is due"):
         trial.report(accuracy=0.5)
 
 

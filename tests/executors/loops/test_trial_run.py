@@ -239,7 +239,7 @@ def test_a_loop_that_ends_by_itself_exhausts_its_trial_and_needs_a_step_and_an_e
     assert (outcome.state, outcome.steps, outcome.final_metric) == (TrialState.EXHAUSTED, 3, 0.5)
     with pytest.raises(UsageError, match="before its first step"):
         looped(steps=0, every=1)
-    with pytest.raises(UsageError, match="3 steps without an evaluation"):
+    with pytest.raises(UsageError, match="step 3 without an evaluation"):
         looped(steps=3, every=100)
 
 
