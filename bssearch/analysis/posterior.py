@@ -17,6 +17,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bssearch.records.noise_scale import STEPS_DEVIATION
+
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -39,8 +41,7 @@ SHARED = np.array([0.02, 0.2, 0.4, 0.6, 0.8])
 """The share of seed effects in the variance; the prior is Beta(2, 2)."""
 
 DEPARTURES = np.array([0.005, 0.02, 0.05, 0.1, 0.2, 0.4])
-DEPARTURE_SCALE = 0.1
-"""The standard deviation about the law; the prior is half-normal with this scale."""
+"""The standard deviation about the law; the prior is half-normal with scale `STEPS_DEVIATION`."""
 
 WITHOUT_LAW = 0.35
 """Without a law: the standard deviation of a log figure's change per octave, in a random walk."""
@@ -181,7 +182,7 @@ class _Law:
         log_b_crit = np.linspace(*ends, B_CRITS)
         means = base + tuning[0] + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
         precisions = np.asarray(np.linalg.inv(DEPARTURES[:, None, None] ** 2 * alike + own), dtype=np.float64)
-        prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
+        prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / STEPS_DEVIATION) ** 2) / 2)
         return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
 
     def range_of(self, weights: Numbers) -> tuple[float, float]:

@@ -11,7 +11,6 @@ import pytest
 from bssearch.analysis.certainty import ENOUGH, Beliefs, Certainty, beliefs
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.analysis.posterior import (
-    DEPARTURE_SCALE,
     DEPARTURES,
     FREEDOM,
     OCTAVES_BEYOND,
@@ -23,6 +22,7 @@ from bssearch.analysis.posterior import (
     infer,
 )
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.records.noise_scale import STEPS_DEVIATION
 from tests.factories import make_trial, not_none, with_outcome
 
 
@@ -258,7 +258,7 @@ def draw(rng: np.random.Generator, missed_share: float) -> tuple[Numbers, float,
     """True levels and log B_crit, and runs; the longest ``missed_share`` of them are censored."""
     beyond = OCTAVES_BEYOND * math.log(2)
     log_b_crit = rng.uniform(LOG_SIZES[0] - beyond, LOG_SIZES[-1] + beyond)
-    prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
+    prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / STEPS_DEVIATION) ** 2) / 2)
     departure = rng.choice(DEPARTURES, p=prior / prior.sum())
     levels = BASE + np.logaddexp(0, log_b_crit - LOG_SIZES) + math.hypot(departure, STEP_ERROR) * rng.normal(size=5)
     weights = SHARED * (1 - SHARED)
