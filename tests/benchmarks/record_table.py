@@ -90,18 +90,6 @@ TABLES = {
         others={"dropout": (0.0, 0.2)},
         fixed={"optimizer": "sgd", "optimizer.momentum": 0.0},
     ),
-    # a perceptron with SGD: the workload of `fashion_mnist_cpu`
-    "fashion_momentum": Recording(
-        workload="fashion_mnist",
-        settings={"model": "mlp", "validation_samples": 1000},
-        target=Target(metric="accuracy", value=0.85, goal=Goal.MAXIMIZE),
-        hardest=0.87,
-        limit=2.0,
-        batch_sizes=(16, 32, 64, 128, 256, 512, 1024, 2048),
-        rates=(0.0125, 0.025, 0.05, 0.1, 0.2),
-        others={},
-        fixed=SGD,
-    ),
     # a vision transformer with AdamW
     "vit_adamw": Recording(
         workload="vit_tiny",

@@ -38,7 +38,7 @@ B_CRITS, FINE_B_CRITS = 121, 601
 
 CORRELATION = 1.0  # in w: departures correlate over a factor e of samples
 NUGGET = 0.02  # share of a level's independent noise in the variance
-FRESH = 0.5  # a new search's departures / the curves' departures; intervals cover 96 % on recorded tables
+FRESH = 0.3  # a new search's departures / the curves' departures; intervals cover 93 % on recorded tables
 DEVIATION, DEVIATION_FREEDOM = 0.03, 4  # prior of a departure's standard deviation
 
 # The gain approaches the ceiling as samples^(−1/β), with the prior N(log 2, 0.5²) of log β.
