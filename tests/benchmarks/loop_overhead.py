@@ -6,7 +6,9 @@ GPU.
 
 The loops train a shipped workload at one batch size on one CPU thread. They take turns in one process, segment by
 segment, in alternating order. The product's segment is the work of a trial between two evaluations: ledger, stop check,
-limit check, progress, schedule and loss bookkeeping. On a GPU both loops wait for the device at the end of a segment.
+limit check, progress, schedule and loss bookkeeping. A segment has a cost of its own, so ``--steps`` should be the
+study's evaluation cadence: in digits 18, 10 and 4 steps at batch sizes 16, 64 and 128. On a GPU both loops wait for the
+device at the end of a segment.
 The A/A row compares two bare loops: it shows the noise of the method. Beside other work on a CPU, ``--cpu-seconds``
 compares CPU seconds. Memory addresses change the time of a loop by a few per cent, so ``--builds`` sets up all loops
 several times and compares the medians of each.
