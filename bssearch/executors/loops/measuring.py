@@ -323,7 +323,7 @@ class MeasuredNoise(Looked):
         self.seed = request.seed
         self._approach = Approach(request.target)
         self.noise: NoiseNearTarget | None = None
-        self._began = time.perf_counter()
+        self._began = math.inf
         self._found: NoiseMeasurement | None = None
         self._look_at = 2 * FEWEST_PASSES
 
@@ -331,6 +331,10 @@ class MeasuredNoise(Looked):
         """Prepare to measure these modules."""
         if any(parameter.requires_grad for one in modules for parameter in one.parameters()):
             self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, holds=True)
+
+    def begin(self) -> None:
+        """Start the clock, because earlier time is not training."""
+        self._began = time.perf_counter()
 
     def is_due(self, step: int) -> bool:
         """True at the cadence of the search."""

@@ -1,6 +1,7 @@
 """Descriptions and measurements of a loop, runs without a search, and branches."""
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -274,6 +275,17 @@ def test_the_noise_of_a_loop_is_measured_at_one_point(form: str, limit: float, m
     assert (found.reason is None) == bool(limit)
     assert found.noise.passes == 2 * FEWEST_PASSES
     assert all(torch.equal(one, weights[-1]) for one in weights[found.step + 1 :])
+
+
+def test_the_time_before_the_first_step_does_not_count_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "PRECISION", math.inf)
+    line, request = FakeLine(), noise_request(train_seconds_limit=1.0)
+    work = MeasuredNoise(request, assign(request), line)
+    later = time.perf_counter() + 1000
+    monkeypatch.setattr(time, "perf_counter", lambda: later)
+    Training(Trial(work), FakeTime(), metric=lambda step: 0.89 if step > 3 else 0.1).go("batches")
+    (found,) = line.replies
+    assert isinstance(found, NoiseMeasurement) and (found.step, found.reason) == (4, None)
 
 
 def test_the_noise_of_a_loop_needs_its_model() -> None:
