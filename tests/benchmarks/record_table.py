@@ -84,7 +84,7 @@ TABLES = {
         settings={"model": "mlp", "validation_samples": 1000},
         target=Target(metric="accuracy", value=0.83, goal=Goal.MAXIMIZE),
         hardest=0.86,
-        limit=3.0,
+        limit=1.8,
         batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
         rates=(0.01, 0.03, 0.06, 0.1, 0.2),
         others={"dropout": (0.0, 0.2)},
