@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,6 @@ from urllib.request import urlopen
 import optuna
 import optuna.cli
 import pytest
-import sqlalchemy
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState as OptunaState
 
@@ -29,6 +28,7 @@ from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch as command, write_task
 from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none
 from tests.postgres import Postgres
+from tests.schema import execute
 
 CURVE = {0: 0.1, 10: 0.5, 20: 0.8}
 
@@ -358,12 +358,10 @@ def test_a_database_of_our_own_is_refused(tmp_path: Path, postgres: Postgres) ->
 
 
 def test_another_programs_tables_are_left_alone(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    with closing(sqlalchemy.create_engine(url).raw_connection()) as connection:
-        connection.cursor().execute("CREATE TABLE alembic_version (version_num TEXT)")
-        connection.commit()
+    file = tmp_path / "mlflow.db"
+    execute(file, "CREATE TABLE alembic_version (version_num TEXT)")
     with pytest.raises(UsageError, match="another program's table 'alembic_version'"):
-        write_study(toy(), optuna_database(url))
+        write_study(toy(), optuna_database(f"sqlite:///{file}"))
 
 
 def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
@@ -456,6 +454,7 @@ def test_optunas_own_command_reads_an_export(
     options = ["--storage", "sqlite:///task.optuna.db", "--study-name", "task", "--format", "json"]
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["optuna", "trials", *options])
+    monkeypatch.setattr(optuna.cli, "RDBStorage", opened)
     assert optuna.cli.main() == 0
     listed = json.loads(capsys.readouterr().out)
     assert [trial["number"] for trial in listed] == list(range(len(stored_trials(folder))))
