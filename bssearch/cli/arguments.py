@@ -166,7 +166,7 @@ def existing_store(db: str | None) -> Store:
 
 def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContextManager[tuple[Store, str]]:
     """Yield a study's store and name; see `found_study`."""
-    from bssearch.commands.across.answers import study_in
+    from bssearch.commands.across.databases import study_in
 
     return study_in(db, given)
 

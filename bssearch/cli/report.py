@@ -67,7 +67,8 @@ def best(
     precision: PrecisionFilter = None,
 ) -> None:
     """Print the best batch size, its configuration and its certainty."""
-    from bssearch.commands.across.answers import ANSWERED, StudyFilter, answers_in, open_databases
+    from bssearch.commands.across.answers import ANSWERED, StudyFilter, answers_in
+    from bssearch.commands.across.databases import open_databases
 
     if export is not None:
         exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})

@@ -65,7 +65,8 @@ def list_studies(
     precision: PrecisionFilter = None,
 ) -> None:
     """List the studies of one or more databases."""
-    from bssearch.commands.across.answers import StudyFilter, open_databases, study_rows
+    from bssearch.commands.across.answers import StudyFilter, study_rows
+    from bssearch.commands.across.databases import open_databases
 
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     with open_databases(db) as stores:
@@ -272,7 +273,7 @@ def compare(
 ) -> None:
     """Show studies of one task side by side."""
     from bssearch.commands import report as reporting
-    from bssearch.commands.across.answers import found_study, open_databases
+    from bssearch.commands.across.databases import found_study, open_databases
 
     require(len(studies) > 1, f"compare needs at least two studies, not only {studies[0]!r}; name another study")
     with open_databases(db) as stores:

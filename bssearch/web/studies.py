@@ -14,11 +14,11 @@ from bssearch.commands.across.answers import (
     answered_row,
     answers_in,
     device_of,
-    found_study,
     in_words as agreement_in_words,
     precision_of,
     study_rows,
 )
+from bssearch.commands.across.databases import found_study
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, status

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from bssearch.commands.across.answers import found_study, open_databases
+from bssearch.commands.across.databases import found_study, open_databases
 from bssearch.errors import BSSearchError, NotFoundError, UsageError, require
 from bssearch.records.text import shortened
 from bssearch.storage.repository import Store

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Update, event, text, update
 
 from bssearch import BSSearchError, DatabaseError, NotFoundError, Store, UsageError, open_store
-from bssearch.commands.across.answers import open_databases
+from bssearch.commands.across.databases import open_databases
 from bssearch.records import (
     Configuration,
     Environment,

@@ -4,7 +4,6 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import PurePath
@@ -15,101 +14,16 @@ from pydantic import Field
 from bssearch.analysis.answer import Answer, Optimal, objective_in
 from bssearch.analysis.headline import with_interval
 from bssearch.analysis.shape import Model
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, require
+from bssearch.commands.across.databases import open_databases
+from bssearch.errors import DatabaseError, NotFoundError, TargetNotReachedError, require
 from bssearch.records import Goal, StudyRecord, Target, grouped
 from bssearch.records.text import plural, span
 from bssearch.search.finding import answer
 from bssearch.search.stored_finding import short_answer
-from bssearch.settings import database_url
 from bssearch.spec import changed_fields, spec_of
-from bssearch.storage.connection.engine import parse_url, shown, sqlite_file
-from bssearch.storage.repository import Store, open_store
+from bssearch.storage.repository import Store
 from bssearch.storage.statements import StudySummary
 from bssearch.workloads.base import SHIPPED
-
-
-@contextmanager
-def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open databases read-only, each URL once; if one fails, close all. By default `settings.database_url`."""
-    with ExitStack() as stack:
-        stores = []
-        for url in _each_once(urls or [database_url()]):
-            stores.append(stack.enter_context(_opened(url, is_only=len(urls or []) < 2)))
-        yield stores
-
-
-@contextmanager
-def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[Store, str]]:
-    """Yield a study's store and name; see `found_study`."""
-    with open_databases(urls) as stores:
-        store, name = found_study(stores, given)
-        with store:
-            yield store, name
-
-
-def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
-    """Store and name of the given study, or of the only study.
-
-    If there is a single store, the given name is not checked.
-    """
-    if given is None:
-        return _only_study(stores)
-    if len(stores) == 1:
-        return stores[0], given
-    holders = [store for store in stores if store.studies.find(given) is not None]
-    if not holders:
-        near = difflib.get_close_matches(given, [one.name for store in stores for one in store.studies.summaries()])
-        guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise NotFoundError(
-            f"no study {given!r} in any of {_listed(stores)}",
-            hint=f"{guess}list the studies with `bssearch study list` and the same --db",
-        )
-    require(
-        len(holders) == 1,
-        f"study {given!r} is in several databases: {_listed(holders)}",
-        hint="choose a database with --db",
-    )
-    return holders[0], given
-
-
-def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
-    listed = [(store, one) for store in stores for one in store.studies.summaries()]
-    named = [(store, one.name) for store, one in listed if one.archived_at is None]
-    where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
-    require(
-        named or not listed,
-        f"every study of {where} is archived",
-        hint="list the studies with `bssearch study list --all`",
-        error=NotFoundError,
-    )
-    require(named, f"{where} {holds} no study yet", hint="make a study with `bssearch run SPEC`", error=NotFoundError)
-    require(len(named) == 1, f"name the study: {', '.join(name for _, name in named)}")
-    return named[0]
-
-
-def _listed(stores: Sequence[Store]) -> str:
-    return ", ".join(store.masked_url for store in stores)
-
-
-def _each_once(urls: Sequence[str]) -> list[str]:
-    found: dict[object, str] = {}
-    for text in urls:
-        url = parse_url(text)
-        path = sqlite_file(url)
-        place = (url.host, url.port, url.database, *sorted(url.query.items())) if path is None else path.resolve()
-        found.setdefault(place, text)
-    return list(found.values())
-
-
-def _opened(url: str, *, is_only: bool) -> Store:
-    try:
-        return open_store(url, write=False)
-    except BSSearchError as error:
-        name = shown(parse_url(url))
-        if is_only or name in error.message:
-            raise
-        raise type(error)(f"{name}: {error.message}", hint=error.hint) from error
-
 
 MOST_NAMED = 8  # the most values of a condition that an error lists
 
