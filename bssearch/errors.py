@@ -172,8 +172,12 @@ def required(value: Required | None, message: str, *, hint: str | None = None) -
 
 # Pydantic's phrases and their replacements.
 PHRASES = {
+    "String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'": "must be letters, digits, '_', '.' and '-', and "
+    "start with a letter or digit",
+    r"String should match pattern '^(auto|cpu|cuda(:\d+)?)$'": "must be auto, cpu, cuda or cuda:NUMBER",
     "Input should be ": "must be ",
     "Input should ": "must ",
+    "String should ": "must ",
     "greater than or equal to": ">=",
     "less than or equal to": "<=",
     "greater than": ">",
@@ -194,7 +198,7 @@ def remedy_of(error: BaseException) -> str:
 def problem_in_words(problem: Mapping[str, Any]) -> str:
     """Message of one of pydantic's ``errors()``, in plain words."""
     message: str = problem["msg"]
-    if message.startswith("Input should"):
+    if message.startswith(("Input should", "String should")):
         for theirs, ours in PHRASES.items():
             message = message.replace(theirs, ours)
     return message.removeprefix("Value error, ")
