@@ -1,1 +1,1 @@
-"""Executors run trials: worker processes, Ray, this process, scripts, commands and users' loops."""
+"""Executors: worker processes, Ray, this process, programs and users' loops."""

@@ -1,1 +1,1 @@
-"""The search: engine, planner, driver, samplers, pruners, leases and history."""
+"""Engine, planner, driver, samplers, pruners, leases and history."""

@@ -1,1 +1,1 @@
-"""The training loop, its honest clock and checkpoints, device checks and probes."""
+"""The training loop, its clock, checkpoints, device checks and probes."""
