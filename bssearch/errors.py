@@ -178,6 +178,7 @@ PHRASES = {
     "Input should be ": "must be ",
     "Input should ": "must ",
     "String should ": "must ",
+    "a valid dictionary": "a mapping of fields",
     "greater than or equal to": ">=",
     "less than or equal to": "<=",
     "greater than": ">",
@@ -197,7 +198,7 @@ def remedy_of(error: BaseException) -> str:
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
     """Message of one of pydantic's ``errors()``, in plain words."""
-    message: str = problem["msg"]
+    message: str = problem["msg"].partition(" or instance of ")[0]
     if message.startswith(("Input should", "String should")):
         for theirs, ours in PHRASES.items():
             message = message.replace(theirs, ours)

@@ -517,6 +517,7 @@ MISTAKES = {
     "name of another question": Mistake(
         with_a_study, ("study 'task'", "target.value: 0.9 → 0.7", "give the spec another name")
     ),
+    "number for fields": Mistake(task(budget=5), ("budget = 5", "mapping of fields", "schema spec")),
     "name in other letters": Mistake(task(name="größe"), ("name = 'größe'", "letters, digits", "schema spec")),
     "confirm without a trial": Mistake(with_a_study, ("'task'", "bssearch run task"), "study confirm task", 5),
     "best of a near name": Mistake(with_a_study, ("'tsk'", "mean 'task'?", "bssearch study list"), "best tsk", 3),
