@@ -215,7 +215,7 @@ def rounds(trial: Trial, form: str) -> Iterator[object]:
         if trial.evaluation_due:
             trial.report(**evaluate())
             continue
-        yield
+        yield None
         trial.step(samples=20)
 
 
