@@ -294,10 +294,12 @@ class BatchAdvisor:
             self._passes.append((self._samples, found))
 
     def _interval(self) -> int:
-        plain, measured = (statistics.median(self._seconds[kind] or [0.0]) for kind in (False, True))
-        if plain <= 0 or len(self._seconds[True]) < FEWEST_TIMED:
+        plain, measured = statistics.median(self._seconds[False] or [0.0]), self._seconds[True]
+        if plain <= 0 or len(measured) < FEWEST_TIMED:
             return FIRST_EVERY
-        return measured_every(measured - plain, plain, self._share)
+        # On a busy machine most of a few steps may be slow, and would delay the first interval by hundreds of steps.
+        typical = statistics.median if len(measured) >= FEWEST_PASSES else min
+        return measured_every(typical(measured) - plain, plain, self._share)
 
 
 def batch_stages(stages: Iterable[tuple[int, int]]) -> str:

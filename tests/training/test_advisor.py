@@ -276,6 +276,13 @@ def test_a_smaller_last_batch_is_not_measured() -> None:
     assert followed(advisor, model, halved).measured_steps > 0
 
 
+def test_two_slow_measured_steps_do_not_delay_the_first_interval() -> None:
+    model, step = at_zero(), itertools.count(1)
+    durations = itertools.accumulate(100.0 if number in (9, 25) else 1.0 for number in step)  # of measured steps
+    advisor = bssearch.BatchAdvisor(model, BATCH, now=lambda: next(durations))
+    assert followed(advisor, model, accumulated, 60).measured_steps >= 8
+
+
 def test_a_closed_advisor_leaves_no_hooks() -> None:
     model = at_zero()
     advisor = often(model)
