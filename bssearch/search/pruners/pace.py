@@ -83,9 +83,8 @@ def seconds_of(rung: int, limit: float) -> float:
 
 
 def _is_due(rung: int, standings: Standings) -> bool:
-    came = sum(1 for _ in _that_came(rung, standings))
-    left = sum(_has_left(one, rung, standings) for one, _ in _that_came(rung, standings))
-    return (left + 1) * PROMOTED <= came
+    came = [one for one, _ in _that_came(rung, standings)]
+    return (sum(_has_left(one, rung, standings) for one in came) + 1) * PROMOTED <= len(came)
 
 
 def _that_came(rung: int, standings: Standings) -> Iterator[tuple[int, float]]:
@@ -131,11 +130,17 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """The paused trial with the least predicted time, unless hopeless; before a hit, the promoted trial."""
+        """The paused trial with the least predicted time, unless hopeless; before a hit, the promoted trial.
+
+        While new trials may start, trials with a predicted time above the cap stay paused.
+        """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)
-        hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
-        return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
+        hopeful = {one: curve for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)}
+        seconds, number = min(
+            ((_predicted(curve, standings), one) for one, curve in hopeful.items()), default=(math.inf, None)
+        )
+        return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
         """The paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""

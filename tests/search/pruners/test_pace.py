@@ -103,6 +103,16 @@ def test_a_paused_trial_goes_on_when_a_better_winner_gives_it_hope() -> None:
     assert [field.goes_on(fresh=True) for _ in range(3)] == [2, 1, None], "the least predicted time first"
 
 
+def test_a_paused_trial_predicted_to_end_above_the_cap_resumes_only_after_the_last_new_trial() -> None:
+    field = pace(limit=16.0 / FIRST, slack=1.2)
+    for number, gain in ((1, 0.4), (2, 0.45)):  # predicted to end after 12.5 and 11.1 s
+        field.told(number, (5.0, gain))
+        field.ended(number, TrialState.PAUSED)
+    field.winner(0, seconds=10.0)
+    assert [field.goes_on(fresh=True) for _ in range(2)] == [2, None]
+    assert [field.goes_on(fresh=False) for _ in range(2)] == [1, None]
+
+
 def test_a_trial_past_the_cap_never_pauses() -> None:
     field = pace(limit=1000.0)
     field.winner(0, seconds=10.0)
