@@ -130,9 +130,9 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """The paused trial with the least predicted time, unless hopeless; before a hit, the promoted trial.
+        """The paused trial with the least predicted time; before a hit, the promoted trial.
 
-        While new trials may start, trials with a predicted time above the cap stay paused.
+        None if hopeless or, while new trials may start, predicted above the cap.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)
@@ -154,7 +154,7 @@ class Pace(Cap):
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:
-        """True if a trial with this curve is hopeless compared with all winners."""
+        """True if the curve is hopeless compared with all winners."""
         elapsed = curve.now / standings.winners[0][1]
         if elapsed < FROM:
             return False
