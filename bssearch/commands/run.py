@@ -353,14 +353,15 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimal and the largest batch size in micro-batches, in `COMPARING_VISITS` visits."""
+    """Time the optimal and the largest batch size with and without accumulation."""
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.is_whole]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
     counts = {size: next((count for count in MICRO_BATCHES if size % count == 0), None) for size in sizes}
-    splits = [(size, size // count) for size, count in counts.items() if count is not None]
-    visited = Counter((one.batch_size, one.micro_batch_size) for one in study.store.probes.visits(spec.name))
+    splits = [(size, micro) for size, count in counts.items() if count is not None for micro in (size, size // count)]
+    quiet = [one for one in study.store.probes.visits(spec.name) if not one.contended]
+    visited = Counter((one.batch_size, one.micro_batch_size) for one in quiet)
     for had in range(COMPARING_VISITS):
         visit: int | None = None
         for size, micro in splits:

@@ -308,6 +308,21 @@ def test_a_fine_tuning_study_remembers_its_preset_and_finds_the_study_from_scrat
     assert about["toy"].verdict == "not_run"
 
 
+def test_the_cost_of_accumulation_is_timed_again_after_other_work_used_the_device(studied: Path) -> None:
+    class Busy(LawExecutor):
+        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+            return replace(super().measure_step_time(request), contended=True)
+
+    def verdict(executor: LawExecutor) -> str:
+        found = audit_study(SPEC, Launch(db=url_in(studied), make_executor=lambda *_: executor))
+        return next(one.verdict for one in found.rules if one.rule is Rule.ACCUMULATION)
+
+    assert verdict(Busy()) == "not_run"
+    again = LawExecutor()
+    assert verdict(again) != "not_run"
+    assert {one.accumulation_steps for one in again.splits_timed} == {4}
+
+
 def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumulation(studied: Path) -> None:
     class Whole(LawExecutor):
         def measure_step_time(self, request: StepTimeRequest) -> StepTime:
