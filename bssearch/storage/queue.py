@@ -161,11 +161,8 @@ class QueueStore(StorePart):
                     connection.execute(delete(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == new.name))
                 elif earlier is not None:
                     raise _taken(earlier, new.name)
-                require(
-                    connection.scalar(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == new.name)) is None,
-                    f"study {new.name!r} already exists",
-                    hint="choose another name with --name",
-                )
+                elif connection.scalar(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == new.name)) is not None:
+                    raise UsageError(f"study {new.name!r} already exists", hint="choose another name with --name")
                 tried_at = now(connection)
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
                 row |= {"values": dict(new.values), "submitted_at": tried_at, "reason": ""}

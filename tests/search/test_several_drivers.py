@@ -107,10 +107,10 @@ def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type
     assert min(len(executor.requests) for executor in executors) > 0
     assert answers[0] == answers[1] == answers[2]
     assert law.most_confirmations_at_once == 1
-    sizes = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.CONFIRM}
-    compared = sizes - {128}  # the largest size, over twice as slow as the best
+    compared = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.CONFIRM}
     visits = {size: COMPARING_VISITS if size in compared else FIRST_VISITS for size in SPEC.batch_sizes}
-    assert law.probed == visits, "no visit is made twice"
+    # without comparing visits if a trial of the largest size is over twice as slow as the best
+    assert law.probed in (visits, visits | {128: FIRST_VISITS}), "no visit is made twice"
 
 
 @pytest.mark.slow
