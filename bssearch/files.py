@@ -106,7 +106,7 @@ def make_guarded_folder(path: Path) -> None:
         _make_for_a_group(path)
     found, group = path.lstat(), path.parent.stat().st_gid
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(path))
+        raise NotADirectoryError(errno.ENOTDIR, "the path is a link or a file; remove it or name another", str(path))
     if found.st_uid == os.geteuid() and (found.st_gid != group or not is_for_a_group(path)):
         os.chown(path, -1, group)
         path.chmod(0o2770)

@@ -350,7 +350,7 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
 def ratio_interval(
     slower: Estimate, faster: Estimate, pooled: tuple[float, float] | None = None
 ) -> tuple[float, float] | None:
-    """The 95 % interval of slower / faster by Welch's t on logarithms; None with a miss or without an interval.
+    """The 95 % interval of slower / faster by Welch's t on logarithms; None if a run missed or runs are too few.
 
     The interval includes step-time errors and the difference of `PooledStepTime.excess`. An estimate with too few runs
     takes ``pooled``, a deviation and its degrees of freedom.

@@ -31,7 +31,7 @@ NEGLIGIBLE = 1e-4
 """The grid of log B_crit; the prior is uniform up to `OCTAVES_BEYOND` octaves beyond the batch sizes."""
 
 SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))
-"""The grid of the noise scale, in pooled deviations of repeats."""
+"""The grid of Student's t scale, in pooled deviations of repeats."""
 
 SLOPES = np.array([-0.35, 0.0, 0.35])
 SLOPE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])

@@ -187,7 +187,7 @@ def run(
 
 
 def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
-    """Ask on a terminal before the spec, which gives no ``confirm.max_runs``, removes the stored one."""
+    """The spec, with the stored ``confirm.max_runs`` if the user keeps this value."""
     if study.confirm.max_runs is not None or not study.confirm.runs or not sys.stdin.isatty():
         return study
     from bssearch.spec import spec_of

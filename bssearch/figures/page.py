@@ -187,7 +187,8 @@ def _split(batch_size: int, micro_batch_size: int) -> str:
 
 def _about_stages(found: BatchScheduleAnswer, noise: NoiseAnswer | None, run: Run | None) -> Iterator[str]:
     if run is not None:
-        yield f"The charts show trial {run[0].number}, the median run of {plural(found.runs, 'run')}."
+        reached = plural(found.reached, "run")
+        yield f"The charts show trial {run[0].number}, the median of {reached} that reached the target."
     if found.noise_share is None:
         yield "The table splits the steps to the target by stage; known seconds are steps × step time."
     else:

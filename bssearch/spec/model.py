@@ -327,7 +327,7 @@ class StudySpec(StrictModel):
         is_one_study = len(self.scales) == 1 and self._is_at(self.scales[0])
         if self.scales and len(self.scales) < FEWEST_SCALES and not is_one_study:
             entries = "1 entry" if len(self.scales) == 1 else f"{len(self.scales)} entries"
-            raise ValueError(f"scales has {entries}; the law across scales needs {FEWEST_SCALES}")
+            raise ValueError(f"scales has {entries}; list at least {FEWEST_SCALES} for the law across scales")
         seen = [one.samples for one in self.scales]
         if twice := [one for one in seen if seen.count(one) > 1]:
             raise ValueError(f"scales has samples = {twice[0]} more than once; give each scale its own samples")

@@ -348,7 +348,7 @@ class LawFit:
         return min(own, float(low)), max(own, float(high))
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
-        """S(B) of each draw of the law, up to a factor (`DRAWS`, sizes)."""
+        """S(B) / S_min of each draw of the law (`DRAWS`, sizes); None without draws."""
         if self._posterior is None:
             return None
         return np.asarray(1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float))))

@@ -338,8 +338,8 @@ class Trial(metaclass=_ListsPublic):
 
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
-                the function for each new size. A plain loader only grows accumulation.
-            evaluate: returns the metrics by name, also before the first step. If None, the body must `report`.
+                the function for each new size. With a plain loader, only accumulation grows.
+            evaluate: returns the metrics by name; first called before the first step. If None, the body must `report`.
             test: returns test metrics, once, when bssearch confirms a configuration.
             epochs: passes outside a search. A search repeats the data.
 

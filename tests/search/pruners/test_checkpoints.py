@@ -197,7 +197,7 @@ def test_in_a_groups_folder_links_and_folders_open_to_all_are_refused(
     victim.mkdir()
     kept.folder.symlink_to(victim)
     assert kept.file_for(1) is None
-    assert kept.refusal.endswith(": it is a link, not a folder")
+    assert kept.refusal.endswith(": the path is a link or a file; remove it or name another")
     kept.folder.unlink()
     kept.folder.mkdir()
     kept.folder.chmod(0o2777)
