@@ -340,17 +340,21 @@ for step in itertools.count():
     assert wall.evaluation_seconds > 2 * wall.step_seconds > 0.0
 
 
+def noise_request(configuration: Configuration, *, train_seconds_limit: float, eval_every_steps: int) -> NoiseRequest:
+    return NoiseRequest(
+        configuration=configuration,
+        seed=0,
+        target=request().target,
+        train_seconds_limit=train_seconds_limit,
+        noise_seconds_limit=1.0,
+        eval_every_steps=eval_every_steps,
+    )
+
+
 def test_what_cannot_be_measured_of_a_command_is_said(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="batch size 8: the command ended after 1 reports, too few to time a step"):
         timed(loaded(tmp_path, BEGINS))
-    noise = NoiseRequest(
-        configuration=DEFAULT,
-        seed=0,
-        target=request().target,
-        train_seconds_limit=1.0,
-        noise_seconds_limit=1.0,
-        eval_every_steps=1,
-    )
+    noise = noise_request(DEFAULT, train_seconds_limit=1.0, eval_every_steps=1)
     with pytest.raises(WorkloadError, match="does not expose its loss"):
         loaded(tmp_path, BEGINS).measure(noise)
 
@@ -526,14 +530,7 @@ def test_the_ranks_of_torchrun_measure_the_gradient_noise_near_the_target(tmp_pa
 @pytest.mark.slow
 def test_the_ranks_of_torchrun_measure_the_gradient_noise_of_a_probe(tmp_path: Path) -> None:
     command = program(tmp_path, (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8"), *TORCHRUN, devices=2)
-    asked = NoiseRequest(
-        configuration=TWO,
-        seed=0,
-        target=request().target,
-        train_seconds_limit=30.0,
-        noise_seconds_limit=1.0,
-        eval_every_steps=5,
-    )
+    asked = noise_request(TWO, train_seconds_limit=30.0, eval_every_steps=5)
     found = command.measure(asked)
     assert isinstance(found, NoiseMeasurement) and (found.batch_size, found.reason) == (TWO.batch_size, None)
     assert found.noise.low and found.noise.passes
