@@ -116,7 +116,7 @@ def user_name() -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """Folder ``migrations`` or ``studies``, which a wheel has inside the package as ``_NAME``."""
+    """Folder ``migrations`` or ``studies``, in a wheel ``_NAME`` inside the package; `FileNotFoundError` if missing."""
     package = Path(__file__).resolve().parent
     for folder in (package / f"_{name}", package.parent / name):
         if folder.is_dir():

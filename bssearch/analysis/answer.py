@@ -21,7 +21,7 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """The device on which the study ran; a prediction for another device has only the device's name.
+    """Device on which the study ran; a prediction for another device has only the device's name.
 
     ``threads``: CPU threads per trial. ``compile_mode``: ``none`` (eager), ``own`` (the program decides) or ``unknown``
     (imported).
@@ -44,7 +44,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """A median over seeds; the 95 % interval is null below three runs, and below six if a run missed the target."""
+    """Median over seeds; the 95 % interval is null below three runs, and below six if a run missed the target."""
 
     median: float
     low: float | None
@@ -64,7 +64,7 @@ class Time(Figure):
 
 
 class Ratio(Model):
-    """A ratio of medians with its 95 % interval; ``at_least`` if half or more of the slower side's runs missed.
+    """Ratio of medians with its 95 % interval; ``at_least`` if half or more of the slower side's runs missed.
 
     The interval between two confirmed batch sizes is the posterior's if known, else Welch's.
     """
@@ -110,7 +110,7 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """The best values by name, with the micro-batch if the configuration accumulates."""
+        """Best values by name, with the micro-batch if the configuration accumulates."""
         split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
         return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
@@ -144,7 +144,7 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """The best configuration's trial with the least figure."""
+    """Best configuration's trial with the least figure."""
 
     trial: int
     parameters: Parameters
@@ -204,7 +204,7 @@ class Recommendation(Model):
 
 
 class Settle(Model):
-    """The seed-to-seed spread, with the runs per batch size that show a difference of 5 % and 10 %."""
+    """Seed-to-seed spread, with the runs per batch size that show a difference of 5 % and 10 %."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int
@@ -227,7 +227,7 @@ class FrontPoint(Model):
 
 
 class OnDevices(Model):
-    """The best batch size on ``world_size`` devices; ``cost`` in device-seconds.
+    """Best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
     ``seconds``: steps × step time of the ``runs``, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
     share of a step that equal micro-batches on the search's devices do not need, mostly gradient reduction.
@@ -255,14 +255,14 @@ class OnDevices(Model):
 
 
 class NextStep(Model):
-    """A command to run next, and the reason."""
+    """Command to run next, and the reason."""
 
     command: str
     why: str
 
 
 class StageAnswer(Model):
-    """A stage at one batch size; ``start_samples`` is null if the trial decides the start."""
+    """Stage at one batch size; ``start_samples`` is null if the trial decides the start."""
 
     start_samples: int | None
     batch_size: int
@@ -273,7 +273,7 @@ class StageAnswer(Model):
 
 
 class BatchScheduleAnswer(Model):
-    """The best schedule of growing batches, against the best constant batch size.
+    """Best schedule of growing batches, against the best constant batch size.
 
     ``ratio``: the schedule's figure over the optimum's, paired by seed if possible. ``saves_time``: yes if the ratio's
     whole interval is below 1; no if above 1.
@@ -297,7 +297,7 @@ class BatchScheduleAnswer(Model):
 
 
 class Answer(Model):
-    """The optimal batch size with its evidence.
+    """Optimal batch size with its evidence.
 
     ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % off.
     ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
@@ -357,7 +357,7 @@ class Answer(Model):
     __str__ = __repr__
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as JSON values."""
+        """Answer as JSON values."""
         return self.model_dump(mode="json")
 
     @property
@@ -367,13 +367,13 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """The clock of the seconds; None for bssearch's own."""
+        """Clock of the seconds; None for bssearch's own."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def settling(self) -> NextStep | None:
-        """The command that would settle a provisional answer."""
+        """Command that would settle a provisional answer, if any."""
         first = next(iter(self.next), None)
         has_missing_runs = self.imported and first is not None and "--to spec" in first.command
         return first if self.would_settle is not None or has_missing_runs else None

@@ -53,7 +53,7 @@ def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """The step times; empty if a best configuration's model is not the timed model."""
+    """Step times; empty if a best configuration's model is not the timed model."""
     return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
@@ -147,7 +147,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """The default configuration; in imported studies, of the first run at the default batch size."""
+    """Default configuration; in imported studies, of the first run at the default batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -176,7 +176,7 @@ def _rates_tried(spec: StudySpec, trials: Sequence[TrialRecord], best: Configura
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
-    """The Kaplan–Meier estimate over repeats under the same limit.
+    """Kaplan–Meier estimate over repeats under the same limit.
 
     Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None.
     """
@@ -253,7 +253,7 @@ def tuned_curves(
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
 ) -> list[BatchCurves]:
-    """The best configuration's curves at each batch size; the keys of ``curves`` are trial numbers."""
+    """Best configuration's curves at each batch size; the keys of ``curves`` are trial numbers."""
     found = []
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():
@@ -281,7 +281,7 @@ def batch_rows(
     noise: Mapping[int, BatchNoise],
     predicted: Mapping[int, Time],
 ) -> list[Batch]:
-    """A row for each batch size with trials or step times, in ascending order."""
+    """Row for each batch size with trials or step times, in ascending order."""
     rows = []
     for size in sorted({*probes, *verdict.by_batch}):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
@@ -316,7 +316,7 @@ def batch_rows(
 
 
 def time_of(candidate: Candidate) -> Time | None:
-    """The candidate's seconds to the target."""
+    """Candidate's seconds to the target, if known."""
     known = candidate.time
     if known.median is None:
         return None
@@ -324,7 +324,7 @@ def time_of(candidate: Candidate) -> Time | None:
 
 
 def figure_of(candidate: Candidate) -> Figure | None:
-    """The candidate's figure in the objective's unit."""
+    """Candidate's figure in the objective's unit, if known."""
     known, shown = candidate.estimate, candidate.objective.shown
     if known.median is None:
         return None
@@ -348,19 +348,19 @@ def _over_seeds(values: Sequence[float]) -> Figure:
 
 
 def bound_of(candidate: Candidate) -> float | None:
-    """The lower bound of an unknown figure, in the objective's unit."""
+    """Lower bound of an unknown figure in the objective's unit, if any."""
     bound = candidate.lower_bound
     return None if bound is None else candidate.objective.shown(bound)
 
 
 def steps_to_target(candidate: Candidate) -> int | None:
-    """`median_steps`, rounded up."""
+    """`median_steps` rounded up, if known."""
     steps = median_steps(candidate)
     return None if steps is None else math.ceil(steps)
 
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
-    """The largest peak memory of the runs, with the basis."""
+    """Largest peak memory bytes of the runs, with the basis; both None if unknown."""
     peaks = [(one.peak_memory_bytes, one.peak_memory_basis) for one in candidate.outcomes]
     return max((one for one in peaks if one[0] is not None), key=lambda one: one[0] or 0, default=(None, None))
 

@@ -122,7 +122,7 @@ def build_answer(
     noise: Sequence[NoiseMeasurement] = (),
     on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Build the answer; ``on_devices`` has the step times on each number of devices."""
+    """Build the answer, or raise `TargetNotReachedError`; ``on_devices``: step times on each number of devices."""
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
@@ -208,7 +208,7 @@ def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> li
 def first_verdict(
     study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
 ) -> Verdict | None:
-    """The verdict without the posterior; None if no trial reached the target."""
+    """Verdict without the posterior; None if no trial reached the target."""
     return decide(
         trials, spec.confirm.runs, objective_of(spec, study.target), step_seconds_of(probes.values(), spec.timed_model)
     )
@@ -501,7 +501,7 @@ def refuse_another_target(objective: Objective) -> None:
 
 
 def other_target(target: Target, value: float, *, may_be_harder: bool = False) -> Target:
-    """The target with another value; raise `UsageError` if the value is not finite, or harder unless allowed."""
+    """Target with another value; raise `UsageError` if the value is not finite, or harder unless allowed."""
     require(math.isfinite(value), f"target {value:g} must be a finite number")
     require(
         may_be_harder or target.gain(value) <= target.gain(target.value),
@@ -515,7 +515,7 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """The trial's end at another target, by the trial's curve; without a test metric."""
+    """A trial's end at another target by the curve, without test metric; `UsageError` if met before the first step."""
     if trial.outcome is None or trial.state.is_missing:
         return trial
     if (found := first_crossing(curve, target)) is None:
@@ -668,7 +668,8 @@ def predict_for_device(
 ) -> Answer:
     """Predict the answer from the study's steps and another device's step times.
 
-    Notices name the trials left out: no step time, another model than the default's, or a growing batch.
+    Notices name the trials left out: no step time, another model than the default's, or a growing batch. Raises
+    `UsageError` if no step time fits, and `TargetNotReachedError`.
     """
     trials = without_early_ends(trials, objective_of(spec))
     constant = [trial for trial in trials if not trial.configuration.grows]
@@ -715,7 +716,7 @@ def predict_for_device(
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """The trial with seconds of steps × step time, without device counters and peak memory."""
+    """Trial with seconds of steps × step time, without device counters and peak memory."""
     if (outcome := trial.outcome) is None:
         return trial
     reached, miss = outcome.steps_to_target, outcome.last_miss_step

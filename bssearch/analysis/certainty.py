@@ -226,7 +226,7 @@ class Beliefs:
 
     @cached_property
     def near(self) -> NDArray[np.bool_]:
-        """True if a batch size is within 5 % of the draw's best, fully tuned (`DRAWS`, sizes)."""
+        """Whether each batch size is within 5 % of the draw's best, fully tuned (`DRAWS`, sizes)."""
         return np.asarray(self.tuned <= self.tuned.min(axis=1, keepdims=True) + math.log(FLAT_RATIO))
 
     @cached_property
@@ -236,12 +236,12 @@ class Beliefs:
 
     @cached_property
     def best(self) -> int:
-        """The confirmed batch size with the least expected log figure."""
+        """Confirmed batch size with the least expected log figure."""
         return self.sizes[int(np.where(self.is_confirmed, self.tuned.mean(axis=0), math.inf).argmin())]
 
     @property
     def recommended(self) -> int:
-        """The smallest `tied` batch size that is as surely within 5 % of the best as `best` is."""
+        """Smallest `tied` batch size that is as surely within 5 % of the best as `best` is."""
         least = min(SHOWN, float(self.shares[self._place(self.best)]) - LEAST_GAIN)
         return min([self.best, *(size for size in self.tied if self.shares[self._place(size)] >= least)])
 
@@ -292,7 +292,7 @@ class Beliefs:
         return [self.sizes[one] for one in [*pair, *rivals[1:]]]
 
     def log_ratio(self, size: int, other: int) -> tuple[float, float] | None:
-        """The 95 % interval of two batch sizes' log ratio, as configured; None unless both are confirmed."""
+        """95 % interval of two batch sizes' log ratio, as configured; None unless both are confirmed."""
         if not all(one in self.sizes and self.is_confirmed[self._place(one)] for one in (size, other)):
             return None
         low, high = np.quantile(self.figures[:, self._place(size)] - self.figures[:, self._place(other)], TAILS)

@@ -1,8 +1,4 @@
-"""The best batch size on each number of devices.
-
-The steps to the target S(B) do not depend on the number of devices W. The seconds are S(B)·t(B, W), with step times t
-from W devices.
-"""
+"""Best batch size on W devices: seconds are S(B)·t(B, W), because the steps to the target S(B) do not depend on W."""
 
 import math
 import statistics
@@ -20,7 +16,7 @@ Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A batch size on a number of devices.
+    """Batch size on a number of devices.
 
     ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the
     ``runs`` if any, else ``predicted``.
@@ -42,14 +38,14 @@ class Cell:
 
     @property
     def variance(self) -> float:
-        """The variance of log ``seconds``."""
+        """Variance of log ``seconds``."""
         return math.fsum(variance for variance, _ in self.parts)
 
 
 def by_devices(
     verdict: Verdict, law: LawFit | None, probes: Collection[ProbeRecord], trials: Sequence[TrialRecord]
 ) -> list[OnDevices]:
-    """The best batch size on each timed number of devices; empty without the optimum's time or a second number.
+    """Best batch size on each timed number of devices; empty without the optimum's time or a second number.
 
     ``probes`` and ``trials`` cover all numbers of devices.
     """

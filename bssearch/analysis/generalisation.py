@@ -29,7 +29,7 @@ from bssearch.records.text import NOTHING, ends
 class MetricOverSeeds(Model):
     """The target's metric over runs, on the ``test`` or the ``validation`` part.
 
-    On the ``validation`` part the metric is optimistic, because the same metric ends the run.
+    On the ``validation`` part the metric is optimistic.
     """
 
     part: Literal["test", "validation"]
@@ -39,7 +39,7 @@ class MetricOverSeeds(Model):
 
     @property
     def in_words(self) -> str:
-        """The metric with the standard deviation over seeds."""
+        """Metric with the standard deviation over seeds."""
         spread = "" if self.standard_deviation is None else f" ± {self.standard_deviation:.2g}"
         return f"{self.median:.4g}{spread}"
 
@@ -113,7 +113,7 @@ def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
 
 
 def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
-    """The runs' metric on the test part, else on the validation part."""
+    """Runs' metric on the test part, else on the validation part, if known."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     tested = [one.test_metric for one in outcomes if one.test_metric is not None]
     known = tested or [one.best_metric for one in outcomes if one.best_metric is not None]
@@ -141,7 +141,7 @@ def _final_row(one: FinalMetrics, remark: str) -> list[str]:
 
 
 def notable_gap(target: Target, metrics: Iterable[float]) -> float:
-    """The least notable gap: 0.02 for a maximised metric in [0, 1], else 2 % of the target's value."""
+    """Least notable gap: 0.02 for a maximised metric in [0, 1], else 2 % of the target's value."""
     if target.goal is Goal.MAXIMIZE and all(0 <= metric <= 1 for metric in [target.value, *metrics]):
         return POINTS
     return POINTS * abs(target.value)

@@ -15,7 +15,7 @@ from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, pl
 
 
 def headline(answer: Answer) -> str:
-    """The answer in a few sentences."""
+    """Answer in a few sentences."""
     figure = answer.optimal.objective_value
     assert figure is not None, "an optimum has a figure"
     text = f"{_reaches(answer, figure)} ({figure.origin})"
@@ -53,7 +53,7 @@ def _how_sure(answer: Answer) -> str:
 
 
 def further_metrics(answer: Answer, *, training: bool = False) -> str:
-    """A sentence about further test metrics, or about the metric of training samples, if any."""
+    """Sentence about further test metrics, or about the metric of training samples, if any."""
     known = answer.optimal.further_metrics.items()
     shown = [f"{name} {with_interval(figure)}" for name, figure in known if name.startswith(TRAINING) == training]
     where = "samples that train" if training else "the test part"
@@ -61,7 +61,7 @@ def further_metrics(answer: Answer, *, training: bool = False) -> str:
 
 
 def about_growing(answer: Answer) -> str:
-    """The verdict on growing batches, with the best schedule."""
+    """Verdict on growing batches, with the best schedule, if any."""
     if (grown := answer.batch_schedule) is None:
         return ""
     saves = {
@@ -89,7 +89,7 @@ def about_growing(answer: Answer) -> str:
 
 
 def about_devices(answer: Answer) -> str:
-    """Seconds and costs of more devices, up to the last number that saves time."""
+    """Seconds and costs of more devices up to the last number that saves time; empty if not timed."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices
@@ -112,7 +112,7 @@ def about_devices(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """The probability that the recommended batch size is within 5 % of the best."""
+    """Probability that the recommended batch size is within 5 % of the best."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
     if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:
@@ -127,12 +127,12 @@ def _percent(share: float) -> str:
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
-    """The figure with the 95 % interval."""
+    """Figure with the 95 % interval."""
     return f"{number(figure.median, digits)}{unit}{ends(figure.low, figure.high, digits)}"
 
 
 def what_else(answer: Answer) -> str:
-    """A sentence about other batch sizes within 5 %, if any."""
+    """Sentence about other batch sizes within 5 %, if any."""
     best, objective = answer.optimal.objective_value, objective_in(answer)
     if best is None or best.low is None or not objective.has_ratios:
         return ""  # fewer than three runs have no interval
@@ -186,7 +186,7 @@ def _inverse(value: float | None) -> float | None:
 
 
 def speedup_shares(answer: Answer) -> str:
-    """The gain over the default, split into retuning and batch size."""
+    """Gain over the default, split into retuning and batch size; empty if unknown or below 0.5 %."""
     found, default = answer.speedup, answer.speedup.over_default
     retuning, batch = found.from_retuning, found.from_batch_size
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
@@ -199,7 +199,7 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_cost(answer: Answer) -> str:
-    """The study's cost, in trainings at the optimum."""
+    """The study's cost in trainings at the optimum, if known."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
     time = answer.optimal.time_to_target_s
@@ -208,7 +208,7 @@ def about_cost(answer: Answer) -> str:
 
 
 def about_law(answer: Answer) -> list[str]:
-    """Sentences about the fitted law."""
+    """Sentences about the law, or the reason for its absence."""
     fit = answer.fit
     if (law := answer.predicted) is not None:
         return [f"The predicted law has S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
@@ -292,7 +292,7 @@ RESOURCES: Mapping[str, _Resource] = {
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """A notice if a batch size takes over 5 % less of another resource than the optimum."""
+    """Notice if a batch size takes over 5 % less of another resource than the optimum."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}

@@ -35,7 +35,7 @@ class MemoryAnswer(Model):
 
 
 class NoiseFigures(Model):
-    """The gradient noise scale in samples with the 95 % interval; without ``scale``, ``low`` is a lower bound."""
+    """Gradient noise scale in samples with the 95 % interval; without ``scale``, ``low`` is a lower bound."""
 
     scale: float | None
     low: float
@@ -47,7 +47,7 @@ class NoiseFigures(Model):
 
 
 class NoiseAnswer(NoiseFigures):
-    """The gradient noise scale at one batch size, from a probe at ``step``, from ``trials``, or from one ``trial``."""
+    """Gradient noise scale at one batch size, from a probe at ``step``, from ``trials``, or from one ``trial``."""
 
     batch_size: int
     step: int | None = None
@@ -112,7 +112,7 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
 
 
 def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
-    """The gradient noise scale by batch size."""
+    """Gradient noise scale by batch size."""
     ended = (one for one in trials if one.state.has_result and _noise_of(one).passes)
     found = grouped((one.configuration.batch_size, one) for one in ended)
     return {size: one for size, here in sorted(found.items()) if (one := _noise_of_batch(here)) is not None}

@@ -17,7 +17,7 @@ ALIKE = 1.1  # learning rates within this factor count as equal
 
 @dataclass(frozen=True, slots=True)
 class MissingRun:
-    """A run to make; ``learning_rate`` is None if unknown."""
+    """Run to make; ``learning_rate`` is None if unknown."""
 
     batch_size: int
     learning_rate: float | None
@@ -31,7 +31,7 @@ class MissingRun:
 
     @property
     def in_words(self) -> str:
-        """The run with the reason."""
+        """Run with the reason."""
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
         return f"batch {self.batch_size}{rate} ({self.why})"
 

@@ -46,7 +46,7 @@ Caveat = tuple[str, object, str]
 def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
-    """The caveats of an answer, the gravest first."""
+    """Caveats of an answer, the gravest first."""
     tried = [(one.configuration.batch_size, one.configuration.parameters) for one in trials if says_something(one)]
     caveats: list[Caveat] = [
         _about_the_unit(spec, verdict.optimal),
@@ -328,7 +328,7 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
 
 
 def retargeted(target: Target) -> Notice:
-    """The caveat of an answer for an easier target."""
+    """Caveat of an answer for an easier target."""
     return Notice(
         code="retargeted",
         message=f"the search aimed at {target.metric} {target.value:g} and may have missed a better batch size "
@@ -337,7 +337,7 @@ def retargeted(target: Target) -> Notice:
 
 
 def about_versions(versions: Sequence[str]) -> list[Notice]:
-    """A caveat if torch versions differ."""
+    """Caveat if torch versions differ."""
     if len(versions) < 2:
         return []
     return [
@@ -350,7 +350,7 @@ def about_versions(versions: Sequence[str]) -> list[Notice]:
 
 
 def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
-    """Caveats about notable gaps of the metric after equal train seconds."""
+    """Caveats about contended runs, and notable gaps of the metric after equal train seconds."""
     if found is None:
         return []
     shared, runs = (sum(counts) for counts in zip(*((row.contended, row.runs) for row in found.batches), strict=True))
@@ -416,7 +416,7 @@ def about_the_host(
     law: LawFit | None,
     compile_mode: str,
 ) -> list[Notice]:
-    """A caveat if the optimum is host-bound, with the optimum for a faster host."""
+    """Caveat if the optimum is host-bound, with the optimum for a faster host."""
     size = optimal.configuration.batch_size
     share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
     if share is None or share <= HOST_BOUND:

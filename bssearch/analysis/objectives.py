@@ -81,7 +81,7 @@ class CommonSeconds:
         return "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """The step time of a trial's configuration, at the first batch size."""
+        """Step time of a trial's configuration at the first batch size, if known."""
         if self.pooled is not None:
             return self.pooled.get(kind_of(trial.configuration))
         place = *split(trial.configuration), *model_parameters(trial.configuration)
@@ -89,13 +89,13 @@ class CommonSeconds:
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
-        """The seconds of a trial's first ``steps``."""
+        """Seconds of a trial's first ``steps``, if known."""
         step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
         return None if step_time is None or equal is None else equal * step_time.seconds
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """The values of a configuration that determine the step time."""
+    """Values of a configuration that determine the step time."""
     one = configuration
     switches = sorted(
         (name, value if isinstance(value, bool | str) else value is not None)
@@ -208,17 +208,17 @@ class Objective(ABC):
 
     @property
     def unit(self) -> str:
-        """The unit of `shown`, with a leading space."""
+        """Unit of `shown`, with a leading space."""
         return self.own_unit
 
     @property
     def noun(self) -> str:
-        """The noun in a phrase such as "1.3× the time of the optimum"."""
+        """Noun in a phrase such as "1.3× the time of the optimum"."""
         return self.name.partition("_")[0]
 
     @property
     def label(self) -> str:
-        """The name as a heading."""
+        """Name as a heading."""
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
@@ -226,7 +226,7 @@ class Objective(ABC):
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """The result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
+        """Result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
         return f"{reaches_target} {self.phrase.format(figure)}"
 
     @abstractmethod
@@ -235,18 +235,18 @@ class Objective(ABC):
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """The lower bound of a stopped trial's figure, from the last miss."""
+        """Lower bound of a stopped trial's figure, from the last miss, if any."""
 
     def shown(self, figure: float) -> float:
-        """The figure in the users' unit."""
+        """Figure in the users' unit."""
         return figure
 
     def in_own_unit(self) -> Objective:
-        """A copy with figures in the users' unit, which have ratios."""
+        """Copy with figures in the users' unit, which have ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
-        """The figure on a scale with equal seed-to-seed spread; None for zero."""
+        """Figure on a scale with equal seed-to-seed spread; None for zero."""
         return math.log(figure) if figure > 0 else None
 
     def log_figure(self, trial: TrialRecord) -> float | None:
@@ -255,7 +255,7 @@ class Objective(ABC):
         return None if figure is None else self.log(figure)
 
     def log_bound(self, trial: TrialRecord) -> float | None:
-        """`log_figure` of a hit, or `bound` by `log` of a miss."""
+        """`log_figure` of a hit, or `bound` by `log` of a miss; None if unknown."""
         figure = self.figure(trial)
         known = self.bound(trial) if figure is None else figure
         return None if known is None else self.log(known)
@@ -265,7 +265,7 @@ class Objective(ABC):
         return math.exp(min(value, 2 * LARGEST_LOG_RATIO))
 
     def ratio(self, figure: float, other: float) -> float:
-        """The factor by which a figure is worse than another."""
+        """Factor by which a figure is worse than another."""
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
@@ -280,16 +280,16 @@ class Objective(ABC):
         return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:
-        """The source of a trial's seconds."""
+        """Source of a trial's seconds."""
         is_product = self.common is not None and self.common.step_time(trial) is not None
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """The step time in a trial's figure; None if the figure is from own seconds."""
+        """Step time in a trial's figure; None if the figure is from own seconds."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """The figure after ``steps`` on one device; None if steps and step time do not determine the figure."""
+        """Figure after ``steps`` on one device; None if steps and step time do not determine the figure."""
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
@@ -297,7 +297,7 @@ class Objective(ABC):
         return math.inf if best is None else full
 
     def target_problem(self, trial: TrialRecord) -> SpecError | None:
-        """An error if a trial met the target before the first step."""
+        """Error if a trial met the target before the first step."""
         if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
             return None
         return SpecError(
@@ -307,7 +307,7 @@ class Objective(ABC):
         )
 
     def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
-        """An error if a trial shows that the device cannot measure the figure."""
+        """Error if a trial shows that the device cannot measure the figure."""
         return None
 
 
@@ -323,11 +323,11 @@ def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
 
 
 class BySeconds(Objective):
-    """A figure that depends on the seconds to the target."""
+    """Figure that depends on the seconds to the target."""
 
     @abstractmethod
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """The figure for ``seconds`` to the target."""
+        """Figure for ``seconds`` to the target, if known."""
 
     def figure(self, trial: TrialRecord) -> float | None:
         """See `Objective.figure`."""
@@ -339,7 +339,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """The figure at the last miss; None if the trial was contended and has no step time."""
+        """Figure at the last miss; None if the trial was contended and has no step time."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -373,11 +373,11 @@ class TimeToTarget(BySeconds):
         return seconds
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Steps × step time."""
+        """Steps × step time, if known."""
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """The best trial's measured seconds, even if contended."""
+        """Best trial's measured seconds, even if contended."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
@@ -386,7 +386,7 @@ TIME = TimeToTarget()
 
 
 def least_of(trials: Iterable[TrialRecord], objective: Objective = TIME) -> TrialRecord | None:
-    """The trial with the least figure."""
+    """Trial with the least figure, if any."""
     known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
     return min(known)[2] if known else None
 
@@ -411,7 +411,7 @@ class CostToTarget(TimeToTarget):
         return seconds * trial.configuration.world_size * self._price / 3600
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Steps × step time × price / 3600."""
+        """Steps × step time × price / 3600, if known."""
         return None if step_seconds is None else steps * step_seconds * self._price / 3600
 
     @property
@@ -428,12 +428,12 @@ class EnergyToTarget(BySeconds):
     axis_title = "joules to the target"
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Mean power × seconds."""
+        """Joules: mean power × seconds, if known."""
         power = None if trial.outcome is None else trial.outcome.device_use.mean_power_watts
         return None if power is None else power * seconds
 
     def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
-        """An error if a trial reached the target but the device reported no power."""
+        """Error if a trial reached the target but the device reported no power."""
         if trial.outcome is None or trial.state is not TrialState.REACHED or self.figure(trial) is not None:
             return None
         return LaunchError(
@@ -452,13 +452,13 @@ class SamplesToTarget(Objective):
     axis_title = "training samples to the target"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Samples to the target."""
+        """Samples to the target, if reached."""
         if trial.outcome is None or trial.state is not TrialState.REACHED:
             return None
         return samples_after(trial, trial.outcome.steps_to_target)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Samples at the last miss."""
+        """Samples at a stopped trial's last miss, if any."""
         if trial.outcome is None or not trial.state.is_censored:
             return None
         return samples_after(trial, trial.outcome.last_miss_step)
@@ -476,7 +476,7 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Samples in a trial's first ``steps``, by the trial's mean samples per step."""
+    """Samples in a trial's first ``steps`` by the mean samples per step, if known."""
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)
@@ -495,7 +495,7 @@ AS_GOOD = 0.005  # this share of the target's value is a difference of 5 % by `l
 
 
 class MetricInBudget(Objective):
-    """The best validation metric at the full limit, with the sign that makes less better.
+    """Best validation metric at the full limit, with the sign that makes less better.
 
     Trials that ended early have no figure. The target's value only scales differences.
     """
@@ -511,11 +511,11 @@ class MetricInBudget(Objective):
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """The result in words, with the best metric."""
+        """Result in words, with the best metric."""
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """The best metric of a completed trial, with the sign that makes less better."""
+        """Best metric of a completed trial, with the sign that makes less better; else None."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
@@ -524,15 +524,15 @@ class MetricInBudget(Objective):
         """None, because a stopped trial could still have reached any metric."""
 
     def shown(self, figure: float) -> float:
-        """The figure as the plain metric."""
+        """Figure as the plain metric."""
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:
-        """The objective with plain metrics, which have ratios if positive."""
+        """Objective with plain metrics, which have ratios if positive."""
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
-        """The figure in log 1.05 per `AS_GOOD` of the target's value."""
+        """Figure in log 1.05 per `AS_GOOD` of the target's value."""
         return figure * self._scale
 
     def from_log(self, value: float) -> float:

@@ -64,7 +64,7 @@ class PlainMiss:
 
     @property
     def at_most(self) -> float:
-        """The upper 95 % bound of the share of runs that reach the target."""
+        """Upper 95 % bound of the share of runs that reach the target."""
         return at_most(self.reached, self.runs)
 
 
@@ -107,10 +107,8 @@ def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> se
 
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
-    """Trials, with the few runs of `beaten` configurations as search trials, for another target or device.
-
-    At another target or device, a beaten configuration may be the best, and its few runs confirm nothing.
-    """
+    """Trials with the few runs of `beaten` configurations as search trials, for another target or device."""
+    # At another target or device, a beaten configuration may be the best, and its few runs confirm nothing.
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
     early = {one.number for key in few for one in runs[key]}
@@ -120,7 +118,7 @@ def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> l
 def compared(
     trials: Sequence[TrialRecord], objective: Objective, step_seconds: StepSeconds = MappingProxyType({})
 ) -> Objective:
-    """A copy of the objective that compares the confirmation runs; see `Objective.between`."""
+    """Copy of the objective that compares the confirmation runs; see `Objective.between`."""
     counted = [trial for trial in trials if trial.state.has_result]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     return objective.between(fresh, step_seconds, counted)
@@ -152,7 +150,7 @@ def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
 
 
 def plainly_missed(miss: PlainMiss) -> str:
-    """A sentence about a plain miss."""
+    """Sentence about a plain miss."""
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
@@ -161,7 +159,7 @@ def plainly_missed(miss: PlainMiss) -> str:
 
 
 def too_few_runs(runs: int, wanted: int | None) -> str:
-    """A sentence about too few runs; ``wanted`` is None for imported studies."""
+    """Sentence about too few runs; ``wanted`` is None for imported studies."""
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
     needs = f"an interval needs {FEWEST_RUNS}"
     if wanted is None:
@@ -177,14 +175,14 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """The fewest ended runs of a configuration in confirmation, without plain misses and `beaten` configurations."""
+    """Fewest ended runs of a configuration in confirmation, without plain misses and `beaten` configurations."""
     excluded = _need_no_more(trials, objective)
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in excluded]
     return min(had, default=confirmation_runs)
 
 
 def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Keys and batch sizes of incomplete configurations that started after all other configurations were complete."""
+    """Keys and batch sizes of the incomplete configurations, if all started after the others were complete."""
     by_configuration = _runs_by_configuration(trials)
     enough, excluded = min(confirmation_runs, FEWEST_RUNS), _need_no_more(trials, objective)
     counted = {key: runs for key, runs in by_configuration.items() if key not in excluded}
@@ -222,7 +220,7 @@ KNOWN = 1e9  # degrees of freedom of an error of known size
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure over seeds: the median, the 95 % interval, and the number of runs that reached the target.
+    """Figure over seeds: the median, the 95 % interval, and the number of runs that reached the target.
 
     The median is None if at least half of the runs missed the target. The interval is None below three runs, and with a
     miss below six runs or without an upper end. More runs do not reduce ``unresolved`` and the error of ``step_time``.
@@ -241,7 +239,7 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """The standard error of the log step time; 0 without step time."""
+        """Standard error of the log step time; 0 without step time."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
@@ -256,7 +254,7 @@ class Estimate:
 
     @property
     def variation(self) -> float | None:
-        """The log-normal coefficient of variation over seeds; None below two hits."""
+        """Log-normal coefficient of variation over seeds; None below two hits."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
@@ -350,7 +348,7 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
 def ratio_interval(
     slower: Estimate, faster: Estimate, pooled: tuple[float, float] | None = None
 ) -> tuple[float, float] | None:
-    """The 95 % interval of slower / faster by Welch's t on logarithms; None if a run missed or runs are too few.
+    """95 % interval of slower / faster by Welch's t on logarithms; None if a run missed or runs are too few.
 
     The interval includes step-time errors and the difference of `PooledStepTime.excess`. An estimate with too few runs
     takes ``pooled``, a deviation and its degrees of freedom.
@@ -380,7 +378,7 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
-    """The errors of a mean over runs, for `half_width`."""
+    """Errors of a mean over runs, for `half_width`."""
     parts = [(deviation**2 / runs, float(runs - 1))]
     return [*parts, (unresolved**2, KNOWN)] if unresolved else parts
 
@@ -390,7 +388,7 @@ def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float
 
 
 def coefficient_of_variation(log_deviation: float) -> float:
-    """The coefficient of variation of a log-normal quantity."""
+    """Coefficient of variation of a log-normal quantity."""
     return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
 
 
@@ -403,7 +401,7 @@ Settles = Literal["runs", "tuning", "step_times", "idle_machine"]  # remedies of
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with the confirmation runs, or with a single search trial.
+    """Configuration with the confirmation runs, or with a single search trial.
 
     ``selection``: the mean bias of the log figure from selecting the least of several figures.
     """
@@ -425,13 +423,13 @@ class Candidate:
 
     @property
     def log_bounds(self) -> list[float]:
-        """The known `Objective.log_bound` of the runs."""
+        """Known `Objective.log_bound` of the runs."""
         known = (self.objective.log_bound(run) for run in self.runs)
         return [log for log in known if log is not None]
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The figure over the runs; the upper end includes `selection`."""
+        """Figure over the runs; the upper end includes `selection`."""
         known, objective = estimate(self.runs, self.objective), self.objective
         high = objective.log(known.high) if known.high is not None and self.selection else None
         return known if high is None else replace(known, high=objective.from_log(high + self.selection))
@@ -452,12 +450,12 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """The median figure; infinite unless most runs reached the target."""
+        """Median figure; infinite unless most runs reached the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
 
     @property
     def mean(self) -> float:
-        """The mean log figure; infinite without a hit."""
+        """Mean log figure; infinite without a hit."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
@@ -467,12 +465,12 @@ class Candidate:
 
     @property
     def lower_bound(self) -> float | None:
-        """The lower bound of an unknown median figure."""
+        """Lower bound of an unknown median figure, if any."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """The lower bound of unknown median seconds."""
+        """Lower bound of unknown median seconds, if any."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
@@ -502,7 +500,7 @@ class Verdict:
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """The batch sizes around the optimum with medians within 5 % of the least, as first and last."""
+        """Batch sizes around the optimum with medians within 5 % of the least, as first and last."""
         sizes = list(self.by_batch)
         own = sizes.index(self.optimal.configuration.batch_size)
         first, last = around(own, np.array([self._is_flat(size) for size in sizes])) or (own, own)
@@ -522,12 +520,12 @@ class Verdict:
 
     @cached_property
     def pooled_noise(self) -> tuple[float, float] | None:
-        """The pooled seed-to-seed standard deviation of the log figure, and the degrees of freedom, if known."""
+        """Pooled seed-to-seed standard deviation of the log figure, and the degrees of freedom, if known."""
         return _pooled_noise(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @property
     def seed_deviation(self) -> float | None:
-        """The deviation of `pooled_noise`."""
+        """Deviation of `pooled_noise`, if known."""
         return None if self.pooled_noise is None else self.pooled_noise[0]
 
     @cached_property
@@ -536,7 +534,7 @@ class Verdict:
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """The verdict with a confirmed ``batch_size`` as the recommendation, the smallest as good as ``best``."""
+        """Verdict with a confirmed ``batch_size`` as the recommendation, the smallest as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         least = self.least.configuration.batch_size
@@ -582,7 +580,7 @@ def repeats(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[
 def first_runs(
     trials: Iterable[TrialRecord], key: Callable[[Configuration], str] = attrgetter("key")
 ) -> list[tuple[TrialRecord, ...]]:
-    """The runs of each configuration, with the first run of each seed; equal ``key``, equal configuration."""
+    """Runs of each configuration, with the first run of each seed; equal ``key``, equal configuration."""
     by_seed = grouped(((key(one.configuration), one.seed), one) for one in trials)
     return list(map(tuple, grouped((name, runs[0]) for (name, _), runs in by_seed.items()).values()))
 
@@ -720,7 +718,7 @@ PERFECT, MAXIMAL = -0.75, -0.25  # midway between −1, −0.5 and 0
 
 @dataclass(frozen=True)
 class Slope:
-    """The slope of log steps over log batch from ``since`` to the next batch size.
+    """Slope of log steps over log batch from ``since`` to the next batch size.
 
     The 95 % interval (Welch) includes the gaps between evaluations and the slope of medians. None below three runs per
     side or with a miss.
@@ -733,7 +731,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """The regime of the whole interval; "undecided" if the interval spans two regimes."""
+        """Regime of the whole interval; "undecided" if the interval spans two regimes."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:
@@ -749,7 +747,7 @@ class Slope:
 
 
 def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
-    """The slope at each batch size except the smallest."""
+    """Slope at each batch size except the smallest."""
     known = [(size, steps) for size, one in sorted(candidates.items()) if (steps := _steps(one)) is not None]
     return {here[0]: _slope(before, here) for before, here in itertools.pairwise(known)}
 

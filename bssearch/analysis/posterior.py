@@ -81,7 +81,7 @@ class Runs:
 
     @cached_property
     def deviation(self) -> float:
-        """The pooled standard deviation of repeats that reached the target; 0 without repeats."""
+        """Pooled standard deviation of repeats that reached the target; 0 without repeats."""
         values, of = self.logs[~self.missed], self.of[~self.missed]
         groups = [values[of == one] for one in np.unique(of)]
         freedom = len(values) - len(groups)

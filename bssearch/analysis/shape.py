@@ -12,7 +12,7 @@ Parameters = dict[str, bool | int | float | str | None]
 
 
 class Model(BaseModel):
-    """A part of an answer, with finite numbers and null for missing values."""
+    """Part of an answer, with finite numbers and null for missing values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -22,7 +22,7 @@ class Model(BaseModel):
 
 
 class Interval(Model):
-    """A figure with the 95 % interval, null if runs are too few."""
+    """Figure with the 95 % interval, null if runs are too few."""
 
     value: float
     low: float | None
@@ -30,7 +30,7 @@ class Interval(Model):
 
 
 class Notice(Model):
-    """A caveat, as code and sentence."""
+    """Caveat, as code and sentence."""
 
     code: str
     message: str
@@ -44,7 +44,7 @@ def parameters_of(configuration: Configuration) -> Parameters:
 
 
 class CriticalBatch(Model):
-    """The critical batch size with the 90 % interval, null on an unbounded side."""
+    """Critical batch size with the 90 % interval, null on an unbounded side."""
 
     estimate: float
     low: float | None
@@ -52,7 +52,7 @@ class CriticalBatch(Model):
 
     @property
     def in_words(self) -> str:
-        """The estimate with the interval, or a bound."""
+        """Estimate with the interval, or a bound."""
         if self.low is None and self.high is None:
             return "unknown from these runs"
         if self.high is None:
@@ -81,19 +81,19 @@ class Predicted(Model):
 
     @property
     def name(self) -> str:
-        """The batch size with the interval."""
+        """Batch size with the interval."""
         return f"batch {self.batch_size}" + ("" if self.interval is None else f" {self.interval}")
 
     @property
     def in_words(self) -> str:
-        """The optimum with seconds, and the sizes within 5 %."""
+        """Optimum with seconds, and the sizes within 5 %."""
         text = f"{self.name}, {number(self.time_to_target_s)} s"
         flat = self.flat_range if self.interval is None else self.surely_flat
         return text if flat is None or flat[0] == flat[1] else f"{text}; all from {flat[0]} to {flat[1]} within 5 %"
 
 
 class Law(Model):
-    """The law of steps to the target S = S_min (1 + B_crit / B)."""
+    """Law of steps to the target S = S_min (1 + B_crit / B)."""
 
     s_min: float
     b_crit: CriticalBatch
@@ -118,7 +118,7 @@ class Fit(Law):
 
 
 class BeyondLevel(Model):
-    """The law at a metric level of the curves."""
+    """Law at a metric level of the curves."""
 
     metric: float
     s_min: float
@@ -135,7 +135,7 @@ class BeyondBatch(Model):
 
 
 class Beyond(Model):
-    """A prediction for a harder target or more samples, with 90 % intervals.
+    """Prediction for a harder target or more samples, with 90 % intervals.
 
     ``reachable``: the probability that the metric can exceed the target. ``b_crit_measured``: B_crit at the study's
     target. ``growth``: B_crit grows with this power of the samples. ``test_batch_size``: the most informative batch
@@ -157,12 +157,12 @@ class Beyond(Model):
     levels: list[BeyondLevel]
 
     def of(self, batch_size: int) -> BeyondBatch:
-        """The prediction for ``batch_size``."""
+        """Prediction for ``batch_size``."""
         return next(one for one in self.batches if one.batch_size == batch_size)
 
 
 class BeyondPlan(Beyond):
-    """The answer of ``plan beyond``; ``measured`` is the study's target."""
+    """Answer of ``plan beyond``; ``measured`` is the study's target."""
 
     study: str
     measured: Target
@@ -170,7 +170,7 @@ class BeyondPlan(Beyond):
     notes: list[Notice]
 
     def document(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Plan as JSON values."""
         return self.model_dump(mode="json")
 
 
@@ -202,7 +202,7 @@ class ScaleCheck(Model):
 
 
 class LargerPlan(Model):
-    """The answer of ``plan larger``, with 90 % intervals; ``power``: B_crit grows with this power of the samples.
+    """Answer of ``plan larger``, with 90 % intervals; ``power``: B_crit grows with this power of the samples.
 
     ``schedule`` has the spec's fields, with epochs of the largest study's data.
     """
@@ -227,5 +227,5 @@ class LargerPlan(Model):
     notes: list[Notice]
 
     def document(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Plan as JSON values."""
         return self.model_dump(mode="json")

@@ -180,7 +180,7 @@ def study_name(db: str | None, given: str | None) -> str:
 
 
 def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
-    """Parse ``[STUDY] NUMBER``; a missing study is None."""
+    """Parse ``[STUDY] NUMBER``; a missing study is None, a wrong number raises `UsageError`."""
     if second is not None:
         return first, second
     require(first.isdecimal(), f"{first!r} is not a trial number; write the study's name, then the number")

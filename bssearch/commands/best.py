@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A chart as an SVG document, light or dark in notebooks."""
+    """Chart as an SVG document, light or dark in notebooks."""
 
     svg: str
 
@@ -166,7 +166,7 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
-    """A batch schedule to train, with the configuration's ``values``."""
+    """Batch schedule to train, with the configuration's ``values``."""
 
     values: Parameters
     stages: Sequence[Mapping[str, Any]]

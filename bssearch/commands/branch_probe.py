@@ -47,7 +47,7 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint to branch from, after a number of ``samples`` (None if unknown)."""
+    """Checkpoint to branch from, after a number of ``samples`` (None if unknown)."""
 
     path: Path
     digest: str
@@ -63,7 +63,7 @@ class BranchPoint:
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Checkpoints in training order; ``at`` overrides the samples in their files."""
+    """Checkpoints in training order; ``at`` overrides the samples in their files. Raises `UsageError`."""
     require(
         not at or len(at) == len(paths),
         f"{len(at or ())} --at for {len(paths)} --checkpoint; give one --at for each --checkpoint",

@@ -159,7 +159,7 @@ class ShortTrial(Model):
 
 
 class Check(Model):
-    """A check of a spec, or of the largest scale; ``notes`` correct assumptions.
+    """Check of a spec, or of the largest scale; ``notes`` correct assumptions.
 
     ``longest_study_s`` and ``likely_study_s`` are of all ``studies``.
     """
@@ -316,6 +316,7 @@ def advise_target(
     """Run the default ``runs`` times to the study's limit, and propose a target; store nothing.
 
     The proposal is the median best metric less ``margin``, rounded to the easier side. ``on_run`` receives each run.
+    Raises `UsageError` for ``runs`` or ``margin``, and `LaunchError` if the default does not train.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
@@ -478,7 +479,7 @@ def confirmation_runs(spec: StudySpec) -> int:
 
 
 def schedule_runs(spec: StudySpec) -> int:
-    """Trials with growing batches, repeats included."""
+    """Number of trials with growing batches, repeats included."""
     if spec.space.batch_schedule is None:
         return 0
     return spec.budget.schedule_trials + REPEATED * spec.confirm.runs

@@ -90,7 +90,7 @@ def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
 
 
 class LiveTable:
-    """A table at the terminal's end; `show` redraws only changed lines."""
+    """Table at the terminal's end; `show` redraws only changed lines."""
 
     def __init__(self, screen: Console) -> None:
         self._screen, self._size = screen, screen.size

@@ -84,10 +84,8 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 
 def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` for a cluster or an OptunaHub package that this user never used here for this study.
-
-    The check is necessary, because the owners of both can run code on this machine.
-    """
+    """Raise `UsageError` for a cluster or an OptunaHub package that this user never used here for this study."""
+    # The owners of both can run code on this machine.
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
         address is None or known.get("address") == address,
@@ -343,7 +341,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Spec with the given workload; ``keeps_name`` keeps the spec's workload name."""
+    """Spec with the given workload (`UsageError` if unfit); ``keeps_name`` keeps the spec's workload name."""
     if given is None:
         if launch.make_executor is None:
             refuse_where_in_no_file(spec)
@@ -384,7 +382,7 @@ def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> E
 
 @dataclass(frozen=True, slots=True)
 class OpenStudy:
-    """A stored study with its executor, device and listener."""
+    """Stored study with its executor, device and listener."""
 
     spec: StudySpec
     store: Store

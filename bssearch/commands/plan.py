@@ -33,7 +33,7 @@ from bssearch.storage.repository import Store, open_store
 
 
 class BeyondRequest(Request):
-    """A prediction to make from a study."""
+    """Prediction to make from a study."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
@@ -145,7 +145,7 @@ def _branches(store: Store, given: str) -> Iterator[LocalBatch]:
 
 
 def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
-    """Yield scales by study."""
+    """Yield scales by study, without studies that have only branches; `UsageError` if a scale is unknown."""
     stated = given.split(":")[1:]
     for study in _named(store, given):
         if not store.trials.of(study) and store.probes.branches(study):

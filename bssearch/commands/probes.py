@@ -106,7 +106,7 @@ def run_default(
 def run_request(
     executor: Executor, request: TrialRequest, *, until_step: int | None = None
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run one trial, stopping at ``until_step``; return its outcome and curve."""
+    """Run one trial up to ``until_step``; return its outcome and curve, or raise `InterruptedRunError`."""
     curve: list[Observation] = []
     try:
         with Interrupts(on_second=executor.kill) as interrupts:
@@ -320,7 +320,7 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find and store the largest micro-batch that fits; skip sizes known on an equal device."""
+    """Find and store the largest micro-batch that fits (`LaunchError` if none); skip sizes known on an equal device."""
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
     def tell(use: MemoryUse) -> None:

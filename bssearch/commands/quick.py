@@ -157,7 +157,7 @@ def rule_configuration(history: History, batch_size: int) -> Configuration:
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """A configuration's first uncapped search trial, else the trial with the highest limit."""
+    """A configuration's first ended search trial that was not capped, else the highest-limit trial, if any."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
@@ -190,7 +190,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 
 
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
-    """Next learning rate to run, given seconds to the target by rate (∞: missed).
+    """Next learning rate to run, given seconds to the target by rate (∞: missed); None if done or all missed.
 
     Starts at ``rule`` and steps up by `RATE_STEP` while runs get faster, else down.
     """
@@ -362,7 +362,7 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
 
 
 def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Make a quick answer without storing it."""
+    """Make a quick answer without storing it; `UsageError` if the default's run fails."""
     spec = study.spec
     study.driver().run_planned(plan.next_size, Phase.SEARCH)
     history = study.history()
@@ -412,7 +412,7 @@ def learning_rate_range(default: float, rate: float, ratio: float) -> list[float
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """The study's target, or `WAY` of the default's progress if the default missed the target."""
+    """The study's target, or `WAY` of the default's progress if missed; an error if the default does not train."""
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target
@@ -502,7 +502,7 @@ def _run(trial: TrialRecord) -> QuickRun:
 
 
 class Kept(Promise):
-    """The quick answer of one study, compared with its search."""
+    """Quick answer of one study, compared with its search."""
 
     study: str
 

@@ -42,7 +42,7 @@ COMPARED = (
 
 
 class Comparison(Model):
-    """A study in a comparison; ``note``: reason for a missing answer or ratio."""
+    """Study in a comparison; ``note``: reason for a missing answer or ratio."""
 
     study: str
     database: str

@@ -56,7 +56,7 @@ class Compared(Model):
 
 
 class Difference(Model):
-    """A difference between two environments."""
+    """Difference between two environments."""
 
     name: str
     then: Known
@@ -77,7 +77,7 @@ class Ran(Model):
 
     @classmethod
     def of(cls, outcome: TrialOutcome) -> Ran:
-        """The compared fields of an outcome."""
+        """Compared fields of an outcome."""
         return cls.model_validate({name: getattr(outcome, name) for name in cls.model_fields})
 
 
@@ -114,7 +114,7 @@ class Rerun(Model):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored trial with its original ``spec`` and worker's ``request``."""
+    """Stored trial with its original ``spec`` and worker's ``request``."""
 
     study: StudyRecord
     spec: StudySpec
@@ -126,7 +126,7 @@ class Stored:
 
     @property
     def until_step(self) -> int | None:
-        """The step to stop at; None if the trial ended by itself."""
+        """Step to stop at; None if the trial ended by itself."""
         return None if self.outcome.state in ENDS_BY_ITSELF else self.curve[-1].step
 
     @property
@@ -164,7 +164,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
-    """Load a trial to rerun."""
+    """Load a trial to rerun; `UsageError` if unsuitable."""
     record = store.studies.get(study)
     trial = store.trials.get(study, number)
     kept = store.trials.spec(study, number)

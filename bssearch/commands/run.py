@@ -156,7 +156,7 @@ def grow(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps a setting, but a stored ``runs`` = 0 becomes the default."""
+    """Change confirmation settings; None keeps a setting, but ``runs`` = 0 becomes the default. Raises `UsageError`."""
     stored = spec.confirm
     if runs is None:
         runs = stored.runs or ConfirmSpec().runs

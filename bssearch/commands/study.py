@@ -33,7 +33,7 @@ Objective = Callable[[Trial], object]
 
 
 class Study:
-    """A study in this process, trained by ``objective`` or between `ask` and `tell`.
+    """Study in this process, trained by ``objective`` or between `ask` and `tell`.
 
     ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread.
 

@@ -115,7 +115,7 @@ def with_schedule(
     values: Mapping[str, ParameterValue],
     probes: Mapping[int, ProbeRecord] = MappingProxyType({}),
 ) -> Configuration:
-    """Add the batch schedule in ``values``, if any."""
+    """Add the batch schedule in ``values``, if any; `UsageError` if invalid."""
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
         return configuration
@@ -185,7 +185,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
 
 
 def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Default configuration with these values, in the space or not."""
+    """Default configuration with these values, in the space or not; `UsageError` if invalid."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
@@ -238,7 +238,7 @@ def _name(problem: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fastest:
-    """The fastest trial, by measured seconds, or steps × step time if contended."""
+    """Fastest trial, by measured seconds, or steps × step time if contended."""
 
     trial: int
     batch_size: int

@@ -294,7 +294,7 @@ class OptunaStudy:
 
 
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
-    """The given phases as a set; raise `UsageError` for an unknown phase."""
+    """Given phases as a set; raise `UsageError` for an unknown phase."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         require(name in set(Phase), f"unknown phase {name!r}; choose from {', '.join(Phase)}")

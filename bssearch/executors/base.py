@@ -70,7 +70,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
-    """The workload and devices of an executor, see `ExecutorSpec`.
+    """Workload and devices of an executor, see `ExecutorSpec`.
 
     Attributes:
         workload: name of a workload in ``folder``, or of the program.
@@ -259,7 +259,7 @@ class Refused:
     out_of_memory: bool = False
 
     def as_error(self) -> BSSearchError:
-        """The failure as an exception."""
+        """Failure as an exception."""
         return (WorkloadError if self.error == "workload" else LaunchError)(self.message, hint=self.hint)
 
 
@@ -323,7 +323,7 @@ class LineSplitter:
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Lines that a chunk completes."""
+        """Lines that a chunk completes; ValueError beyond `LONGEST_LINE_BYTES`."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             raise ValueError(f"a line of more than {LONGEST_LINE_BYTES:,} bytes")

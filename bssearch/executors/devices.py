@@ -11,9 +11,9 @@ CONTEXT_BYTES = 768 * 2**20
 
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Make a slot's device current. Returns the device and the number of usable devices.
+    """Make a slot's device current; return the device and the number of usable devices.
 
-    ``auto`` falls back to the CPU, ``cuda`` does not.
+    ``auto`` falls back to the CPU. Raises `LaunchError` for a missing or, unless ``allow_busy``, a busy device.
     """
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
     choice = (cuda or ["cpu" if wanted == "auto" else "cuda"]) if wanted in {"auto", "cuda"} else [wanted]
@@ -56,7 +56,7 @@ def memory_limit_of_slot(
 
 
 def uuid_of(device: str) -> str | None:
-    """The GPU's UUID as in ``nvidia-smi -L``."""
+    """The GPU's UUID as in ``nvidia-smi -L``; None on a CPU."""
     return device_uuid(torch.device(device)) if device.startswith("cuda") else None
 
 

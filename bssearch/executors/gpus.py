@@ -31,7 +31,7 @@ SMI_SECONDS = 30.0  # without persistence mode, nvidia-smi loads the driver for 
 
 
 class Gpus:
-    """The GPUs of a driver and of its slots.
+    """GPUs of a driver and of its slots.
 
     ``allow_busy`` includes GPUs in use by other programs.
     """
@@ -60,7 +60,7 @@ class Gpus:
     def of_slot(self, slot: int, count: int) -> list[str]:
         """A slot's ``count`` GPUs, which change only with the count.
 
-        If no GPU is free, the slot shares a GPU of this driver.
+        If no GPU is free, a slot with ``count`` = 1 shares a GPU of this driver. Raises `LaunchError` for too few GPUs.
         """
         if len(self._of_slots.get(slot, ())) == count:
             return self._of_slots[slot]

@@ -91,7 +91,7 @@ class LoadedWorkload:
         return str(self._computation.device)
 
     def describe(self) -> WorkloadDescription:
-        """Describe workload and untrained model."""
+        """Describe workload and untrained model, or raise `WorkloadError`."""
         workload, data = self._workload, self._data
         check_takes(workload, self._own_parameters)
         try:

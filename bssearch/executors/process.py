@@ -156,13 +156,13 @@ def check_unchanged(what: str, before: str | None, now: str | None) -> None:
 
 
 def kernel_memory_kills() -> int | None:
-    """The kernel's count of OOM kills."""
+    """The kernel's count of OOM kills, if known."""
     kills = found_in(Path("/proc/vmstat"), r"^oom_kill (\d+)$")
     return None if kills is None else int(kills)
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
-    """Last allocation failure in a log, after byte ``start``."""
+    """Last allocation failure in a log after byte ``start``, if any."""
     return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
 
 
@@ -367,7 +367,7 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 
 
 class WorkerProcess(WorkerHandle):
-    """A worker as a child process in its own session.
+    """Worker as a child process in its own session.
 
     Create the worker in a long-lived thread, because Linux kills the worker with the thread. ``pid`` is also the
     group and session id.

@@ -190,7 +190,7 @@ class Slot:
         return self.trial
 
     def take(self, reply: Reply) -> Event | None:
-        """Process a reply and return its event."""
+        """Process a reply; return its trial event, if any."""
         match reply:
             case Loaded():
                 self.device, self.device_uuid = reply.device, reply.device_uuid
@@ -237,7 +237,7 @@ class Slot:
         worker.kill()
 
     def bury(self) -> TrialEnded | None:
-        """→ EMPTY: reap a dead worker and end its trial."""
+        """→ EMPTY: reap a dead worker; end its trial, or else set ``failure``."""
         worker = self._living
         death = worker.bury()
         self.worker = self.device = self.answer = None
@@ -258,7 +258,7 @@ class Slot:
 
     @property
     def place(self) -> Place | None:
-        """Machine and device of a loaded worker."""
+        """Machine and device of a loaded worker, if any."""
         return (self.worker.place, self.device_uuid or self.device) if self.worker and self.device else None
 
     @property

@@ -18,7 +18,7 @@ from bssearch.figures.svg import Chart, sparkline, stylesheet, svg
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A key figure of the page, with a note."""
+    """Key figure of the page, with a note."""
 
     name: str
     value: Any
@@ -27,7 +27,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table; ``marked`` for the optimum."""
+    """Row of a table; ``marked`` for the optimum."""
 
     cells: Sequence[Any]
     marked: bool = False
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the page."""
+    """Part of the page."""
 
     name: str
     title: str
@@ -57,13 +57,13 @@ class Section:
 
     @property
     def drawn(self) -> dict[str, Chart]:
-        """The charts that are not None."""
+        """Charts that are not None."""
         return {name: chart for name, chart in self.charts.items() if chart is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContent:
-    """The content of a page."""
+    """Content of a page."""
 
     title: str
     kicker: str
@@ -89,12 +89,12 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def page_style() -> str:
-    """The style sheet of a page."""
+    """Style sheet of a page."""
     return stylesheet("colours.css") + stylesheet("page.css")
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """The environment of the page's templates, then of ``more``, which escapes values and rejects undefined values.
+    """Environment of the page's templates, then of ``more``, which escapes values and rejects undefined values.
 
     Filters: ``chart | svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small chart.
     """

@@ -50,7 +50,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """The section on the best schedule of growing batches; None if no schedule reached the target."""
+    """Section on the best schedule of growing batches; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -221,7 +221,7 @@ def _rates(curve: Sequence[Observation]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPicture:
-    """The data for a study's page."""
+    """Data for a study's page."""
 
     study: StudyRecord
     spec: StudySpec
@@ -233,7 +233,7 @@ class StudyPicture:
 
 
 def in_notebook(answer: Answer) -> str:
-    """The answer as HTML for a notebook."""
+    """Answer as HTML for a notebook."""
     return rendered(
         "notebook.html",
         headline=headline(answer),
@@ -623,7 +623,7 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 
 
 def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
-    """The environment as names and values."""
+    """Names and values of an environment's known facts."""
     if environment is None:
         return []
     memory = environment.device_memory_bytes

@@ -59,7 +59,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A displayed value, with the JSON path (``terms.0.bytes``) and value, if any."""
+    """Displayed value, with the JSON path (``terms.0.bytes``) and value, if any."""
 
     shown: Any
     key: str = ""
@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The text to display."""
+        """Text to display."""
         return f"{in_words(self.shown)}{self.unit}"
 
 
@@ -83,7 +83,7 @@ class Shown:
 
 
 def cell(document: Any, key: str) -> Cell:
-    """The cell of a value in a plan's JSON."""
+    """Cell of a value in a plan's JSON."""
     value = reduce(lambda inner, step: inner[step if isinstance(inner, dict) else int(step)], key.split("."), document)
     shown = ("yes" if value else "no") if isinstance(value, bool) else value
     _, size = UNITS.get(key.rpartition(".")[2], ("", 0))
@@ -102,7 +102,7 @@ def table(
     is_shown: Callable[[Any], bool] = lambda _: True,
     folded: bool = False,
 ) -> Table:
-    """A table of the rows at a path in a plan's JSON; the column ``""`` has the rows' names."""
+    """Table of the rows at a path in a plan's JSON; the column ``""`` has the rows' names."""
     entries = document[place]
     return Table(
         caption=caption,
@@ -355,7 +355,7 @@ def shown_larger(plan: LargerPlan) -> Shown:
 
 
 def larger_page(plan: LargerPlan) -> str:
-    """A page with the law, its points, the left-out scale and the prediction."""
+    """Page with the law, its points, the left-out scale and the prediction."""
     shown = shown_larger(plan)
     sections = [
         Section(

@@ -55,7 +55,7 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """The objective's chart as a standalone SVG document."""
+    """Objective's chart as a standalone SVG document; `UsageError` if empty."""
     chart = objective_chart(answer, default_batch_size)
     if chart is None:
         raise UsageError(f"study {answer.study} has no figure to draw; run more trials")
@@ -78,7 +78,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
 
 
 def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart | None:
-    """The objective against batch size, with intervals, lower bounds, the law, and the range within 5 %."""
+    """Objective against batch size, with intervals, lower bounds, the law, and the range within 5 %."""
     objective = objective_in(answer)
     if all(row.objective_value is None for row in answer.batches):
         return None
@@ -411,7 +411,7 @@ ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
 
 
 def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
-    """The trial to draw per batch size, the fastest or else the nearest to the target."""
+    """Trial to draw per batch size, the fastest or else the nearest to the target."""
     chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
     nearest: dict[int, tuple[float, int]] = {}
     for trial in trials:
@@ -423,7 +423,7 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
 
 
 def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
-    """The metric over train seconds of a run per batch size; the optimum has the widest line."""
+    """Metric over train seconds of a run per batch size; the optimum has the widest line."""
     drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
@@ -446,7 +446,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """The metric over train seconds of some trials."""
+    """Metric over train seconds of some trials."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None

@@ -33,7 +33,7 @@ Shape = Literal["straight", "hv", "vh"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``; the chart leaves out ticks without room."""
+    """Axis from ``low`` to ``high``; the chart leaves out ticks without room."""
 
     title: str
     low: float
@@ -55,7 +55,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point with an optional interval, tooltip (``about``) and label."""
+    """Point with an optional interval, tooltip (``about``) and label."""
 
     x: float
     y: float
@@ -83,7 +83,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A shaded range of the x axis."""
+    """Shaded range of the x axis."""
 
     name: str
     low: float
@@ -92,7 +92,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLine:
-    """A dotted line at a value of the y axis, or of the x axis if upright."""
+    """Dotted line at a value of the y axis, or of the x axis if upright."""
 
     at: float
     name: str = ""
@@ -102,7 +102,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True)
 class ColourScale:
-    """The legend of point colours, with labels at shares of the colour sequence."""
+    """Legend of point colours, with labels at shares of the colour sequence."""
 
     title: str
     ticks: Sequence[Tick]
@@ -121,7 +121,7 @@ class Chart:
 
 
 def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
-    """A logarithmic axis with a tick at each batch size."""
+    """Logarithmic axis with a tick at each batch size."""
     room = max(10**0.1, (sizes[-1] / sizes[0]) ** PADDING)
     return Axis(
         title,
@@ -147,7 +147,7 @@ def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = 
 
 
 def extent(series: Iterable[Series]) -> list[float]:
-    """The y values of points and interval ends."""
+    """Y values of points and interval ends."""
     return [
         value
         for one in series
@@ -180,7 +180,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def sequence_colour(share: float) -> str:
-    """The colour at a share of the sequence; 0 is the best."""
+    """Colour at a share of the sequence; 0 is the best."""
     place = round(min(1.0, max(0.0, share)), 2) * (STOPS - 1)
     before = min(int(place), STOPS - 2)
     percent = round(100 * (place - before))
@@ -188,7 +188,7 @@ def sequence_colour(share: float) -> str:
 
 
 def short_name(text: object) -> str:
-    """The name on one line, cut to `LONGEST_NAME` characters."""
+    """Name on one line, cut to `LONGEST_NAME` characters."""
     words = " ".join(str(text).split())
     return words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1]}…"
 
@@ -246,7 +246,7 @@ class Size:
 
     @property
     def row(self) -> float:
-        """The height of a row of text."""
+        """Height of a row of text."""
         return 1.55 * self.font
 
 
@@ -274,7 +274,7 @@ class Box(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A point with its position in pixels."""
+    """Point with its position in pixels."""
 
     point: Point
     x: float
@@ -292,11 +292,11 @@ class Frame:
     y_ticks: Sequence[Tick]
 
     def x(self, value: float) -> float:
-        """The x pixel of a value."""
+        """X pixel of a value."""
         return self.box.left + self.x_axis.share(value) * (self.box.right - self.box.left)
 
     def y(self, value: float) -> float:
-        """The y pixel of a value."""
+        """Y pixel of a value."""
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
@@ -356,7 +356,7 @@ SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 120, 32, 5
 
 
 def sparkline(values: Mapping[int, float], best: int) -> str:
-    """A small chart of figures by batch size, on a log scale if all are positive, with the best marked."""
+    """Small chart of figures by batch size with the best marked, log scale if all are positive; empty if not finite."""
     sizes = sorted(values)
     on = math.log if min(values.values()) > 0 else float
     low, high = on(min(values.values())), on(max(values.values()))
@@ -705,7 +705,7 @@ def short(value: float) -> str:
 
 
 def width_of(text: str, font: float) -> float:
-    """The approximate width of a text."""
+    """Approximate width of a text."""
     return font * sum(WIDTH_OF.get(character, 0.62) for character in text)
 
 

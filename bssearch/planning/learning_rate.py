@@ -41,7 +41,7 @@ ROUNDING = 1e-9  # κ(1 − β) counts as 1 within this distance, which is above
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule of thumb, its limits and its source."""
+    """Rule of thumb, its limits and its source."""
 
     rate: LearningRateRule | None = None  # None means the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
 
 
 class LearningRateRequest(Request):
-    """A tuned configuration at ``from_batch``, and the ``batch`` to train with."""
+    """Tuned configuration at ``from_batch``, and the ``batch`` to train with."""
 
     from_batch: Annotated[
         Count, Option("Batch size of the tuned configuration.", label="Tuned at batch", unit="samples")
@@ -198,7 +198,7 @@ class LearningRateRequest(Request):
 
     @property
     def rules(self) -> list[str]:
-        """The requested rules, without duplicates."""
+        """Requested rules, without duplicates."""
         return list(dict.fromkeys(self.rule or RULES_OF_THUMB))
 
     @property

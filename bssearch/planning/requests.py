@@ -81,10 +81,10 @@ class Request(BaseModel):
 
 
 class Plan:
-    """The base class of answers to requests."""
+    """Base class of answers to requests."""
 
     def document(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Plan as JSON values."""
         return asdict(cast(Any, self))
 
 
@@ -155,7 +155,7 @@ ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark, with a ``code`` for programs and a ``message`` for people."""
+    """Remark, with a ``code`` for programs and a ``message`` for people."""
 
     code: str
     message: str

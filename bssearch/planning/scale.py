@@ -40,7 +40,7 @@ Micro = Annotated[int, Field(ge=1, le=10**6)]  # the plan tries all micro-batche
 
 
 class AccumulationRequest(Request):
-    """A batch size, with the devices that share the batch."""
+    """Batch size, with the devices that share the batch."""
 
     batch: Annotated[
         Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
@@ -282,14 +282,14 @@ class ScaleRequest(Request):
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Seconds of a ring all-reduce, 2(n − 1)·(latency + bytes / (n·bandwidth))."""
+        """Seconds of a ring all-reduce, 2(n − 1)·(latency + bytes / (n·bandwidth)); 0 if the bandwidth is unknown."""
         if devices == 1 or self.bandwidth_gb_s is None:
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def bandwidth_of(self, devices: int, seconds: float) -> float:
-        """The bandwidth (GB/s) for a ring all-reduce in ``seconds``."""
+        """Bandwidth (GB/s) for a ring all-reduce in ``seconds``."""
         return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
@@ -321,7 +321,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleInterval:
-    """A number with the interval; None if unknown or open."""
+    """Number with the interval; None if unknown or open."""
 
     estimate: float | None
     low: float | None = None
@@ -330,7 +330,7 @@ class ScaleInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan(Plan):
-    """The plan for 1 … ``devices`` devices."""
+    """Plan for 1 … ``devices`` devices."""
 
     devices: int
     b_crit: ScaleInterval

@@ -159,7 +159,7 @@ class StartRequest(Request):
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:
-        """A copy with the model's parameters and memory per sample."""
+        """Copy with the model's parameters and memory per sample."""
         if self.model is None:
             return self
         source: dict[str, Any] = {"network" if self.model in ARCHITECTURES else "model": self.model}
@@ -179,7 +179,7 @@ class StartRequest(Request):
 
     @property
     def safe_micro_batch(self) -> int | None:
-        """The most samples that fit; None if unknown."""
+        """Most samples that fit; None if unknown."""
         return min(math.floor(self.room_bytes / self.sample_bytes), 2**30) if self.sample_mib else None
 
     @property
@@ -192,7 +192,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """The plan of a first study, with ``reasons`` by field."""
+    """Plan of a first study, with ``reasons`` by field."""
 
     answers: dict[str, Any]
     spec: StudySpec

@@ -107,7 +107,7 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Batch schedule of a configuration; None if its batch size is constant."""
+    """Batch schedule of a configuration; None if its batch size is constant, `UsageError` if invalid."""
     if (name := configuration.parameters.get(BATCH_SCHEDULE)) is None:
         return None
     require(

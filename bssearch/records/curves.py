@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The interval from the last miss of the target to the first hit.
+    """Interval from the last miss of the target to the first hit.
 
     The same fraction interpolates ``steps`` (rounded up) and ``train_seconds``.
     """

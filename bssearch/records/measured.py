@@ -168,7 +168,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TrialObserved:
-    """A new evaluation of a running trial."""
+    """New evaluation of a running trial."""
 
     number: int
     observation: Observation

@@ -16,7 +16,7 @@ from bssearch.records.question import Configuration, ParameterValue, Phase, Targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
+    """Trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
 
     A fresh optimizer's learning rate rises over ``rise_samples``.
     """
@@ -54,7 +54,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan(Planned):
-    """A trial to run: new, or stored with the number ``queued`` or ``resumed``.
+    """Trial to run: new, or stored with the number ``queued`` or ``resumed``.
 
     ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. If a trial newer than
     ``after`` exists, the driver drops the plan.
@@ -199,7 +199,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """A stored step time with its evaluation cadence; both are None if the batch size does not fit.
+    """Stored step time with its evaluation cadence; both are None if the batch size does not fit.
 
     ``error`` is None unless a fit over visits gave the step time.
     """
@@ -256,7 +256,7 @@ class TrialRecord(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """A study to store: its spec as JSON values, and its question's digest."""
+    """Study to store: its spec as JSON values, and its question's digest."""
 
     name: str
     spec: Mapping[str, object]

@@ -17,7 +17,7 @@ class LearningRateRule(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """The rule in words, such as "∝ batch"."""
+        """Rule in words, such as "∝ batch"."""
         return {"linear": "∝ batch", "sqrt": "∝ √batch", "none": "the same throughout"}[self.value]
 
 

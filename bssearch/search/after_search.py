@@ -59,7 +59,7 @@ MISSED = 1e9  # a figure worse than any success
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best constant-batch configuration, with median samples to the target."""
+    """Best constant-batch configuration, with median samples to the target."""
 
     configuration: Configuration
     samples_to_target: float
@@ -68,7 +68,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """The next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
+    """Next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -108,7 +108,7 @@ def _in_known_micro_batches(history: History, configuration: Configuration) -> C
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """The configuration for a schedule's coordinates."""
+    """Configuration for a schedule's coordinates."""
     space, growth = history.spec.space, history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth, tuned), tuned)
@@ -269,7 +269,7 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """The next schedule trial, enqueued trials first; None if no budget, new schedule or tuned batch is left."""
+    """Next schedule trial, enqueued trials first; None if no budget, new schedule or tuned batch is left."""
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
         configuration = _in_known_micro_batches(history, queued.configuration)
@@ -285,7 +285,7 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """The next repeat of the best schedules, with a confirmation seed."""
+    """Next repeat of the best schedules with a confirmation seed, if any."""
     made = CompletedRuns(history, [one for one in history.of_phase(Phase.AUDIT) if one.configuration.grows])
     return next(interleaved(history, made, _best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
@@ -347,7 +347,7 @@ def _plan(
 
 
 def next_run(history: History, runs: int) -> TrialPlan | None:
-    """The next of ``runs`` full-length runs per finalist, with confirmation seeds; None if no run remains."""
+    """Next of ``runs`` full-length runs per finalist, with confirmation seeds; None if no run remains."""
     limit = history.spec.budget.trial_train_seconds
     made = CompletedRuns(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
     return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
@@ -370,7 +370,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """A copy with at least the optimum's regularisation × √(B / B_opt), within the space."""
+    """Copy with at least the optimum's regularisation × √(B / B_opt), within the space."""
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
     changes: dict[str, Any] = {
         name: max(getattr(configuration, name), _within(getattr(space, name), factor * getattr(optimum, name)))
@@ -386,7 +386,7 @@ def _within(domain: Domain, value: float) -> float:
 
 
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
-    """The next run on more devices; None if no run remains.
+    """Next run on more devices; None if no run remains.
 
     Each number of devices on the front gets ``confirm.runs`` runs of its best batch size. If none of these has started
     since ``runs_before``, one contender runs.

@@ -1,7 +1,6 @@
 """Measure isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-A visit times a batch size for `SECONDS_LIMIT` seconds. Visits alternate between batch sizes, so that a temporary
-slowdown affects all sizes equally.
+A visit times a batch size for `SECONDS_LIMIT` seconds. Visits alternate between batch sizes.
 """
 
 import itertools
@@ -304,7 +303,7 @@ def default_at(
     seconds_limit: float = SECONDS_LIMIT,
     world_size: int | None = None,
 ) -> StepTimeRequest:
-    """A request to time the default configuration with all regularisation on, as in most trials."""
+    """Request to time the default configuration with all regularisation on, as in most trials."""
     default = spec.space.with_all_regularisation(spec.default_configuration)
     devices = world_size or default.world_size
     return StepTimeRequest(
@@ -343,7 +342,7 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
 
 
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
-    """The error that not even a single sample fits into memory."""
+    """Error that not even a single sample fits into memory."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     return LaunchError(

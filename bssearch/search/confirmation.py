@@ -101,7 +101,7 @@ def compared_sizes(history: History) -> frozenset[int]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """The best configuration of each neighbour of a batch size; for a neighbour without a hit, ``batch_size``'s best.
+    """Best configuration of each neighbour of a batch size; for a neighbour without a hit, ``batch_size``'s best.
 
     A neighbour gets no run if this configuration missed the target in a whole trial at the neighbour. Trials that
     stopped early do not count, because the seed may be unlucky.
@@ -132,7 +132,7 @@ def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -
 
 
 def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
-    """The first of the `remaining` confirmation runs; None if no run remains."""
+    """First of the `remaining` confirmation runs; None if no run remains."""
     return next(iter(remaining(history, history.of_phase(Phase.CONFIRM), spares=spares)), None)
 
 
@@ -190,7 +190,7 @@ def _plain_misses(history: History, trials: Sequence[TrialRecord]) -> list[Plain
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """A message if this trial makes the configuration a plain miss, else None."""
+    """Message if this trial makes the configuration a plain miss, else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
@@ -231,7 +231,7 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 
 
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
-    """The verdict over search and confirmation; None if no trial reached the target."""
+    """Verdict over search and confirmation; None if no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
     return decide(counted, history.spec.confirm.runs, history.objective, _timed(history))
 
@@ -241,7 +241,7 @@ def _timed(history: History) -> StepSeconds:
 
 
 def in_vain(history: History) -> str | None:
-    """A message if every confirmed configuration plainly misses the target, else None."""
+    """Message if every confirmed configuration plainly misses the target, else None."""
     trials = history.of_phase(Phase.CONFIRM)
     missed = _missed(history, trials)
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
@@ -273,10 +273,8 @@ def ending(history: History) -> str | None:
 
 
 def is_final(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
-    """True if the answer is sure now and was sure before the last run.
-
-    A single check is not enough, because with a check after each run, any answer seems sure at some time.
-    """
+    """True if the answer is sure now and was sure before the last run."""
+    # A single check is not enough, because with a check after each run, any answer seems sure at some time.
     if not known.are_sure:
         return False
     before = [one for one in in_force(history, trials) if one.state.has_result][:-1]
@@ -360,7 +358,7 @@ class CompletedRuns:
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """The number of this seed's earlier run without a result."""
+        """Number of this seed's earlier run without a result, if any."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:

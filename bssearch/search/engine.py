@@ -59,7 +59,7 @@ class Planner:
         self._sampler = sampler
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """The next search trial or None, and the reason if the search ends.
+        """Next search trial or None, and the reason if the search ends.
 
         The order is: enqueued, lost, paused, default, evidence trials, then the sampler's proposal. Enqueued, lost
         uncapped and promising paused trials run even beyond the budget of trials.
@@ -88,7 +88,7 @@ class Planner:
         return (None if following is None else self._plan(following)), ending
 
     def asked_for(self) -> TrialPlan | None:
-        """The next enqueued or lost uncapped trial, if any."""
+        """Next enqueued or lost uncapped trial, if any."""
         queued = next(iter(self._history.in_state(TrialState.QUEUED)), None)
         trial = queued or self._history.to_retry(uncapped=True)
         return None if trial is None else self._plan(trial)
@@ -299,7 +299,7 @@ class EngineStage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """A running trial of this driver; ``stopping`` is the end state that the engine requested."""
+    """Running trial of this driver; ``stopping`` is the end state that the engine requested."""
 
     plan: TrialPlan
     is_savable: bool
@@ -350,7 +350,7 @@ class Engine:
         self._ending: str | None = None
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """The outcome to store; a failed resume is LOST, because the configuration is not the cause."""
+        """Outcome to store; a failed resume is LOST, because the configuration is not the cause."""
         running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
@@ -552,7 +552,7 @@ class Engine:
         return []
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """Stop trials instead of pausing them."""
+        """From now on, stop trials instead of pausing them."""
         if not self.pruning.standings.can_wait:
             return []
         self.pruning.standings.can_wait = False

@@ -43,7 +43,7 @@ class Told(NamedTuple):
 
 
 class _Kept(BaseModel):
-    """A stored finding without its invalid parts."""
+    """Stored finding without its invalid parts."""
 
     made_by: int | None = None
     answer: Answer | None = None
@@ -103,12 +103,12 @@ def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """The stored quick answer, or None."""
+    """Stored quick answer, or None."""
     return _Kept.model_validate(store.findings.last(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """The quick answer as the search's prior; None unless trials race."""
+    """Quick answer as the search's prior; None unless trials race."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
@@ -144,7 +144,7 @@ def _current(store: Store, name: str) -> Answer | None:
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer from ``trials``, by default the stored trials."""
+    """Compute the answer from ``trials``, by default the stored trials; raises as `build_answer`."""
     study = store.studies.get(name)
     spec = spec_of(study)
     trials = store.trials.of(name) if trials is None else trials

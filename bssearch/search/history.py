@@ -25,7 +25,7 @@ from bssearch.spec import StudySpec, are_coordinates
 
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
-    """The 31-bit seed of a phase's trial ``index``."""
+    """31-bit seed of a phase's trial ``index``."""
     return int.from_bytes(hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()[:4]) >> 1
 
 
@@ -61,9 +61,9 @@ Identity = tuple[object, ...]
 
 
 def seed_noise(trials: Iterable[tuple[Identity, TrialRecord]]) -> float:
-    """The seed-to-seed standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`.
+    """Seed-to-seed standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`.
 
-    Configurations with a censored run do not count, because only lucky runs have a time.
+    Configurations with a censored run do not count.
     """
     logs, censored = defaultdict[Identity, list[float]](list), set[Identity]()
     for key, trial in trials:
@@ -207,11 +207,11 @@ class History:
 
     @property
     def length(self) -> int:
-        """The newest trial's number, or 0."""
+        """Newest trial's number, or 0."""
         return next(reversed(self._all), 0)
 
     def trial(self, number: int) -> TrialRecord | None:
-        """The trial with a number, or None."""
+        """Trial with a number, or None."""
         return self._all.get(number)
 
     def value(self, trial: TrialRecord | None) -> float:
@@ -227,12 +227,12 @@ class History:
 
     @property
     def incumbent(self) -> TrialRecord | None:
-        """The trial with the least figure, if any."""
+        """Trial with the least figure, if any."""
         return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
 
     @property
     def reference(self) -> TrialRecord | None:
-        """The incumbent, else the first censored trial."""
+        """The incumbent, else the first censored trial, if any."""
         if (best := self.incumbent) is not None:
             return best
         ran = [trial for state in TrialState if state.is_censored for trial in self._by_state[state].values()]
@@ -251,17 +251,17 @@ class History:
 
     @property
     def largest(self) -> int | None:
-        """The largest feasible batch size without accumulation."""
+        """Largest feasible batch size without accumulation, if any."""
         return max([size for size in self.feasible if self.probes[size].is_whole], default=None)
 
     @property
     def budget_share(self) -> float:
-        """The larger of the spent shares of trials and wall seconds."""
+        """Larger of the spent shares of trials and wall seconds."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
     def time_share(self) -> float:
-        """The spent share of wall seconds; 0 if unlimited."""
+        """Spent share of wall seconds; 0 if unlimited."""
         seconds = self.spec.budget.wall_seconds
         return 0.0 if seconds is None else self.busy_seconds / seconds
 
@@ -287,7 +287,7 @@ class History:
         return [trial for trial in self.all_trials if trial.phase is phase]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """The search trial with the least figure at a batch size, if any."""
+        """Search trial with the least figure at a batch size, if any."""
         return self._best.get(batch_size)
 
     def in_state(self, *states: TrialState) -> list[TrialRecord]:
@@ -305,7 +305,7 @@ class History:
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """The configuration in current micro-batches on the search's devices; unchanged if untimed."""
+        """Configuration in current micro-batches on the search's devices; unchanged if untimed."""
         probe = self.probes.get(configuration.batch_size)
         return configuration if probe is None else configuration.on_devices(probe.world_size, probe.micro_batch_size)
 
@@ -315,7 +315,7 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """The best coordinates at the nearest batch size with a hit of tuned values, else the default's."""
+        """Best coordinates at the nearest batch size with a tuned hit, else the default's; None outside the space."""
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
         if not winners:
@@ -327,7 +327,7 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """A lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once, if any.
 
-        Cancelled trials count only if ``uncapped``, because a user or the answer needs uncapped trials.
+        Cancelled trials count only if ``uncapped``.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

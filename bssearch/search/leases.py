@@ -44,7 +44,7 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """A unique name for a driver."""
+    """Unique name for a driver."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
@@ -93,11 +93,8 @@ def _start(pid: int) -> str:
 
 @contextmanager
 def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
-    """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread.
-
-    Failures of ``beat`` have no effect, because the main loop reports database errors, and a lease outlasts three
-    beats.
-    """
+    """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread. Failures of ``beat`` have no effect."""
+    # The main loop reports database errors, and a lease outlasts three beats.
     stopped = threading.Event()
 
     def run() -> None:

@@ -11,7 +11,7 @@ from bssearch.storage.repository import Store
 
 
 class SearchEnd(BaseModel):
-    """The reason for the end of a search, the spent trials and the budget."""
+    """Reason for the end of a search, the spent trials and the budget."""
 
     reason: str
     spent: int
@@ -19,7 +19,7 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """The end of the search; None if the search is open or the stored value is invalid."""
+    """End of the search; None if the search is open or the stored value is invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None
@@ -59,7 +59,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """A text such as ``batch 64, 0.131 s, 93 % sure``; final or provisional if the probability is unknown."""
+        """Text such as ``batch 64, 0.131 s, 93 % sure``; final or provisional if the probability is unknown."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "provisional" if self.provisional else "final"
         if self.within_5_percent is not None:
@@ -68,7 +68,7 @@ class ShortAnswer(BaseModel):
 
 
 def short_answer(store: Store, name: str) -> ShortAnswer | None:
-    """The last stored answer; None if the store has no valid answer."""
+    """Last stored answer; None if the store has no valid answer."""
     with suppress(ValidationError):
         return ShortAnswer.model_validate(store.findings.last(name).get("answer"))
     return None

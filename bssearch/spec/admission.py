@@ -1,7 +1,6 @@
-"""Check every configuration against the user's spec before it trains.
+"""Check every configuration against the user's spec before it trains."""
 
-A database or an imported file can hold any values, and a command puts these values into shell words.
-"""
+# A database or an imported file can hold any values, and a command puts these values into shell words.
 
 from collections.abc import Mapping
 from dataclasses import replace

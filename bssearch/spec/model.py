@@ -392,7 +392,7 @@ class StudySpec(StrictModel):
 
     @property
     def at_scales(self) -> list[Self]:
-        """A study for each scale, NAME.1 of the least samples first; the spec itself without several scales."""
+        """Study for each scale, NAME.1 of the least samples first; the spec itself without several scales."""
         if len(self.scales) < 2:
             return [self]
         whole = "command" if self.command else "arguments"
@@ -415,7 +415,7 @@ class StudySpec(StrictModel):
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
-        """A study to store with this spec."""
+        """Study to store with this spec."""
         return NewStudy(
             name=self.name,
             spec=self.model_dump(mode="json"),

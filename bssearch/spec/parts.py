@@ -119,7 +119,7 @@ Slots = Annotated[
 
 
 class TargetSpec(StrictModel):
-    """The metric value to reach on the validation part."""
+    """Metric value to reach on the validation part."""
 
     metric: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     value: float = Field(ge=-LARGEST_METRIC, le=LARGEST_METRIC)
@@ -142,7 +142,7 @@ class ScaleSpec(StrictModel):
 
 
 class DefaultSpec(StrictModel):
-    """The configuration in use today: the first trial, and the baseline of speed-ups.
+    """Configuration in use today: the first trial, and the baseline of speed-ups.
 
     Missing fields take the space's fixed value; searched fields are required. ``learning_rate`` applies at
     ``batch_size`` and may be outside the space.
@@ -216,7 +216,7 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 class SamplerSpec(StrictModel):
-    """The sampler of configurations; see `bssearch guide searching`.
+    """Sampler of configurations; see `bssearch guide searching`.
 
     ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample all but the batch size.
     """
@@ -231,7 +231,7 @@ class SamplerSpec(StrictModel):
 
 
 class PrunerSpec(StrictModel):
-    """The pruner of trials; see `bssearch guide searching`.
+    """Pruner of trials; see `bssearch guide searching`.
 
     Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target, by default from the seed-to-seed
     spread. Paused trials use at most ``checkpoint_gib`` of disk.

@@ -345,7 +345,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lined_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
-    """Value of a YAML file, and the line of each field."""
+    """Value of a YAML file, and the line of each field; `SpecError` if invalid."""
     try:
         value, node = read_yaml(text)
         return value, dict(_yaml_lines(node, ()))
@@ -389,7 +389,7 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Parse a command-line value as in a spec."""
+    """Parse a command-line value as in a spec, or raise `SpecError`."""
     try:
         require(
             len(text) <= MOST_BYTES and is_unicode(text),
@@ -467,7 +467,7 @@ NEWER = "a newer bssearch may have written the spec: upgrade this bssearch"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Spec of a stored study."""
+    """Spec of a stored study; `DatabaseError` if unreadable."""
     try:
         stored: dict[str, Any] = dict(study.spec)
         preset = stored.pop("preset", None)

@@ -223,7 +223,7 @@ ValueType = NumberType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Value type from its description in a template file or worker row."""
+    """Value type from its description in a template file or worker row; `ValueError` if invalid."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type must be a mapping such as {type: integer, low: 1, high: 400}")
     if data.get("type") == "boolean":
@@ -333,7 +333,7 @@ class Templates(dict[str, Template]):
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a worker's template file; ``overrides`` must be valid for each spec."""
+    """Read a worker's template file; ``overrides`` must be valid for each spec. Raises `SpecError`."""
     data = read_file(path, "file of templates", _EXAMPLE)
     require(
         isinstance(data, Mapping) and set(data) == {"templates"} and isinstance(data["templates"], Mapping),

@@ -134,7 +134,7 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
 
 
 def checked(kind: Kind, row: object) -> dict[str, Any]:
-    """Validate an exported row."""
+    """Validate an exported row, or raise `UsageError`."""
     try:
         return vars(LAYOUTS[kind].exported.model_validate(row))
     except ValidationError as error:

@@ -49,7 +49,7 @@ LONGEST_PREFIX = 50
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of a team's database; people's logins are members.
+    """Roles of a team's database; people's logins are members.
 
     Readers see studies, writers run studies, owners upgrade tables.
     """
@@ -418,7 +418,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Limit Alembic to bssearch's tables."""
+    """False for tables of other programs or of Alembic."""
     return kind != "table" or (name is not None and name.startswith(PREFIX) and name != VERSION_TABLE)
 
 

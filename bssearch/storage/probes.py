@@ -110,7 +110,7 @@ class ProbeStore(StorePart):
     ) -> dict[int, ProbeRecord]:
         """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any.
 
-        Only the smallest number of devices counts, because the search uses this number.
+        Only the smallest number of devices counts.
         """
         rows = connection.execute(PROBES.where(PROBE_ROWS.c.study_id == study_id)).mappings()
         timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
@@ -141,7 +141,7 @@ class ProbeStore(StorePart):
     ) -> list[TrialRecord]:
         """Trials with ``steps_x_step_time_s`` from the step times of all visits.
 
-        Trials of another model keep their stored value, because probes time only the default configuration's model.
+        Trials of another model keep their stored value.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)

@@ -201,7 +201,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def set_state(self, connection: Connection, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission."""
+        """Pause, cancel or requeue a submission; `UsageError` if its state forbids this."""
         _lock(connection)
         found = _submission(connection, name)
         if found.state is state:

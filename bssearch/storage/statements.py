@@ -204,7 +204,7 @@ _HELD_IDS = _TRIAL_IDS.add_columns(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary(StudyRecord):
-    """A study with its trial counts."""
+    """Study with its trial counts."""
 
     trials: int
     reached: int
@@ -239,7 +239,7 @@ def stored_trial(connection: Connection, study_id: int, number: int) -> TrialRec
 def trial_ids_of(
     connection: Connection, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
-    """Row ids of trials by trial number.
+    """Row ids of trials by trial number; `NotFoundError` for a missing trial.
 
     With ``owner``, lock the trials until the transaction ends, and return only trials that this owner runs.
     """
@@ -361,7 +361,7 @@ class Counters:
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """Revision counters of a study."""
+    """Revision counters of a study; `NotFoundError` if missing."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:

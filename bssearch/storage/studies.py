@@ -52,7 +52,7 @@ from bssearch.storage.trials import check_idle
 
 
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
-    """Store a study; ``again`` allows an equal stored study."""
+    """Store a study, or raise `UsageError` if the name is taken; ``again`` allows an equal stored study."""
     if insert_if_absent(connection, STUDY_ROWS, to_columns(study)):
         return
     stored = connection.execute(STUDY.where(STUDY_ROWS.c.name == study.name)).mappings().first()
@@ -107,7 +107,7 @@ class StudyStore(StorePart):
 
     @patiently
     def get(self, name: str) -> StudyRecord:
-        """Study of this name."""
+        """Study of this name; `NotFoundError` if missing."""
         found = self.find(name)
         if found is None:
             with self._database.reading() as connection:
@@ -266,7 +266,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial(Planned):
-    """A finished trial to import."""
+    """Finished trial to import."""
 
     outcome: TrialOutcome
     curve: Sequence[Observation] = ()
@@ -274,7 +274,7 @@ class FinishedTrial(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStudy:
-    """A study to import; its trials get the numbers 1, 2, …"""
+    """Study to import; its trials get the numbers 1, 2, …"""
 
     study: NewStudy
     environment: Environment

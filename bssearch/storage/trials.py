@@ -250,7 +250,7 @@ class TrialStore(StorePart):
 
     @reads
     def fast(self, connection: Connection, study_id: int, phase: Phase | None = None) -> list[TrialRecord]:
-        """The fastest trial that was not contended, and all contended trials that reached the target."""
+        """Fastest trial that was not contended, and all contended trials that reached the target."""
         one = TRIAL_ROWS.c
         reached = TRIALS.where(one.study_id == study_id, one.time_to_target_s.is_not(None))
         reached = reached if phase is None else reached.where(one.phase == phase)

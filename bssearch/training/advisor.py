@@ -55,7 +55,7 @@ FARTHEST_SUM = 0.02  # relative distance of the halves' sum from the whole gradi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAdvice:
-    """The present findings of a `BatchAdvisor`.
+    """Present findings of a `BatchAdvisor`.
 
     Attributes:
         batch_size: Samples per optimizer step, of all ranks together.

@@ -139,7 +139,7 @@ class TokenBatches:
         self._generator = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> Iterator[TokenStep]:
-        """Yield the next epoch's whole steps."""
+        """Yield the next epoch's whole steps; `UsageError` without a whole step."""
         step: TokenStep = []
         has_stepped = False
         for rows in torch.split(torch.randperm(len(self.lengths), generator=self._generator), self._pool):
@@ -432,7 +432,7 @@ class Growth:
 
     @property
     def next_size(self) -> int | None:
-        """The next stage's batch size, if any."""
+        """Next stage's batch size, if any."""
         return None if self.place + 1 == len(self.stages) else self.stages[self.place + 1].batch_size
 
     @property

@@ -100,7 +100,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """A warning if more than `LEDGER_GAP_SHARE` and `LEDGER_GAP_SECONDS` of ``wall`` are outside all ledgers."""
+        """Warning if more than `LEDGER_GAP_SHARE` and `LEDGER_GAP_SECONDS` of ``wall`` are outside all ledgers."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
@@ -126,7 +126,7 @@ class Clock:
 
     @property
     def cpu_share(self) -> float | None:
-        """Share of train seconds in which this thread ran on a CPU."""
+        """Share of train seconds in which this thread ran on a CPU, if known."""
         return self._share_of_train("cpu", "host")
 
     def _share_of_train(self, part: str, whole: str) -> float | None:
@@ -309,7 +309,7 @@ class RunDelay(threading.local):
     _file: int | None = None
 
     def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
-        """Seconds that this thread waited: the second number in proc_pid_schedstat(5)."""
+        """Seconds that this thread waited for a CPU (proc_pid_schedstat(5), second number), if known."""
         if self._process != os.getpid():  # after a fork, the open file describes the parent
             self._process, self._file = os.getpid(), None
             with suppress(OSError):

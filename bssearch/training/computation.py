@@ -59,7 +59,7 @@ class Computation:
     def build_model(
         self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
     ) -> nn.Module:
-        """A fresh model in training mode on the device; the caller seeds the generators.
+        """Fresh model in training mode on the device; the caller seeds the generators.
 
         With CUDA graphs the previous model becomes unusable. If ``torch.compile`` fails, the model stays uncompiled.
         """
@@ -232,7 +232,7 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32."""
+    """Precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32. `LaunchError` if unavailable."""
     available = available_precisions(device)
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"
@@ -264,7 +264,7 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
-    """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass."""
+    """Recompute ``workload.checkpointed_modules(model)`` in the backward pass; `WorkloadError` without modules."""
     checkpointed_modules: Any = getattr(workload, "checkpointed_modules", None)
     require(
         checkpointed_modules is not None,

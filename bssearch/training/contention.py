@@ -198,7 +198,7 @@ class DeviceWatch:
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """GPU bytes outside this process's allocator, driver and contexts included."""
+    """GPU bytes outside this process's allocator, driver and contexts included, if known."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # the device failed, or PyTorch has no CUDA

@@ -33,7 +33,7 @@ FEWEST_EVALUATIONS = 20  # fewest evaluations in the full limit, which locate th
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
-    """The evaluation cadence in optimizer steps."""
+    """Evaluation cadence in optimizer steps."""
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
     # e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
@@ -78,7 +78,7 @@ class CourseProgress:
 
     @property
     def peak(self) -> int | None:
-        """The largest memory peak."""
+        """Largest memory peak in bytes, if any."""
         return max(self.peaks, default=None)
 
     def note_peak(self, peak: int | None) -> None:
@@ -154,7 +154,7 @@ class Course:
         self.progress = CourseProgress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending, if due."""
+        """Take an evaluation; return the ending, if due. Raises `UsageError` if metric and target differ in unit."""
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
             raise UsageError(
@@ -175,14 +175,14 @@ class Course:
         return None
 
     def limited(self, train_seconds: float) -> Ending | None:
-        """Ending of a trial past its time limit."""
+        """Ending if a trial passed its limit of train seconds."""
         limit = self._plan.train_seconds_limit
         if train_seconds <= limit:
             return None
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """Ending of a trial that stayed at chance for half of the whole budget."""
+        """Ending if a trial stayed at chance for half of the whole budget."""
         # The incumbent's limit does not count, because this limit may be shorter than a large batch's warmup.
         target, best = self._request.target, self.progress.best
         chance = None if self._metric is None else self._metric.chance

@@ -178,7 +178,7 @@ def _source_file(workload: object) -> Path | None:
 
 
 def cudnn_version() -> str | None:
-    """cuDNN's version."""
+    """cuDNN's version, if any."""
     # The number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2.
     number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if number is None:

@@ -69,7 +69,7 @@ def pass_of(
     samples: int,
     divisors: Divisors | None,
 ) -> Pass | None:
-    """A pass over small batches of unequal weight; None unless two batches have finite gradients."""
+    """Pass over small batches of unequal weight; None unless two batches have finite gradients."""
     # A small batch's gradient is its weight × the gradient of its mean loss. Plain and for Adam, `small` is the sum of
     # the small batches' squared norms, and `big` the squared norm of the sum of their gradients. `weights` are the sums
     # of the squared weights and of the weights, `batch` the samples of all small batches.

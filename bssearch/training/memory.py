@@ -89,7 +89,7 @@ class DeviceMemoryMeter:
     restart = start
 
     def peak_bytes(self) -> int | None:
-        """Peak bytes."""
+        """Peak bytes, if known."""
         return peak_memory_bytes(self.device)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class ResidentMemoryMeter:
         CLEAR_REFS.write_text("5")
 
     def peak_bytes(self) -> int | None:
-        """Growth in bytes."""
+        """Growth in bytes, if known."""
         peak = self._highest()
         return None if self._from is None or peak is None else max(0, peak - self._from)
 
@@ -211,7 +211,7 @@ def allocation_retries(device: torch.device) -> int:
 
 
 def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
-    """A warning if the allocator held `UNUSED_SHARE` of a GPU without tensors."""
+    """Warning if the allocator held `UNUSED_SHARE` of a GPU beyond the tensors' peak."""
     if device.type != "cuda" or peak_bytes is None:
         return None
     reserved = torch.cuda.max_memory_reserved(device)
@@ -223,7 +223,7 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
 
 
 def peak_process_memory_bytes(device: torch.device) -> int | None:
-    """The process's peak bytes: tensors on a GPU, else resident."""
+    """The process's peak bytes if known: tensors on a GPU, else resident."""
     return peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
 
 

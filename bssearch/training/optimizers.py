@@ -152,7 +152,7 @@ KEYWORDS = {
 
 
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
-    """Build the optimizer of a model's trainable parameters, at the peak learning rate.
+    """Build the optimizer of a model's trainable parameters (`UsageError` if none), at the peak learning rate.
 
     ``fused`` requests a single kernel of the optimizers that have a fused version for every device.
     """
@@ -256,7 +256,7 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
 
 
 def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: Configuration) -> str | None:
-    """A warning if the workload's optimizers ignore the learning rate."""
+    """Warning if the workload's optimizers ignore the learning rate."""
     if getattr(workload, "build_optimizer", None) is None:
         return None
     rates = [

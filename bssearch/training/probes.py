@@ -300,8 +300,7 @@ def measure_memory(
 ) -> MemoryUse:
     """Peak memory of three steps, capped at ``memory_bytes``, and the reason of a failure.
 
-    A micro-batch size does not fit if a GPU's allocator must retry after kernels are chosen, because the allocator
-    would thrash.
+    A micro-batch size does not fit if a GPU's allocator must retry after kernels are chosen.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -350,7 +349,10 @@ GROWTH = 1.5
 
 
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    """Train until the metric is near the target, or training ends; measure the noise scale there."""
+    """Train until the metric is near the target, or training ends; measure the noise scale there.
+
+    Raises `WorkloadError` if the workload or data have no noise scale, and `LaunchError` if memory runs out.
+    """
     own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
     require(
         not own,

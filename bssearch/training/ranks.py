@@ -46,7 +46,7 @@ class Link(Protocol):
         """Wait for one answer of each rank; return the answers by rank."""
 
     def cause(self, error: Exception) -> Exception:
-        """The error of another rank that failed; ``error`` if unknown."""
+        """Error of another rank that failed; ``error`` if unknown."""
 
 
 class Ranks:
@@ -66,7 +66,7 @@ class Ranks:
 
     @contextmanager
     def together(self, order: str, *arguments: Any) -> Iterator[None]:
-        """Context of a call that all ranks make."""
+        """Context of a call that all ranks make; raises the error of the rank that failed first."""
         try:
             if self._link is not None:
                 self._link.tell((order, arguments))
@@ -82,7 +82,7 @@ class Ranks:
             self.are_together = False
 
     def ask(self, order: str, *arguments: Any) -> list[Any]:
-        """Answers of the other ranks, by rank."""
+        """Answers of the other ranks by rank; empty without ranks."""
         if self._link is None:
             return []
         with self.together(order, *arguments):
@@ -199,7 +199,7 @@ class GradientSum:
             bucket.missing = len(bucket.parameters)
 
     def end(self) -> None:
-        """Add the gradients that the backward pass left out; give each parameter the sum."""
+        """Add the gradients left out, and give each parameter the sum; `WorkloadError` if ``requires_grad`` changed."""
         self._is_armed = False
         require(
             all(parameter.grad is None for parameter in self._frozen),

@@ -201,7 +201,7 @@ T = TypeVar("T")
 
 
 def own_training_step(workload: Workload, computation: Computation) -> Take | None:
-    """The workload's ``training_step``; `UsageError` with CUDA graphs."""
+    """The workload's ``training_step``, if any; `UsageError` with CUDA graphs."""
     step: Take | None = getattr(workload, "training_step", None)
     require(
         step is None or not computation.replays_graphs,
@@ -307,7 +307,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def learning_rate(self) -> float:
-        """The last step's learning rate, or the first step's."""
+        """Last step's learning rate, or the first step's."""
         return self.configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
@@ -407,7 +407,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
 
     def take_mean_loss(self) -> float | None:
-        """Mean loss since the last call; waits for the device."""
+        """Mean loss since the last call, if any; waits for the device."""
         mean = self._mean_loss(takes=True)
         self._losses = LossSum(self._losses.device)
         return mean
@@ -439,7 +439,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self._losses.mean([] if self._ranks is None else self._ranks.ask("losses", takes))
 
     def first_step_problem(self) -> str | None:
-        """Describe a non-finite first loss; waits for the device."""
+        """Describe a non-finite first loss, if any; waits for the device."""
         loss = self._mean_loss(takes=False)
         if loss is None or math.isfinite(loss):
             return None
@@ -452,7 +452,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         )
 
     def first_non_finite(self) -> str | None:
-        """Name the first non-finite parameter or gradient."""
+        """Name the first non-finite parameter or gradient, if any."""
         named = list(self.model.named_parameters())
         tensors = {f"parameter: {name}": parameter.detach() for name, parameter in named}
         tensors |= {f"gradient: {name}": parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -462,7 +462,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         )
 
     def evaluate(self, part: Part, metric: str) -> float:
-        """A metric over a whole part."""
+        """Metric over a whole part."""
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
@@ -645,7 +645,7 @@ class LossSum:
         return float(self._total), float(self._weight)
 
     def mean(self, others: Sequence[tuple[float, float]] = ()) -> float | None:
-        """Weighted mean loss, with the sums of ``others``. Waits for the device."""
+        """Weighted mean loss with the sums of ``others``, if any loss. Waits for the device."""
         if not self._losses:
             return None
         totals, weights = zip((self._total, self._weight), *others, strict=True)

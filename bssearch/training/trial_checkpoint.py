@@ -334,19 +334,19 @@ class SavedRun:
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's largest saved learning rate."""
+        """The optimizer's largest saved learning rate, if any."""
         states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
         groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
         rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]
         return max((float(rate) for rate in rates if isinstance(rate, int | float | torch.Tensor)), default=None)
 
     def samples_at(self, batch_size: int) -> int | None:
-        """Samples seen; if unknown, steps × ``batch_size``."""
+        """Samples seen, else steps × ``batch_size``, if known."""
         return self.samples if self.samples is not None or self.step is None else self.step * batch_size
 
 
 def read_checkpoint(path: Path) -> SavedRun:
-    """Read a checkpoint."""
+    """Read a checkpoint; `NotFoundError` if missing, `UsageError` if unusable."""
     require(path.exists(), f"checkpoint {path} does not exist; check the path", error=NotFoundError)
     require(not path.is_dir(), f"checkpoint {path} is a folder; expected a file", hint=FORMAT_HINT)
     saved = _of_trial(path) or _of_run(path, _load(path))
@@ -428,7 +428,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Load a branch's checkpoint into a fresh trainer, but keep the trainer's data order and optimizer options."""
+    """Load a branch's checkpoint, but keep the trainer's data order and optimizer options; `UsageError` if unfit."""
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
     load_weights(trainer.model, saved.model, path)
@@ -470,7 +470,7 @@ MODEL_HINT = "choose a checkpoint of the study's model, or let build_model() bui
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model; ``saved`` may have buffers that the state_dict lacks."""
+    """Copy saved weights into a model, or raise `UsageError`; ``saved`` may have buffers that the state_dict lacks."""
     own = model.state_dict()
     for name, value in own.items():
         if not isinstance(value, torch.Tensor):

@@ -83,7 +83,7 @@ class Access:
 
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
-        """The access of a server; ``names`` are more accepted host names."""
+        """Access of a server; ``names`` are more accepted host names."""
         own = LOOPBACK_NAMES if is_loopback(host) else ("localhost", socket.gethostname(), socket.getfqdn())
         known = frozenset(_normal(name) for name in (host, *names, *own))
         return cls(known, port, token, any_address=not is_loopback(host))
@@ -360,7 +360,7 @@ REQUEST_S = 10.0  # seconds for a request's head and body on a slow network
 
 
 class Connection(H11Protocol):
-    """A connection with a deadline per request; new connections replace connections without an admitted request."""
+    """Connection with a deadline per request; new connections replace connections without an admitted request."""
 
     opened_at: float
     _is_admitted = False

@@ -101,7 +101,7 @@ MOST_SHOWN = 5  # most disagreements on the page; JSON has all disagreements
 
 
 def compare_page(asked: PageRequest) -> Answered:
-    """Show the chosen studies side by side."""
+    """Show at most `MOST_COMPARED` chosen studies side by side."""
     names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
     require(len(names) <= MOST_COMPARED, f"cannot compare {len(names)} studies; choose at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
@@ -254,7 +254,7 @@ def study_page(asked: PageRequest) -> Answered:
 
 
 def study_version(asked: PageRequest) -> str:
-    """A value that changes with a study's content and running evaluations."""
+    """Value that changes with a study's content and running evaluations."""
     name = asked.study
     with asked.databases.study(name, asked.database) as store:
         running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
@@ -267,7 +267,7 @@ def study_version(asked: PageRequest) -> str:
 
 
 def answer_document(asked: PageRequest) -> Answered:
-    """The answer as in ``best --format json``."""
+    """Answer as in ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         return Document(answer(store, asked.study).model_dump(mode="json"))
 

@@ -27,7 +27,7 @@ class Databases:
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """The store with a study; ``number`` selects the database."""
+        """Store with a study; ``number`` selects the database."""
         with self.opened() as stores:
             store = found_study(stores if number is None else [numbered(stores, number)], name)[0]
             with store:  # errors name the unusable row
@@ -40,7 +40,7 @@ class Databases:
 
 
 def numbered(stores: Sequence[Store], number: str, error: type[BSSearchError] = NotFoundError) -> Store:
-    """The store with a number from 1."""
+    """Store with a number from 1; ``error`` if out of range."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
     require(is_number, f"{NUMBER}={number[:20]} must be from 1 to {len(stores)}", error=error)
     return stores[int(number[:9]) - 1]
@@ -51,7 +51,7 @@ LONGEST_SHOWN = 60  # most characters of a query value in an error
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request with databases, path parameters, query, and all values of each key."""
+    """Request with databases, path parameters, query, and all values of each key."""
 
     databases: Databases
     path: Mapping[str, str]
@@ -65,7 +65,7 @@ class PageRequest:
 
     @property
     def database(self) -> str | None:
-        """The database's number in the query."""
+        """The database's number in the query, if any."""
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:
@@ -73,7 +73,7 @@ class PageRequest:
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """An integer from the query."""
+        """Integer from the query, else ``default``; `UsageError` unless from ``least`` to ``most``."""
         given = self.text(name)
         if given is None:
             return default
@@ -85,7 +85,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """The entry of ``known`` for a query value; None if missing in the query."""
+        """Entry of ``known`` for a query value; None if missing in the query, `UsageError` if unknown."""
         given = self.text(name)
         if given is None:
             return None
@@ -95,7 +95,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A template with values; the page refreshes every ``live_seconds``, or never if 0."""
+    """Template with values; the page refreshes every ``live_seconds``, or never if 0."""
 
     template: str
     values: Mapping[str, Any]

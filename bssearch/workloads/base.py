@@ -77,7 +77,7 @@ MAIN = "__main__"  # module of code that no other process can load: a notebook o
 
 @dataclass(frozen=True, slots=True)
 class WeightedLoss:
-    """A training loss over samples of unequal weight, such as sequences of different lengths.
+    """Training loss over samples of unequal weight, such as sequences of different lengths.
 
     ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` the batch's tokens or another weight. A
     batch's loss is the sum of totals over the sum of weights. Zero weight gives NaN, which ends the trial.
@@ -208,7 +208,7 @@ def lies_in_no_file(name: str) -> bool:
 
 
 def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
-    """Build the workload that a spec names; files are relative to ``folder``."""
+    """Build the workload that a spec names; files are relative to ``folder``. Raises `WorkloadError`."""
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
     require(
@@ -230,7 +230,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
 
 
 def found_attribute(name: str, folder: Path) -> Any:
-    """Object at ``package.module:attribute`` or ``path/file.py:attribute``."""
+    """Object at ``package.module:attribute`` or ``path/file.py:attribute``; `WorkloadError` if missing."""
     location, _, attribute = name.rpartition(":")
     if location.endswith(".py"):
         module = import_file(name, folder / location)
@@ -248,7 +248,7 @@ def found_attribute(name: str, folder: Path) -> Any:
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
-    """Build a workload from settings."""
+    """Build a workload from settings; `WorkloadError` on failure."""
     try:
         made = found(**settings)
     except Exception as error:
@@ -348,7 +348,7 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
 
 
 def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
-    """A metric as a float, possibly NaN; `WorkloadError` if missing, no number, or out of bounds."""
+    """Metric as a float, possibly NaN; `WorkloadError` if missing, no number, or out of bounds."""
     require(
         metric in metrics,
         f"evaluate() returned no metric {metric!r}; it returned {', '.join(sorted(metrics)) or 'nothing'}",
@@ -424,7 +424,7 @@ def is_maker(given: object) -> bool:
 
 
 def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
-    """The given workload, called with settings if callable."""
+    """Given workload, called with settings if callable."""
     return built(name, given, settings) if is_maker(given) else whole(name, given)
 
 

@@ -89,7 +89,7 @@ class CharLM:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """A transformer over the text's vocabulary; call `load` first."""
+        """Transformer over the text's vocabulary; call `load` first."""
         require(
             self.vocabulary,
             "char_lm builds the model over the text's characters; call load() first",
@@ -155,7 +155,7 @@ class CharLM:
 
 
 class CharTransformer(nn.Module):
-    """A decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
+    """Decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
 
     Output and token embedding share weights. Initial deviation is 0.5 / √width, over √(2 × layers) for writes to the
     residual stream. Dropout acts on embeddings and on each block's outputs.

@@ -69,7 +69,7 @@ class Part:
 
     @staticmethod
     def of(samples: Any, *, collate: Collate | None = None) -> DatasetPart:
-        """A part of samples: a map-style ``Dataset``, or an indexable with a length.
+        """Part of samples: a map-style ``Dataset``, or an indexable with a length.
 
         ``collate`` makes (inputs, targets), or only inputs, of a list; by default the workload's ``collate``, else
         PyTorch's ``default_collate``.
@@ -110,7 +110,7 @@ class Part:
 
 
 class HostPart(Part):
-    """A part that stays on the host."""
+    """Part that stays on the host."""
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +128,7 @@ class HostPart(Part):
 
 
 class DatasetPart(HostPart):
-    """A part of samples, collated per batch; `chunks` moves batches to the device."""
+    """Part of samples, collated per batch; `chunks` moves batches to the device."""
 
     def __init__(self, samples: Any, collate: Collate | None = None, device: torch.device | None = None) -> None:
         self.samples = samples
@@ -174,7 +174,7 @@ class DatasetPart(HostPart):
 
 
 class BatchStream(HostPart):
-    """A training part of ``train_batches``, with ``samples`` per epoch."""
+    """Training part of ``train_batches``, with ``samples`` per epoch."""
 
     has_rows = False
 
@@ -227,7 +227,7 @@ def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
 
 
 def pair_of(batch: Any, maker: str) -> Batch:
-    """A batch as (inputs, targets); a mapping or lone tensor is inputs only. `WorkloadError` for another form."""
+    """Batch as (inputs, targets); a mapping or lone tensor is inputs only. `WorkloadError` for another form."""
     if not isinstance(batch, tuple | list):
         return _as_dict(batch), None
     require(
@@ -258,7 +258,7 @@ TRIED_SAMPLES = 8  # number of samples in a test of collate()
 
 
 def check_data(data: object, workload: object = None, *, counts_tokens: bool = False) -> Data:
-    """The data as three parts; train is a `BatchStream` with ``train_batches``, a `TokenPart` if ``counts_tokens``."""
+    """Data as three parts; train is a `BatchStream` with ``train_batches``, a `TokenPart` if ``counts_tokens``."""
     train, *others = (_part(data, name, workload) for name in ("train", "validation", "test"))
     return Data(_token_part(train, workload) if counts_tokens else train, *others)
 

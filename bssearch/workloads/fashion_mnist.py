@@ -236,7 +236,7 @@ class FashionMnist(TenClasses):
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8."""
+    """Images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8; `WorkloadError` if wrong."""
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)
     if len(labels) and labels.max() >= CLASSES:

@@ -147,7 +147,7 @@ class FineTune:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """The pre-trained network with a fresh head; call `load` first."""
+        """Pre-trained network with a fresh head; call `load` first."""
         if self._weights is None:
             raise WorkloadError("finetune builds the model from pre-trained weights: call load() first")
         model = TwoHeaded(dropout)
@@ -193,7 +193,7 @@ class TwoHeaded(nn.Module):
 
 
 def trunk() -> nn.Sequential:
-    """The network from images (samples, 1, 28, 28) to features (samples, 64)."""
+    """Network from images (samples, 1, 28, 28) to features (samples, 64)."""
     layers: list[nn.Module] = []
     width = 1
     for channels in _CHANNELS:

@@ -65,7 +65,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
 
 
 def throughput_knee(probes: Sequence[StepTime]) -> int | None:
-    """The smallest batch size with at least 90 % of the highest throughput."""
+    """Smallest batch size with at least 90 % of the highest throughput, if any is known."""
     throughputs = {
         probe.batch_size: probe.batch_size / probe.step_seconds for probe in probes if probe.step_seconds is not None
     }
@@ -305,7 +305,7 @@ LACK_OF_FIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LawFit:
-    """The law with the 90 % interval of B_crit, None on an unbounded side.
+    """Law with the 90 % interval of B_crit, None on an unbounded side.
 
     ``deviation``: the residual standard deviation of log samples. ``residuals``: geometric mean samples / law − 1 by
     batch size. ``verdict``: poor if a residual exceeds 10 %, and 3 standard errors or the F-test's limit at 5 %.
@@ -337,7 +337,7 @@ class LawFit:
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """The 95 % interval of S(B) with departures from the law; None below three batch sizes."""
+        """95 % interval of S(B) with departures from the law; None below three batch sizes."""
         own, known = self.steps(batch_size), self._posterior
         if known is None:
             return None
@@ -356,7 +356,7 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class RunnableStep:
-    """A batch size with the seconds per step.
+    """Batch size with the seconds per step.
 
     ``micro_batch_size``: over all devices together. ``error``: of the log seconds; None if interpolated.
     """
@@ -401,7 +401,7 @@ def rising(points: Sequence[LawPoint]) -> list[int]:
 
 
 def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:
-    """The batch size with the fewest predicted seconds; None if all sizes exceed the largest that ran."""
+    """Batch size with the fewest predicted seconds; None if all sizes exceed the largest that ran."""
     fastest = {size: step for size, step in fastest_by_size(steps).items() if size <= fit.largest_batch}
     if not fastest:
         return None
@@ -459,12 +459,12 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
-    """The fastest step of each batch size, in ascending order."""
+    """Fastest step of each batch size, in ascending order."""
     return {step.batch_size: step for step in sorted(steps, key=lambda step: (step.batch_size, -step.step_seconds))}
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """The first and last index of the run of True in ``holds`` around ``index``; None if False at ``index``."""
+    """First and last index of the run of True in ``holds`` around ``index``; None if False at ``index``."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)

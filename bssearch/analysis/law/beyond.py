@@ -67,7 +67,7 @@ class BatchCurves:
         return np.array([_log_steps(*run, gain) for run in self.runs]) + math.log(self.batch_size)
 
     def typical(self, gain: float) -> float:
-        """The median log samples to a gain."""
+        """Median log samples to a gain."""
         return float(np.median(self.log_samples(gain)))
 
 
@@ -281,7 +281,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Predict for ``samples`` at the best batch size; see `beyond_target`."""
+    """Predict for ``samples`` at the best batch size; raises `UsageError` if out of range."""
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))

@@ -39,7 +39,7 @@ class BranchPlan:
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Plan branches from B to 2^``octaves`` B, at most ``largest`` (the training samples)."""
+    """Plan branches from B to at most 2^``octaves`` B and ``largest`` training samples; `UsageError` if 2B > either."""
     require(octaves >= 1, f"octaves = {octaves} must be >= 1 to compare B and 2B")
     require(
         samples >= 2 * batch_size,
@@ -61,14 +61,14 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """The mean metric over each branch's window; None if the branch diverged."""
+    """Mean metric over each branch's window; None if the branch diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
 
     @property
     def mean(self) -> float | None:
-        """The mean over the branches; None if a branch diverged."""
+        """Mean over the branches; None if a branch diverged."""
         known = [end for end in self.ends if end is not None]
         return statistics.fmean(known) if known and len(known) == len(self.ends) else None
 
@@ -99,7 +99,7 @@ def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
 
 
 def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
-    """The one-sided 95 % bound of the mean end of ``repeats`` more branches at B; None if unknown.
+    """One-sided 95 % bound of the mean end of ``repeats`` more branches at B; None if unknown.
 
     The bound is mean ± t s √(1/n + 1/repeats), with Student's t of n − 1 degrees of freedom.
     """

@@ -22,7 +22,7 @@ from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
 
 class QuickOptimum(Model):
-    """The batch size with the least expected time to the target."""
+    """Batch size with the least expected time to the target."""
 
     batch_size: int
     micro_batch_size: int
@@ -31,7 +31,7 @@ class QuickOptimum(Model):
 
 
 class QuickCriticalBatch(Model):
-    """The critical batch size in samples, with the 90 % interval."""
+    """Critical batch size in samples, with the 90 % interval."""
 
     estimate: PositiveFloat
     low: PositiveFloat
@@ -49,7 +49,7 @@ class QuickRun(Model):
 
 
 class QuickAnswer(Model):
-    """A batch size from a few runs and measurements, without a search.
+    """Batch size from a few runs and measurements, without a search.
 
     ``interval`` contains the optimum with a probability of 90 %. ``gain``: the default's expected time / the optimum's.
     ``learning_rate_gain``: time with the rule's learning rate / time with the recommended rate. ``alpha_s`` +
@@ -130,12 +130,12 @@ class CriticalBatchPosterior:
 
     @property
     def estimate(self) -> float:
-        """The median of B_crit."""
+        """Median of B_crit."""
         return self._quantile(0.5)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 90 % interval of B_crit."""
+        """90 % interval of B_crit."""
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
@@ -151,7 +151,7 @@ class CriticalBatchPosterior:
 
 @dataclass(frozen=True)
 class ExpectedOptimum:
-    """The batch size with the least expected time; ``relative_times`` are expected times / the optimum's."""
+    """Batch size with the least expected time; ``relative_times`` are expected times / the optimum's."""
 
     step: RunnableStep
     interval: tuple[int, int]
@@ -162,7 +162,7 @@ class ExpectedOptimum:
 def critical_batch(
     sizes: Sequence[int], noise_scale: float | None, points: Sequence[LawPoint] = ()
 ) -> CriticalBatchPosterior:
-    """The posterior of B_crit from the noise scale (samples) and the runs."""
+    """Posterior of B_crit from the noise scale (samples) and the runs."""
     reach = BEYOND_OCTAVES * math.log(2)
     low, high = math.log(min(sizes)), math.log(max(sizes))
     known = [] if noise_scale is None else [math.log(noise_scale)]
@@ -219,7 +219,7 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """The size of the ``ladder`` with the least expected log time; raises ValueError without step times."""
+    """Size of the ``ladder`` with the least expected log time; raises ValueError without step times."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     if not (choices := [size for size in sizes if size in set(ladder)]):

@@ -53,7 +53,7 @@ class LocalBatch:
 
 
 class ScalingLaw:
-    """The joint law of ``points`` and ``branches``, with refits to a bootstrap of both."""
+    """Joint law of ``points`` and ``branches``, with refits to a bootstrap of both."""
 
     # Each draw adds resampled residuals to the fitted steps: divided by √(1 − leverage), and by the random root of χ² /
     # freedom, because few points determine the noise badly. Local critical batch sizes of branches are c·B_crit with a
@@ -149,7 +149,7 @@ class ScalingLaw:
 
 
 def interval(drawn: Numbers) -> Interval:
-    """The 90 % interval of draws whose first is the estimate."""
+    """90 % interval of draws whose first is the estimate."""
     low, high = np.quantile(drawn[1:], TAILS)
     return Interval(value=float(drawn[0]), low=float(low), high=float(high))
 

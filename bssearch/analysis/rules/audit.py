@@ -374,7 +374,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """The finding on a rule; ``regret`` is the rule's figure / the tuned optimum's."""
+    """Finding on a rule; ``regret`` is the rule's figure / the tuned optimum's."""
 
     rule: Rule
     batch_size: int | None
@@ -386,7 +386,7 @@ class RuleFinding(Model):
 
 
 class LearningRateSlope(Model):
-    """The slope of log learning rate over log batch size; the 95 % interval ``excludes`` some of `SLOPES`."""
+    """Slope of log learning rate over log batch size; the 95 % interval ``excludes`` some of `SLOPES`."""
 
     estimate: float
     low: float
@@ -395,7 +395,7 @@ class LearningRateSlope(Model):
 
 
 class Audit(Model):
-    """The findings on the rules of thumb."""
+    """Findings on the rules of thumb."""
 
     study: str
     rules: list[RuleFinding]
@@ -405,7 +405,7 @@ class Audit(Model):
 
 @dataclass(frozen=True)
 class Case:
-    """A rule at a batch size, with the configuration to run or the ``reason`` for no run."""
+    """Rule at a batch size, with the configuration to run or the ``reason`` for no run."""
 
     rule: Rule
     batch_size: int
@@ -499,7 +499,7 @@ def tuned_optima(
     step_times: Collection[StepTime] = (),
     memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
-    """The best candidate of each batch size; see `decide`."""
+    """Best candidate of each batch size; see `decide`."""
     compared, step_seconds = compared_trials(trials, memory), step_seconds_of(step_times, spec.timed_model)
     verdict = decide(compared, spec.confirm.runs, objective_of(spec), step_seconds)
     return {} if verdict is None else verdict.by_batch
@@ -528,7 +528,7 @@ def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
-    """The slope for the recommended optimizer, by least squares; None below three tuned batch sizes."""
+    """Slope for the recommended optimizer, by least squares; None below three tuned batch sizes."""
     if isinstance(spec.space.learning_rate, int | float):
         return None
     optimizer = answer.optimal.parameters.get("optimizer")
@@ -610,7 +610,7 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
 
 
 def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
-    """The cases to run, the cheapest first, and last the cases that cannot be decided."""
+    """Cases to run, the cheapest first, and last the cases that cannot be decided."""
     asked = (case for case in found if case.configuration is not None and not case.is_tuned)
     return sorted(asked, key=lambda case: (not case.can_be_decided, run_seconds(spec, case)))
 

@@ -90,7 +90,7 @@ def _scaled_rate(
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """The tuned configuration without the warmup of Goyal et al. 2017, § 2.2."""
+    """Tuned configuration without the warmup of Goyal et al. 2017, § 2.2."""
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
@@ -153,7 +153,7 @@ def small_batch(space: SearchSpace, accumulated: Configuration, near: Configurat
 
 
 def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """The full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
+    """Full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
     if reason := _without_beta2(base, tuned) or _unknown(base, tuned, "learning_rate"):
         return reason
     ratio = tuned.batch_size / base.batch_size
@@ -224,7 +224,7 @@ SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
-    """A ratio of two figures; ``at_least`` if the value is a lower bound."""
+    """Ratio of two figures; ``at_least`` if the value is a lower bound."""
 
     at_least: bool
 
@@ -234,14 +234,14 @@ NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement of a rule by runs."""
+    """Judgement of a rule by runs."""
 
     finding: Finding
     reason: str
     regret: Regret | None = None
 
     def reversed(self) -> Judgement:
-        """The judgement of the opposite rule."""
+        """Judgement of the opposite rule."""
         other: dict[Finding, Finding] = {"held": "broke", "broke": "held"}
         return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
 

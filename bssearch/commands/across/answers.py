@@ -90,7 +90,7 @@ class StudyFilter:
 
 
 def target_of(text: str | float) -> tuple[str | None, float]:
-    """Parse ``VALUE`` or ``METRIC=VALUE``; raise `UsageError` for a non-finite number."""
+    """Parse ``VALUE`` (metric None) or ``METRIC=VALUE``; raise `UsageError` unless VALUE is a finite number."""
     metric, _, number = str(text).rpartition("=")
     try:
         value = float(number)
@@ -132,7 +132,7 @@ def precision_of(study: StudyRecord) -> str:
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """An error for a filter that no study matches; it lists the existing values."""
+    """Error for a filter that no study matches; it lists the existing values."""
     if not studies:
         return NotFoundError(
             "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"
@@ -221,7 +221,7 @@ class Question(Model):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A study with its answer and database."""
+    """Study with its answer and database."""
 
     study: StudyRecord
     database: str
@@ -241,7 +241,7 @@ class Finding:
 
     @property
     def question(self) -> Question:
-        """The question that the study answers."""
+        """Question that the study answers."""
         target = self.answer.target
         return Question(
             workload=_without_folder(self.study.workload),
@@ -308,7 +308,7 @@ class Agreement(Agreed):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Return whether findings (at least one) agree in pairs."""
+    """Agreement of findings (at least one) in pairs."""
     named = labelled(without_copies(found))
     asked = grouped((tuple(one.question.in_words.values()), (label, one)) for label, one in named)
     questions = [_of_one_question(named) for named in asked.values()]

@@ -144,7 +144,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """An error with the reason that all workers reject the values, or None."""
+    """Error with the reason that all workers reject the values, or None."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -164,7 +164,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 
 
 def asked_in_file(path: Path) -> AskedStudy:
-    """Read a submission file."""
+    """Read a submission file; raise `SpecError` if invalid."""
     data = read_file(path, "file of a submission", "name a template without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")
@@ -212,7 +212,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
 
 
 class QueuedStudy(BaseModel):
-    """A submission with its queue ``position`` and served slot seconds."""
+    """Submission with its queue ``position`` and served slot seconds."""
 
     study: str
     state: SubmissionState
@@ -249,7 +249,7 @@ class SeenWorker(BaseModel):
 
 
 class QueueListing(BaseModel):
-    """The queue in service order, and recent workers."""
+    """Queue in service order, and recent workers."""
 
     submissions: list[QueuedStudy]
     workers: list[SeenWorker]

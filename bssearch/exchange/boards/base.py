@@ -57,7 +57,7 @@ class Board(Protocol):
 
 
 def masked(value: Any) -> Any:
-    """Replace passwords of URLs by ``***``."""
+    """Replace passwords of URLs in texts and mappings by ``***``."""
     if isinstance(value, str):
         return without_passwords(value)
     if isinstance(value, Mapping):
@@ -89,7 +89,7 @@ LIBRARIES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 
 
 def boards_of(spec: StudySpec) -> tuple[str, ...]:
-    """Boards of the spec, then of ``BSSEARCH_LOG``."""
+    """Boards of the spec, then of ``BSSEARCH_LOG``; `UsageError` for an unknown board."""
     names = [name.strip() for name in os.environ.get(LOG_VARIABLE, "").split(",") if name.strip()]
     for name in names:
         require(

@@ -90,7 +90,7 @@ class TensorBoard:
 
 
 def study_folder(root: Path, name: str, mark: str) -> Path:
-    """Folder of the study's name, with the mark if another study has the name."""
+    """Make the folder of the study's name, with the mark if another study has the name, or raise `FileExistsError`."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "study"
     for folder in (root / safe, root / f"{safe}-{mark}"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -289,7 +289,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Finished search trials with curves; the replay of an early stopped trial ends early, too."""
+    """Finished search trials with curves (`UsageError` if none); replays of early stopped trials end early, too."""
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}

@@ -1,1 +1,1 @@
-"""Imports of runs and studies from files."""
+"""Imports of runs and studies from files; wrong contents raise `UsageError` with their place."""

@@ -180,7 +180,7 @@ def _ours(name: str) -> str:
 
 
 def batch_of(settings: Settings, log: Log) -> GivenBatch:
-    """The batch size and its parts; raise `UsageError` if unknown."""
+    """Batch size and its parts; raise `UsageError` if unknown."""
     parts = {name: one.value for name, one in settings.items() if is_about_batch(name)}
     labels = {name: name if one.theirs == GIVEN else one.theirs for name, one in settings.items()}
     found = GivenBatch.of(parts, log.origin, labels.__getitem__)

@@ -91,7 +91,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def comma_hint(text: str) -> str | None:
-    """Advice about a decimal or thousands comma."""
+    """Advice about a decimal or thousands comma, if any."""
     return "write decimals with a point, without separators of thousands" if "," in text else None
 
 

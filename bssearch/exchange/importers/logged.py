@@ -153,7 +153,7 @@ class Names:
 
     @property
     def sentence(self) -> str:
-        """The names read, in words."""
+        """Names read, in words."""
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
         timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (--seconds NAME)")
         if self.step_seconds is not None:
@@ -166,7 +166,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """The log's spelling of the first ``wanted`` name in the log; a prefix or a unit in the name is ignored."""
+    """The log's spelling of its first ``wanted`` name, if any; a prefix or a unit in the name is ignored."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)

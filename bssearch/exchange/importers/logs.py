@@ -306,7 +306,7 @@ def _mlflow_server(address: str) -> Iterator[Log]:
 
 
 def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
-    """The named entry of ``found``, or the only entry; raise `UsageError` with the names."""
+    """Named entry of ``found``, or the only entry; raise `UsageError` with the names."""
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
             f"{place} has the {what} {', '.join(map(str, found))}",

@@ -101,7 +101,7 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Seconds of a value in the unit of its name, by default seconds."""
+    """Seconds of a value in its name's unit (default: seconds), if any; `UsageError` if out of bounds."""
     if value is None:
         return None
     found = number(value)

@@ -53,7 +53,7 @@ class LoopStages:
 
     @property
     def largest(self) -> int:
-        """The largest batch size of all stages."""
+        """Largest batch size of all stages."""
         return self._each[-1].batch_size
 
     def check(self) -> None:
@@ -310,7 +310,7 @@ class Alone(Assignment):
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation. The last step ends the run."""
+        """Print an evaluation; the last step ends the run. `UsageError` unless ``metrics`` is a mapping."""
         self.is_over = step >= self._most_steps
         require(
             isinstance(metrics, Mapping),

@@ -122,7 +122,7 @@ class Session:
         self.trial: Trial | None = None
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
-        """Make the assigned work, or its `Leader` for several ranks."""
+        """Make the assigned work, or its `Leader` for several ranks; `UsageError` for a second call."""
         require(self.work is None, "call current_trial() once: a script trains one trial")
         prepare(self.assign)
         self.assign = replace(self.assign, given=given)

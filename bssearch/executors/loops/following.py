@@ -51,7 +51,7 @@ def rates_of(optimizers: Iterable[Any], *names: str) -> set[float]:
 
 
 def in_words(rates: Iterable[float]) -> str:
-    """The lowest `MOST_RATES` learning rates, for a message."""
+    """Lowest `MOST_RATES` learning rates, for a message."""
     return ", ".join(f"{one:.4g}" for one in sorted(rates)[:MOST_RATES])
 
 
@@ -238,7 +238,7 @@ class Followed:
 
 
 class SampleAxis(NamedTuple):
-    """A part of a batch with a row per sample. ``axis`` is None for lists."""
+    """Part of a batch with a row per sample. ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -345,7 +345,7 @@ class OptimizerSteps:
 
     @property
     def taken(self) -> int:
-        """The largest step count of a watched optimizer."""
+        """Largest step count of a watched optimizer."""
         return max((_TAKEN.get(one, 0) - before for one, before in self._watched.values()), default=0)
 
     def begin(self) -> None:

@@ -85,7 +85,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._rates: set[float] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the Trainer and set its gradient accumulation."""
+        """Check the Trainer and set its gradient accumulation; `UsageError` if unfit."""
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
@@ -153,7 +153,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_if_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop the epoch's incomplete accumulation window."""
+        """Drop the epoch's incomplete accumulation window; `UsageError` if no window is complete."""
         batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
         if not self._trial.is_searched or not math.isfinite(batches):
             return
@@ -176,7 +176,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._trial.check_size(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count an optimizer step, and validate if due."""
+        """Count an optimizer step, and validate if due. Raises `UsageError` if the module sets learning rates."""
         self._micro_batches += 1
         self._trial.add_samples(self._trial.samples_in(batch) if outputs else 0)  # a step may skip a batch
         step = trainer.global_step

@@ -385,7 +385,7 @@ class MeasuredNoise(Looked):
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
-    """The assigned trial, measurement or description."""
+    """Assigned trial, measurement or description."""
     match assign.work:
         case TrialRequest() as request:
             return TrialRun(request, assign, line)

@@ -65,7 +65,7 @@ class _ListsPublic(type):
 
 
 class Trial(metaclass=_ListsPublic):
-    """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
+    """Trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
     ``rank`` is this process's number, below `world_size`. ``batch_size`` counts samples of all ranks, and
     ``micro_batch_size`` of this rank.
@@ -142,7 +142,7 @@ class Trial(metaclass=_ListsPublic):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate, or the peak of its schedule."""
+        """Learning rate, or the peak of its schedule."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
 
@@ -278,7 +278,7 @@ class Trial(metaclass=_ListsPublic):
         self.report_all(metrics, loss)
 
     def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
-        """Like `report`, for metrics of any name."""
+        """Like `report`, for metrics of any name; `UsageError` unless an evaluation is due."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
@@ -455,7 +455,8 @@ class Trial(metaclass=_ListsPublic):
     def state(self, **objects: Any) -> None:
         """Register the objects to checkpoint, each with ``state_dict()``, so that the trial can pause.
 
-        Counts the optimizers' steps. Call once, before `sampler`, `token_batches` and `batches`.
+        Counts the optimizers' steps. Call once, before `sampler`, `token_batches` and `batches`; otherwise raises
+        `UsageError`.
         """
         require(
             not self._has_begun and self._sampler is None and self._token_sampler is None,
@@ -485,7 +486,7 @@ class Trial(metaclass=_ListsPublic):
         return isinstance(error, TrialStopped)
 
     def close(self, because: str = "") -> None:
-        """End the training."""
+        """End the training; `UsageError` without steps or a due evaluation."""
         if self._has_begun:
             self._check_evaluated()
         if self._skipped and not self.steps and not self._assignment.is_over:
@@ -606,7 +607,7 @@ class Trial(metaclass=_ListsPublic):
         self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Samples, or tokens with padding, in a micro-batch. Warns if unknown."""
+        """Samples, or tokens with padding, in all ranks' micro-batches; None with a warning if unknown."""
         if self._counts_tokens:
             return self._now.micro_batch_size * self.world_size
         if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:

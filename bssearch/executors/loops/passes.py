@@ -162,7 +162,7 @@ Given = Iterable[T] | MakeLoader[T]
 
 
 class Passes(Generic[T]):
-    """The passes over the loader, or loader function, of `batches`."""
+    """Passes over the loader, or loader function, of `batches`."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class Passes(Generic[T]):
         )
 
     def begin(self, size: int) -> int | None:
-        """Begin a pass. Returns a resumed trial's number of micro-batches to skip."""
+        """Begin a pass, see `Assignment.passes`; `UsageError` if the user's function returns no loader."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

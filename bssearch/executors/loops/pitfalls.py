@@ -110,10 +110,8 @@ def _may_average(one: Any, trained: set[int]) -> bool:
 
 
 def _versions(one: Any) -> Versions:
-    """Address and version of each tensor, which any change alters. Empty if unknown.
-
-    Buffers do not count, because buffers may follow each forward pass.
-    """
+    """Address and version of each tensor, which any change alters; empty if unknown. Buffers do not count."""
+    # A forward pass may change buffers.
     leaves = list(one.parameters()) if isinstance(one, nn.Module) else tree_leaves(one.state_dict())
     try:
         return [(leaf.data_ptr(), leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]

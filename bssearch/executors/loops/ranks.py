@@ -1,7 +1,6 @@
 """Trials in several processes, the ranks of torch.distributed.
 
-Only rank 0 talks to the search. After each evaluation, rank 0 broadcasts the trial's end or the next evaluation's step,
-so that no rank waits forever.
+Only rank 0 talks to the search. After each evaluation, rank 0 broadcasts the trial's end or the next evaluation's step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +55,7 @@ class Ranks:
 
 
 def ranks_of(environment: Mapping[str, str]) -> Ranks | None:
-    """A launcher's ranks, or None for a single process."""
+    """A launcher's ranks; None for a single process, `UsageError` without torch.distributed."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
     require(
@@ -110,7 +109,7 @@ class RankWork(Assignment):
 
 
 class Follower(RankWork):
-    """The work of each rank but rank 0."""
+    """Work of each rank but rank 0."""
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -249,7 +248,7 @@ class Leader(RankWork):
 
 
 class LedRun(TrialRun):
-    """A trial of several ranks, which never pauses."""
+    """Trial of several ranks, which never pauses."""
 
     @property
     def awaits_test(self) -> bool:

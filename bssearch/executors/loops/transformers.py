@@ -461,7 +461,7 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Whole steps in a pass over a loader; infinite without a length."""
+    """Whole steps (≥ 1, or `UsageError`) in a pass over a loader; infinite without a length if ``max_steps`` is set."""
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation * max(1, arguments.world_size)
     try:

@@ -254,7 +254,7 @@ def _excess(steps: list[float]) -> float:
 
 @dataclass(slots=True)
 class DataPass:
-    """The current pass over the data: its initial random state and completed micro-batches.
+    """Current pass over the data: its initial random state and completed micro-batches.
 
     ``own`` are the loader's random generators. Between two passes, a trial restores only these generators.
     """

@@ -137,7 +137,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial of a program that exited with code 0."""
+        """End the trial if a program exited with code 0; `UsageError` without a report."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             require(
@@ -147,7 +147,7 @@ class ReportedTrial:
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """A failed program's outcome, with its observations."""
+        """Failed program's outcome, with its observations."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()
@@ -362,7 +362,7 @@ def _no_noise(process: CommandProcess) -> Answer:
 
 
 class LoadedCommand(LoadedProgram):
-    """A command on a device."""
+    """Command on a device."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)

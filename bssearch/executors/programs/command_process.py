@@ -233,7 +233,7 @@ def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialO
 
 @dataclass(slots=True)
 class SilenceLimit:
-    """A limit of silence since the ``last`` reply."""
+    """Limit of silence since the ``last`` reply."""
 
     seconds: float
     last: float
@@ -257,7 +257,7 @@ class SilenceLimit:
 
 
 def failure_of(state: TrialState, reason: str) -> WorkloadError:
-    """The error of a program's exit, with a `MemoryError` as cause if memory ran out."""
+    """Error of a program's exit, with a `MemoryError` as cause if memory ran out."""
     error = WorkloadError(reason)
     error.__cause__ = MemoryError(reason) if state is TrialState.OOM else None
     return error
@@ -368,7 +368,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
 
     def failure(self, code: int) -> WorkloadError:
-        """The error of an exit code, see `failure_of`."""
+        """Error of an exit code, see `failure_of`."""
         state, reason = judge_command(code, self.kernel_kills, self.last_lines)
         return failure_of(state, reason if state is TrialState.OOM else f"{reason}{self.shown_lines}")
 

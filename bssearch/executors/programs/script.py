@@ -131,7 +131,7 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
-    """A script on a device. The script may run up to `LEAVE_SECONDS` after its trial."""
+    """Script on a device. The script may run up to `LEAVE_SECONDS` after its trial."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)

@@ -191,7 +191,7 @@ class Node:
 
 
 class Cluster:
-    """A connection to a Ray cluster.
+    """Connection to a Ray cluster.
 
     If ``address`` is None, starts a local Ray that ends with this process. Reuses an open connection.
     """
@@ -259,7 +259,7 @@ class Cluster:
 
 
 def said_by(error: Exception) -> str:
-    """A Ray error as one line."""
+    """Ray error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -335,7 +335,7 @@ SILENCE_SECONDS = 60.0  # seconds until a silent actor counts as lost (network p
 
 
 class ActorWorker(WorkerHandle):
-    """A worker in an actor on ``machine``. A silent actor counts as lost."""
+    """Worker in an actor on ``machine``. A silent actor counts as lost."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Enable activation checkpointing by the model's method, else for repeated modules in the model's lists."""
+    """Checkpoint activations by the model's method, else of repeated modules in lists; `NoBlocksError` on failure."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:
@@ -92,7 +92,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
-    """Build the model with real tensors."""
+    """Build the model with real tensors, or raise `UsageError`."""
     try:
         return _maker(asked)
     except BSSearchError:

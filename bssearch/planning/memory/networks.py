@@ -201,7 +201,7 @@ def _convolutions(net: Network, width: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A kind of network, with the usual blocks and channels per stage."""
+    """Kind of network, with the usual blocks and channels per stage."""
 
     build: Callable[[Network, Sequence[int], Sequence[int]], None]
     stages: tuple[int, ...]

@@ -100,7 +100,7 @@ class ParameterBytes:
 
     @property
     def least(self) -> int:
-        """The least bytes of a step, fixed bytes and autocast's copies."""
+        """Least bytes of a step, fixed bytes and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
@@ -193,7 +193,7 @@ class SampleBytes:
 
     @property
     def total(self) -> int:
-        """The sum of all bytes."""
+        """Sum of all bytes."""
         return self.activations + self.attention_scores + self.logits
 
 

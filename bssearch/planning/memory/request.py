@@ -242,7 +242,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A line of a plan, ``bytes`` + ``bytes_per_sample`` × micro-batch."""
+    """Line of a plan, ``bytes`` + ``bytes_per_sample`` × micro-batch."""
 
     term: str
     bytes: int
@@ -253,7 +253,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOption:
-    """A table row, with memory for a precision, an optimizer and checkpointing."""
+    """Table row, with memory for a precision, an optimizer and checkpointing."""
 
     precision: str
     mixed: str | None
@@ -267,7 +267,7 @@ class MemoryOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryOption, Plan):
-    """A training step's memory per device in bytes, None if unknown."""
+    """Training step's memory per device in bytes, None if unknown."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -306,7 +306,7 @@ CONTEXT_BYTES = 512 * MIB  # a CUDA context and kernels take about half a GiB pe
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """A kind of device; None for an unknown memory or compute capability."""
+    """Kind of device; None for an unknown memory or compute capability."""
 
     name: str
     memory_bytes: int | None
@@ -329,7 +329,7 @@ class MemoryDevice:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of cuBLAS's workspaces in the forward and backward threads."""
+        """Bytes of cuBLAS's workspaces in the forward and backward threads; 0 without CUDA."""
         # 32 MiB each from Hopper (9.0) on, 8.1 MiB before (`CUBLAS_WORKSPACE_CONFIG` :4096:8 and :4096:2:16:8).
         if self.capability is None:
             return 0
@@ -661,7 +661,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def name(self) -> str:
-        """The model to trace."""
+        """Model to trace."""
         return self.model or ""
 
     @property
@@ -671,18 +671,18 @@ class MemoryPlanRequest(Request):
 
     @property
     def kind(self) -> MemoryDevice | None:
-        """The named device."""
+        """Named device, if any."""
         return None if self.device is None else DEVICES[self.device]
 
     @property
     def form(self) -> NumberFormat:
-        """The bytes per number."""
+        """Bytes per number."""
         usual = "master" if self.model is None or self.precision == "fp8" else "autocast"
         return BY_NAME[self.precision, None if self.precision == "fp32" else self.mixed or usual]
 
     @property
     def transformer(self) -> Transformer | None:
-        """The described transformer, if any."""
+        """Described transformer, if any."""
         names = (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank")
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Transformer(**known) if self.model is None and self.layers is not None else None
@@ -694,26 +694,26 @@ class MemoryPlanRequest(Request):
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes from ``memory_gib``, else of the device."""
+        """Bytes from ``memory_gib``, else of the device, if known."""
         if self.memory_gib is not None:
             return round(self.memory_gib * GIB)
         return None if self.kind is None else self.kind.memory_bytes
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes before the first tensor."""
+        """Bytes before the first tensor; 0 if the device is unknown."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Bytes that a safe micro-batch leaves free."""
+        """Bytes that a safe micro-batch leaves free, if known."""
         return None if self.memory_bytes is None else round(HEADROOM * self.memory_bytes)
 
     @property
     def room_bytes(self) -> int | None:
-        """Most bytes that a step may take."""
+        """Most bytes that a step may take, if known."""
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
@@ -721,13 +721,13 @@ class MemoryPlanRequest(Request):
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """The largest and the safe micro-batch; ``largest`` maps bytes to samples."""
+        """Largest and safe micro-batch, None if the memory is unknown; ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """The fields that a plan repeats."""
+        """Fields that a plan repeats."""
         return {
             "model": self.model,
             "precision": self.precision,

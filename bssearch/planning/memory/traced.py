@@ -58,14 +58,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class StepLifetimes:
-    """The storages of a traced step, which starts at event ``since``."""
+    """Storages of a traced step, which starts at event ``since``."""
 
     micro_batch_size: int
     since: int
     allocations: Sequence[Allocation]
 
     def accumulating(self) -> StepLifetimes:
-        """The step with all gradients present, as from the second micro-batch on."""
+        """Step with all gradients present, as from the second micro-batch on."""
         return replace(
             self,
             allocations=[
@@ -119,15 +119,15 @@ class PeakByBatch:
         self._fixed = below - small.micro_batch_size * self._per_sample
 
     def peak_bytes(self, micro_batch_size: int) -> int:
-        """The peak at a micro-batch size."""
+        """Peak at a micro-batch size."""
         return round(float((self._fixed + micro_batch_size * self._per_sample).max()))
 
     def bytes_per_sample(self, micro_batch_size: int) -> int:
-        """The peak's growth with another sample."""
+        """Peak's growth with another sample."""
         return self.peak_bytes(micro_batch_size + 1) - self.peak_bytes(micro_batch_size)
 
     def largest(self, memory_bytes: float) -> int:
-        """The largest micro-batch size within ``memory_bytes``, or 0."""
+        """Largest micro-batch size within ``memory_bytes``, or 0."""
         if (self._fixed > memory_bytes).any():
             return 0
         grows = self._per_sample > 0

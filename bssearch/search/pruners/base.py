@@ -19,7 +19,7 @@ from bssearch.spec.parts import PrunerSpec, made_with
 
 
 class Action(StrEnum):
-    """The decision about a trial after an evaluation."""
+    """Decision about a trial after an evaluation."""
 
     GO_ON = "go_on"
     STOP = "stop"
@@ -48,7 +48,7 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """The cap in train seconds, ``slack`` × the fastest trial's seconds; infinite before the first hit."""
+        """Cap in train seconds, ``slack`` × the fastest trial's seconds; infinite before the first hit."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
@@ -62,15 +62,15 @@ class Pruner:
     caps = False
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """The action for a trial after an evaluation that missed the target."""
+        """Action for a trial after an evaluation that missed the target."""
         return Action.GO_ON
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """The paused trial to resume, if any; ``fresh`` if a new trial may start instead."""
+        """Paused trial to resume, if any; ``fresh`` if a new trial may start instead."""
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """The paused trial to end first if checkpoints exceed the disk limit; here the newest trial."""
+        """Paused trial to end first if checkpoints exceed the disk limit; here the newest trial."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:

@@ -59,16 +59,16 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """The total bytes of all files."""
+        """Total bytes of all files."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
-        """A copy without some trials."""
+        """Copy without some trials."""
         left = {number: size for number, size in self.sizes.items() if number not in numbers}
         return Held(self.saved.difference(numbers), left)
 
     def beside(self, number: int, size: int) -> Held:
-        """A copy with another saved trial."""
+        """Copy with another saved trial."""
         return Held(self.saved | {number}, {**self.sizes, number: size})
 
 
@@ -356,7 +356,7 @@ class Checkpoints:
         self._next_look = 0.0
 
     def file_for(self, number: int) -> Path | None:
-        """The file for a trial's checkpoint; None if the folder is unusable."""
+        """File for a trial's checkpoint; None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -384,7 +384,7 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """The saved trials, with a delay of seconds for a remote store; empty if the store is out of reach."""
+        """Saved trials, with a delay of seconds for a remote store; empty if the store is out of reach."""
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:

@@ -70,7 +70,7 @@ def _promoted(standings: Standings, *, fresh: bool) -> int | None:
 
 
 def rung_of(curve: Progress, limit: float) -> int:
-    """The highest rung of a trial; −1 before the first rung."""
+    """Highest rung of a trial; −1 before the first rung."""
     if curve.now < FIRST * limit:
         return -1
     rung = int(math.log2(curve.now / (FIRST * limit)))
@@ -78,7 +78,7 @@ def rung_of(curve: Progress, limit: float) -> int:
 
 
 def seconds_of(rung: int, limit: float) -> float:
-    """The train seconds of a rung; 0 before the first rung."""
+    """Train seconds of a rung; 0 before the first rung."""
     return FIRST * limit * 2.0**rung if rung >= 0 else 0.0
 
 
@@ -130,7 +130,7 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """The paused trial with the least predicted time; before a hit, the promoted trial.
+        """Paused trial with the least predicted time; before a hit, the promoted trial.
 
         None if hopeless or, while new trials may start, predicted above the cap.
         """
@@ -143,7 +143,7 @@ class Pace(Cap):
         return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
-        """The paused trial with the longest prediction; before a hit, the worst on the lowest rung."""
+        """Paused trial with the longest prediction; before a hit, the worst on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)

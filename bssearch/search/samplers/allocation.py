@@ -53,7 +53,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """The proposal for the next trial; None if no batch size is feasible."""
+    """Proposal for the next trial; None if no batch size is feasible."""
     default = propose_default(history)
     if default is not None or not history.feasible:
         return default
@@ -76,7 +76,7 @@ def propose(history: History) -> Proposal | None:
 
 
 def propose_default(history: History) -> Proposal | None:
-    """The default configuration, unless tried or infeasible."""
+    """Default configuration, unless tried or infeasible."""
     default = history.spec.default_configuration
     if default.batch_size in history.feasible and not history.tried(default):
         return Proposal(default.batch_size, "default", uncapped=True)
@@ -84,7 +84,7 @@ def propose_default(history: History) -> Proposal | None:
 
 
 def propose_evidence(history: History) -> Proposal | None:
-    """The next missing evidence trial, if any."""
+    """Next missing evidence trial, if any."""
     wanted = evidence_sizes(history)
     return _first_evidence(history, wanted) or _further_evidence(history, wanted)
 

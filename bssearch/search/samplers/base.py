@@ -24,7 +24,7 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try; ``sampled`` has the coordinates, None if outside the space.
+    """Configuration to try; ``sampled`` has the coordinates, None if outside the space.
 
     ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the expected gain of
     another trial, as a share of the incumbent's time.
@@ -47,7 +47,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """The next configuration, optionally at a batch size; None if no configuration is left."""
+        """Next configuration, optionally at a batch size; None if no configuration is left."""
 
     def contenders(self, history: History) -> Sequence[int]:
         """Batch sizes that may be as fast as the best; empty unless the sampler models times."""
@@ -78,7 +78,7 @@ def decoded(
 
 
 def default_choice(spec: StudySpec, *, uncapped: bool = True) -> Choice:
-    """The default configuration, the baseline of speed-ups."""
+    """Default configuration, the baseline of speed-ups."""
     default = spec.default_configuration
     return Choice(default, spec.space.encode(default), uncapped=uncapped)
 

@@ -69,7 +69,7 @@ class Asker:
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
-        """An in-memory Optuna study of the trials ``told``, with a new sampler."""
+        """In-memory Optuna study of the trials ``told``, with a new sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._make(seed=seed) if self._takes_seed else self._make()
@@ -103,7 +103,7 @@ class Asker:
         shortfall: float | None = None,
         violated: str | None = None,
     ) -> FrozenTrial:
-        """A trial in Optuna's form."""
+        """Trial in Optuna's form."""
         sampled, places = trial.sampled or {}, self._places
         told = Told(
             number=-1,  # the study assigns number and id
@@ -217,7 +217,7 @@ class Random(OptunaSampler):
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
-    """The sampler class of ``optuna.samplers``."""
+    """Sampler class of ``optuna.samplers``; `UsageError` if unknown."""
     found = _samplers_in(optuna.samplers)
     require(name in found, f"unknown sampler 'optuna:{name}'; choose from {', '.join(found)}")
     return _named(found[name])
@@ -276,7 +276,7 @@ def neighbours(history: History, batch_size: int, enough: int) -> list[TrialReco
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
-    """A dimension in Optuna's form, with ranks for numeric choices."""
+    """Dimension in Optuna's form, with ranks for numeric choices."""
     if dimension.integer:
         return IntDistribution(round(dimension.low), round(dimension.high), log=dimension.log)
     if not dimension.choices:

@@ -1,7 +1,6 @@
 """The search space: parameters that vary between trials.
 
-Samplers choose a learning rate at the reference batch. A rule carries the rate to the trial's batch, so that results
-transfer between batch sizes.
+Samplers choose a learning rate at the reference batch. A rule carries the rate to the trial's batch.
 """
 
 from bssearch.spec.space.domains import (

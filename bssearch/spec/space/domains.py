@@ -15,7 +15,7 @@ UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key
 
 
 class StrictModel(BaseModel):
-    """A frozen part of a spec that rejects unknown keys and infinities."""
+    """Frozen part of a spec that rejects unknown keys and infinities."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
@@ -233,7 +233,7 @@ BatchSize = Annotated[int, Field(ge=1)]
 
 
 class RelativeLearningRate(StrictModel):
-    """The learning rate at ``reference_batch``, in log scale, and its scaling rule."""
+    """Learning rate at ``reference_batch``, in log scale, and its scaling rule."""
 
     low: float = Field(gt=0)
     high: float = Field(gt=0)
@@ -256,7 +256,7 @@ DECAY_SHARE = 0.2
 
 
 class Schedule(StrictModel):
-    """The learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
+    """Learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
 
     Except under ``constant``, the rate decays to about zero at ``horizon_samples``, the end of the trial.
     ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).

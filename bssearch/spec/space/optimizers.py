@@ -313,7 +313,7 @@ Scalar = Annotated[OwnValue, PlainValidator(_checked_value), WithJsonSchema({"ty
 
 
 class OwnRange(Range):
-    """A range of an own parameter, searched in log if ``log`` (default: if low > 0).
+    """Range of an own parameter, searched in log if ``log`` (default: if low > 0).
 
     ``integer``: whole numbers only (default: if both ends have no decimal point).
     """

@@ -67,7 +67,7 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Parse a database URL."""
+    """Parse a database URL; raise `UsageError` if malformed or without a driver."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
@@ -606,7 +606,7 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constan
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
-    """Copy a database with its log, whole or not at all."""
+    """Copy a database with its log, whole or not at all; `DatabaseError` if not."""
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:

@@ -85,7 +85,7 @@ class Copy:
 
     @property
     def environment(self) -> Environment | None:
-        """The binding environment."""
+        """The binding environment, if any."""
         digest = self.study["environment"]
         return None if digest is None else from_columns(Environment, self.rows[Kind.ENVIRONMENT][(digest,)])
 

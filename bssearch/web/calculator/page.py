@@ -57,7 +57,7 @@ RENAMED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """An input of the form."""
+    """Input of the form."""
 
     name: str
     label: str
@@ -93,7 +93,7 @@ class Fieldset:
 
 
 def field_name(request: type[Request], option: str) -> str:
-    """The field name of a request's option."""
+    """Field name of a request's option."""
     return RENAMED.get((request, option), option)
 
 
@@ -317,7 +317,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A rejected value, with the field if known, and a message with the page's labels."""
+    """Rejected value, with the field if known, and a message with the page's labels."""
 
     field: str | None
     label: str
@@ -348,7 +348,7 @@ Asked = TypeVar("Asked", bound=Request)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking(Generic[Asked]):
-    """A command with the options' texts."""
+    """Command with the options' texts."""
 
     part: ResultSection
     command: str
@@ -366,7 +366,7 @@ class Asking(Generic[Asked]):
 
     @property
     def line(self) -> str:
-        """The command line as typed; empty if a text has no command-line form."""
+        """Command line as typed; empty if a text has no command-line form."""
         return (
             ""
             if self._unreadable()
@@ -386,7 +386,7 @@ class Asking(Generic[Asked]):
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
-        """The result section, empty if a field is missing or wrong."""
+        """Result section, empty if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "see the errors above the results"
@@ -405,7 +405,7 @@ class Asking(Generic[Asked]):
         )
 
     def field_of(self, option: str) -> Any:
-        """The field of an option."""
+        """Field of an option."""
         return FIELDS[field_name(self.request, option)]
 
     def _in_page_words(self, message: str) -> str:
@@ -780,7 +780,7 @@ def calculator_page(asked: PageRequest) -> Answered:
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """The page of a query, without parts that depend on wrong or missing fields; never raises.
+    """Page of a query, without parts that depend on wrong or missing fields; never raises.
 
     A group without fields in the query gets its defaults.
     """

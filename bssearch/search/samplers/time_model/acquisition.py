@@ -109,7 +109,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """The covariance of all laws and the correlation of departures, both (points, points)."""
+    """Covariance of all laws and the correlation of departures, both (points, points)."""
     apart = _squares(np.log2(points.batch_sizes), OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
@@ -158,7 +158,7 @@ class Posterior:
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """The posterior after a run of a point with the mean as result."""
+        """Posterior after a run of a point with the mean as result."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -175,7 +175,7 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the mixture, with the same seed noise and departure.
+    """Part of the mixture, with the same seed noise and departure.
 
     ``across``: covariance of all points with the data. ``root``: inverse Cholesky factor of the noisy data covariance.
     ``solved``: inverse covariance × residuals of each law.
@@ -342,7 +342,7 @@ class KnowledgeGradient:
         """The largest expected gain at the last ask, in nats; infinite before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """The point to run next; at a given ``batch_size``, prices do not count."""
+        """Point to run next; at a given ``batch_size``, prices do not count."""
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -358,7 +358,7 @@ class KnowledgeGradient:
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """The point with the least mean among points that reached the target."""
+        """Point with the least mean among points that reached the target, if any."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None

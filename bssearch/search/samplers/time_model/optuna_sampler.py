@@ -104,7 +104,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The parameters of the newest finished trial, else of the newest running trial."""
+        """Parameters of the newest finished trial, else of the newest running trial."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
             raise ValueError("TimeToTargetSampler minimises seconds; create the study with direction minimize")
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
@@ -134,7 +134,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """The default value in the first trial, else a random value."""
+        """Default value in the first trial, else a random value."""
         if trial.number == 0 and param_name in self._default:
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):

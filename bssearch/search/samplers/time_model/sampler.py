@@ -51,7 +51,7 @@ class TimeModelSampler(Sampler):
         return [] if model is None else model.contenders(list(self._runs.values()))
 
     def incumbent(self, history: History) -> Choice | None:
-        """The configuration with a hit and the least expected time."""
+        """Configuration with a hit and the least expected time, if any."""
         model = self._model(history)
         point = None if model is None else model.incumbent(list(self._runs.values()))
         if point is None:
