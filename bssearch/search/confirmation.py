@@ -21,8 +21,16 @@ from bssearch.analysis.optimum import (
     plainly_missed,
     says_something,
 )
-from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, train_seconds_of
-from bssearch.records.step_times import StepSeconds, step_seconds_of
+from bssearch.records import (
+    Configuration,
+    Phase,
+    StepSeconds,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+    step_seconds_of,
+    train_seconds_of,
+)
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import is_alike

@@ -13,6 +13,7 @@ from bssearch.records import (
     COULD_NOT_PAUSE,
     LARGEST_METRIC,
     Configuration,
+    Crossing,
     MetricInfo,
     Observation,
     ProbeRecord,
@@ -21,8 +22,9 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    crossing,
+    with_crossing,
 )
-from bssearch.records.curves import Crossing, crossing, with_crossing
 
 # most evaluations in the full limit of train seconds, which locate the crossing to 0.1% of the limit
 EVALUATIONS_PER_LIMIT = 1000

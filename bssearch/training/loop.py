@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bssearch.errors import CheckpointError, WorkloadError, require
 from bssearch.records import (
+    TRAINING,
     GradientNoise,
     ModelDescription,
     Observation,
@@ -31,7 +32,6 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.records.measured import TRAINING
 from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.training.batches import tokens_trained
 from bssearch.training.clock import Clock

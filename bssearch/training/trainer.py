@@ -20,8 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from bssearch.errors import BSSearchError, WorkloadError, require
-from bssearch.records import FIRST_LOSS, Configuration, parameters_of_group
-from bssearch.records.batch_schedule import constant_configurations
+from bssearch.records import FIRST_LOSS, Configuration, constant_configurations, parameters_of_group
 from bssearch.records.noise_scale import Pass
 from bssearch.spec.space import OPTIONAL
 from bssearch.training.batches import Growth, micro_batches, placement_of, seed_of

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from bssearch.analysis.posterior import DRAWS, OCTAVES_BEYOND, Numbers, Posterior, Runs, infer
 from bssearch.analysis.shape import Predicted
-from bssearch.records import MemoryUse, Phase, StepTime, TrialRecord
-from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
+from bssearch.records import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, MemoryUse, Phase, StepTime, TrialRecord, student_t
 
 KNEE_SHARE = 0.9  # the knee's share of the highest measured throughput
 

@@ -18,8 +18,7 @@ from bssearch.analysis.law.batch_model import around
 from bssearch.analysis.posterior import Numbers
 from bssearch.analysis.shape import Beyond, BeyondBatch, BeyondLevel, CriticalBatch, Interval
 from bssearch.errors import UsageError, require
-from bssearch.records import Goal, Target
-from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records import FLAT_RATIO, Goal, Target
 
 FEWEST_LEVELS = 4  # two more than the parameters B_crit and p
 FEWEST_BATCHES = 4

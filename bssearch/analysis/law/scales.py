@@ -18,8 +18,7 @@ from bssearch.analysis.law.beyond import BEYOND_SIZES, TAILS, nearest_law
 from bssearch.analysis.posterior import Numbers
 from bssearch.analysis.shape import Interval, LargerPlan, LeftOutScale, Notice, ScaleCheck, ScaleOfLaw
 from bssearch.errors import require
-from bssearch.records.intervals import FLAT_RATIO, student_t
-from bssearch.records.scaling import half_life, learning_rate_factor, rule_of_optimizer
+from bssearch.records import FLAT_RATIO, half_life, learning_rate_factor, rule_of_optimizer, student_t
 from bssearch.records.text import number, plural
 from bssearch.spec.model import FEWEST_SCALES
 

@@ -11,8 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from bssearch import registry
-from bssearch.records import Observation, Phase, TrialRecord, TrialState, TrialStop
-from bssearch.records.curves import Progress
+from bssearch.records import Observation, Phase, Progress, TrialRecord, TrialState, TrialStop
 from bssearch.search.history import History, is_interrupted, measured_seconds
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import PrunerSpec, made_with

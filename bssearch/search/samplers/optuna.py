@@ -26,14 +26,12 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState as OptunaState
 
 from bssearch.errors import UsageError, require
-from bssearch.records import ParameterValue, TrialRecord, TrialState
-from bssearch.records.curves import Progress
+from bssearch.records import ParameterValue, Progress, TrialRecord, TrialState
 from bssearch.search.history import History, octaves
 from bssearch.search.samplers import allocation
 from bssearch.search.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded, default_choice
-from bssearch.spec import StudySpec
+from bssearch.spec import Dimension, StudySpec
 from bssearch.spec.parts import parameters_of
-from bssearch.spec.space import Dimension
 
 CENSORED_STEP = 1  # the same step for all censored trials, so that Optuna compares them
 

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.records import ParameterValue
-from bssearch.records.curves import Progress
-from bssearch.spec.space import Dimension, SearchSpace
-from bssearch.spec.space.domains import is_number
-from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
+from bssearch.records import ParameterValue, Progress
+from bssearch.spec import REFERENCE_LEARNING_RATE, Dimension, SearchSpace, is_number
 
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -11,13 +11,11 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState as OptunaState
 
-from bssearch.records import Goal, ParameterValue, Target
-from bssearch.records.curves import Progress
+from bssearch.records import Goal, ParameterValue, Progress, Target
 from bssearch.records.text import nearest
 from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.search.samplers.time_model.candidates import Run, SpaceCandidates
-from bssearch.spec.space import Dimension, SearchSpace
-from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
+from bssearch.spec import REFERENCE_LEARNING_RATE, Dimension, SearchSpace
 
 BATCH_SIZE = "batch_size"
 LEARNING_RATE = "learning_rate"

@@ -4,8 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from bssearch.records import TrialRecord, TrialState
-from bssearch.records.curves import Progress
+from bssearch.records import Progress, TrialRecord, TrialState
 from bssearch.search.history import History, measured_seconds, octaves
 from bssearch.search.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded
 from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
