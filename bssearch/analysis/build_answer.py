@@ -359,7 +359,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         return TargetNotReachedError(
             f"{plural(reached, 'trial')} of study {study.name!r} reached the target, but {study.objective} was not "
             "measured",
-            hint="use a device that reports power, or the objective samples_to_target, which needs only steps",
+            hint="use the objective samples_to_target, which needs only steps; energy needs power readings",
         )
     nearest: Any = min(tried)[2]
     one = "run" if nearest.is_imported else "trial"

@@ -244,7 +244,7 @@ def serve(
         from bssearch.web.app import serve as serve_pages
     except ImportError as error:
         raise UsageError(
-            f"bssearch serve needs {error.name}, which is not installed", hint="pip install 'bssearch[serve]'"
+            f"bssearch serve needs {error.name}, which cannot be imported", hint="pip install 'bssearch[serve]'"
         ) from None
     serve_pages(
         db,

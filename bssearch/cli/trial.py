@@ -138,7 +138,7 @@ def _print_log(store: Store, study: str, found: TrialRecord) -> None:
     printed = store.trials.log(study, found.number)
     write(printed or "")
     if not printed:
-        why = "printed no text" if found.state.is_finished else "still runs; read the log when the trial ends"
+        why = "printed no text" if found.state.is_finished else f"is {found.state}; read the log after the trial's end"
         typer.echo(f"trial {found.number} of {study} {why}", err=True)
 
 

@@ -279,7 +279,7 @@ def answer(found: LocalCriticalBatch, base: int) -> str:
                 f"the local critical batch size is below {found.high}, which loses; the smallest batch size is {base}."
             )
         case "cannot_tell":
-            return f"cannot tell: {found.reason}. Try longer branches (--tokens) or more branches (--repeats)."
+            return f"cannot tell: {found.reason}."
 
 
 def _checkpoint(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     is_same = {**known, TEXTS: None, FOLDER: None} == {**asked, TEXTS: None, FOLDER: None}
     require(
         is_same and isinstance(texts, list) and set(asked[TEXTS]).issubset(map(str, texts)),
-        f"{named}, but you never ran this version of the workload on this machine",
+        f"{named}, but bssearch has no record that you ran this version of the workload on this machine",
         hint=f"if you trust the workload, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
     )
     return folder
@@ -89,14 +89,14 @@ def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
         address is None or known.get("address") == address,
-        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but you never ran "
-        "this study on this cluster from this machine",
+        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but bssearch has "
+        "no record that you ran this study on this cluster from this machine",
         hint="run `bssearch run` with your own spec and this address first",
     )
     require(
         package is None or known.get("sampler") == package,
-        f"the stored study {study.name!r} names sampler = {package!r}, which OptunaHub downloads, but you never ran "
-        "this study with this package from this machine",
+        f"the stored study {study.name!r} names sampler = {package!r}, which OptunaHub downloads, but bssearch has no "
+        "record that you ran this study with this package from this machine",
         hint="run `bssearch run` with your own spec and this sampler first",
     )
 

@@ -135,7 +135,7 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
             raise DatabaseError(f"cannot read {shown(url)}: {first}", hint="check the server and the URL") from None
         raise UsageError(
             f"{shown(url)} is not a readable Optuna database: {first}",
-            hint="convert a journal with optuna.copy_study",
+            hint="name another database; convert a journal with optuna.copy_study",
         ) from None
 
 
@@ -460,8 +460,8 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     study = OptunaStudy.read(store, name)
     if not study.trials:
         imported = spec_of(store.studies.get(name)).is_imported
-        none = "no search trials (its runs were imported as repeats)" if imported else "no trials"
-        raise UsageError(f"study {name!r} has {none} to export; run the study first")
+        hint = "export the imported runs with --to csv" if imported else f"run the study: `bssearch run {name}`"
+        raise UsageError(f"study {name!r} has no search trials to export", hint=hint)
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
     note = f"note: unfinished trials stay unfinished in this copy: {unfinished}"

@@ -75,12 +75,13 @@ class Gpus:
         if len(taken) < count:
             self.give_back(slot)
             users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
+            others = "the other GPUs, by bssearch" if len(taken) < len(self._uuids) else "none"
             raise LaunchError(
                 f"a trial needs {count} GPUs; free GPUs: {len(taken)} of {len(self._uuids)}"
-                f" (in use: {users or 'the other GPUs, by bssearch'})",
+                f" (in use: {users or others})",
                 hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy"
                 if users
-                else "wait for the other studies, or set executor.devices lower",
+                else "set executor.devices lower, or wait for the other studies, if any",
             )
         if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
             self.give_back(slot)

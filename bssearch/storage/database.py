@@ -205,7 +205,7 @@ class Database:
             if fault is not None:
                 raise DatabaseError(
                     f"study {name!r} has an invalid row: {fault}",
-                    hint="another program wrote this row; correct the row with SQL, or delete the study",
+                    hint="correct the row with SQL, or delete the study",
                 ) from error
 
     def _all_studies(self) -> dict[str, int]:

@@ -467,8 +467,7 @@ def _refuse_unknown(revision: str, name: str) -> None:
     )
     require(
         revision in REVISIONS,
-        f"{name} was written by a newer bssearch: its schema is at revision {revision}, "
-        f"this version supports up to {SCHEMA_HEAD}",
+        f"the schema of {name} is at the unknown revision {revision}; this version supports up to {SCHEMA_HEAD}",
         hint="update bssearch, or name another database with --db or BSSEARCH_DB_URL",
         error=SchemaError,
     )

@@ -70,7 +70,7 @@ def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
     monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / "somebody-elses"))
     known = len(by_law.requests)
     told = refused(tmp_path, *command, code=2)
-    assert "names the workload 'task.py:Task', but you never ran this version" in told
+    assert "names the workload 'task.py:Task', but bssearch has no record that you ran this version" in told
     assert "add --workload task.py:Task" in told
     assert len(by_law.requests) == known
     assert bssearch("best", "toy", cwd=tmp_path).returncode == 0, "an answer runs nothing"

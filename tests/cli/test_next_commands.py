@@ -153,7 +153,7 @@ def test_a_command_from_another_folder_names_the_database_and_finds_the_code(tmp
     ran(tmp_path, "run", "task", "--set", "budget.trials=13", "--db", database)
     assert read(tmp_path, "study", "show", "task", "--db", database)["budget_trials"] == 13
     (tmp_path / "task.py").write_text("another's code")
-    assert "you never ran this version of the workload" in refused(tmp_path, "run", "task", "--db", database, code=2)
+    assert "no record that you ran this version" in refused(tmp_path, "run", "task", "--db", database, code=2)
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:secret@host/team", "postgresql://host/team?user=me&password=secret"])

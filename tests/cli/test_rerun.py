@@ -105,7 +105,7 @@ def test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_t
     (folder / "task.py").write_text((folder / "task.py").read_text() + "# changed\n")
     said = refused(folder, "trial", "rerun", "task", "1", code=2)
     assert PRINTED not in said
-    assert "you never ran this version" in said
+    assert "no record that you ran this version" in said
     assert "add --workload task.py:Task" in said
     done = ran(folder, "trial", "rerun", "task", "1", "--workload", "task.py:Task", "--format", "json")
     assert "the workload's file has changed since trial 1 ran" in done.stderr

@@ -234,7 +234,7 @@ def known() -> StudyRecord:
     return study(OWN)
 
 
-def refuse(own: StudySpec, record: StudyRecord, folder: Path, said: str = "you never ran this version") -> UsageError:
+def refuse(own: StudySpec, record: StudyRecord, folder: Path, said: str = "no record that you ran") -> UsageError:
     """Have the workload of a stored study refused."""
     with pytest.raises(UsageError, match=said) as caught:
         known_folder(own, record, folder)
@@ -283,7 +283,7 @@ def test_a_source_is_not_taken_from_a_database_unless_this_user_ran_the_study_wi
     ours: dict[str, Any], theirs: dict[str, Any], never: str, said: str
 ) -> None:
     own = make_spec(workload="digits", **ours)
-    with pytest.raises(UsageError, match=f"you never ran this study {never}"):
+    with pytest.raises(UsageError, match=f"no record that you ran this study {never}"):
         refuse_unknown_sources(own, known())
     remember(own, known(), FOLDER)
     refuse_unknown_sources(own, known())

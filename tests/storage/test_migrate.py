@@ -239,7 +239,7 @@ class TestUpgrade:
     @pytest.mark.parametrize(
         ("revision", "said", "ways_out"),
         [
-            ("0099", r"written by a newer bssearch.*0099", []),
+            ("0099", r"unknown revision 0099", []),
             ("0016", "revision 0016", ["bssearch export STUDY --to study", "bssearch import study"]),
         ],
         ids=["newer", "of before the first release"],

@@ -116,16 +116,19 @@ def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
 def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
     """The reason if the branches at B give no answer; ``start`` is the checkpoint's metric."""
     if None in base.ends:
-        return f"a branch at the checkpoint's batch size {base.batch_size} diverged"
+        return f"a branch at the checkpoint's batch size {base.batch_size} diverged; branch from another checkpoint"
     bound = bound_of(base, len(base.ends), goal)
     if bound is None and len(base.ends) < FEWEST_REPEATS:
-        return f"batch size {base.batch_size} has {len(base.ends)} branches; at least {FEWEST_REPEATS} are necessary"
+        return f"batch size {base.batch_size} has {len(base.ends)} branches; run at least {FEWEST_REPEATS}"
     if bound is None:
-        return f"the branches at batch size {base.batch_size} have equal ends despite different data orders"
+        return (
+            f"the branches at batch size {base.batch_size} have equal ends despite different data orders; "
+            "use more samples per branch"
+        )
     if holds(BranchedSize(batch_size=base.batch_size, ends=(start,)), bound, goal):
         return (
             f"the branches at batch size {base.batch_size} do not improve beyond their spread: "
-            f"{start:.5g} at the checkpoint, {base.mean:.5g} at their end; use more samples per branch"
+            f"{start:.5g} at the checkpoint, {base.mean:.5g} at their end; use longer or more branches"
         )
     return None
 
@@ -136,7 +139,7 @@ def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal
     bound = bound_of(base, len(base.ends), goal)  # larger sizes have as many branches
     ends = [end for end in base.ends if end is not None]
     spread = statistics.stdev(ends) if len(ends) > 1 else None
-    too_few = f"no batch size above {base.batch_size} ran" if len(sizes) < 2 else None
+    too_few = f"no batch size above {base.batch_size} ran; use a device with more memory" if len(sizes) < 2 else None
     reason = why_unknown(start, base, goal) or too_few
     if reason is not None or bound is None:
         return LocalCriticalBatch(verdict="cannot_tell", mean=base.mean, spread=spread, bound=bound, reason=reason)

@@ -117,7 +117,7 @@ def description_path(path: Path) -> Path:
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
-    raise UsageError(f"{str(path)!r} is not a table of recorded curves: its name must end in {' or '.join(SUFFIXES)}")
+    raise UsageError(f"{str(path)!r}: the name of a table of recorded curves must end in {' or '.join(SUFFIXES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def require_parquet() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            "Parquet files need pyarrow, which is not installed", hint="pip install 'bssearch[parquet]'"
+            "Parquet files need pyarrow, which cannot be imported", hint="pip install 'bssearch[parquet]'"
         ) from error
 
 

@@ -267,7 +267,7 @@ def _mlflow_database(address: str) -> Iterator[Log]:
                 "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
             ).all()
     except UnicodeDecodeError:
-        raise UsageError(f"{place} is damaged: it has text that is not UTF-8", hint=DAMAGED) from None
+        raise UsageError(f"{place} has text that is not UTF-8", hint=DAMAGED) from None
     finally:
         engine.dispose()
     settings = grouped((run, (str(key), value)) for run, key, value in params)
@@ -385,7 +385,7 @@ def _library(module: str, place: Path | str) -> Any:
         return import_module(module)
     except ImportError:
         name = module.partition(".")[0]
-        raise UsageError(f"{name} reads {place}, and is not installed", hint=f"pip install {name}") from None
+        raise UsageError(f"{place} needs {name}, which cannot be imported", hint=f"pip install {name}") from None
 
 
 _EVENTS = "events.out.tfevents.*"

@@ -537,7 +537,7 @@ class _Reader:
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
                 f"{by}: every trial of {self.place} reports at {self._first_steps()}, at every batch size "
-                f"({', '.join(map(str, sorted(sizes)))}); the report steps are epochs",
+                f"({', '.join(map(str, sorted(sizes)))}); such steps count as epochs",
                 hint=AS_EPOCHS,
             )
 

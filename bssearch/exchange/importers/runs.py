@@ -311,7 +311,8 @@ def parse_runs(
         ended = known
         check_scale([row.final_metric() for row in ended], derived, goal, source)
         notes.append(f"reached is {derived.in_words}")
-    require(ended, f"no runs: {source} has no finished run; import the table after runs finish")
+    skipped = "; ".join(note for note in notes if note.startswith("skipped"))
+    require(ended, f"no runs to import in {source}: {skipped}", hint="add finished runs with their metric to the table")
     given: dict[tuple[str, ...], GivenBatch] = {}
     for row in ended:
         if row.parts not in given:

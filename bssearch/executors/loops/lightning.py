@@ -118,12 +118,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._steps and self._trial.is_searched:
             branches = self._trial.checkpoint is not None
             raise UsageError(
-                f"the Trainer begins at step {self._steps}: fit(ckpt_path=...) restores learning rate, schedule "
-                f"and data position of another run than this {'branch' if branches else 'trial'}",
+                f"the Trainer begins at step {self._steps}, with learning rate, schedule and data position of another "
+                f"run than this {'branch' if branches else 'trial'}",
                 hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
                 "trial.load_optimizer()"
                 if branches
-                else "call fit() without ckpt_path, because a trial trains from its start; load weights before fit()",
+                else "call fit() once, without ckpt_path; a trial trains from its start. Load weights before fit()",
             )
         self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
         self._trial.look_at({type(pl_module).__name__: pl_module})

@@ -284,7 +284,7 @@ class Trial(metaclass=_ListsPublic):
             return
         if step is None or self._announced_at != step or self._evaluated_at == step:
             raise UsageError(
-                f"report() after step {self.steps}, but no evaluation is due",
+                f"report() after step {self.steps}, but trial.evaluation_due was not true",
                 hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
             )
         self._evaluated_at = step

@@ -124,7 +124,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
         name = connection.scalar(select(STUDY_ROWS.c.name).where(STUDY_ROWS.c.id == study_id))
         raise DatabaseError(
             f"study {name!r} of {source} has an invalid row: {error.message}",
-            hint="another program wrote this row; correct the row with SQL, or delete the study",
+            hint="correct the row with SQL, or delete the study",
         ) from None
     running = select(TRIAL_ROWS.c.number).where(TRIAL_ROWS.c.study_id == study_id, _RUNS).order_by(TRIAL_ROWS.c.number)
     copy.running = connection.scalars(running).all()
@@ -566,6 +566,6 @@ def _check_header(kind: str, header: Any) -> None:
 def _check_end(end: Any, digest: str) -> None:
     require(
         isinstance(end, dict) and end.get("sha256") == digest,
-        "a program changed the lines after the export: their SHA-256 differs",
+        "the lines have changed since the export: their SHA-256 differs",
         hint=EXPORT_AGAIN,
     )

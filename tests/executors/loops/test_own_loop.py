@@ -65,7 +65,7 @@ def test_a_report_where_none_is_due_is_an_error() -> None:
     trial = Started(asked()).trial
     assert trial.batch_size == 20
     trial.step()
-    with pytest.raises(UsageError, match="after step 1, but no evaluation is due"):
+    with pytest.raises(UsageError, match=r"after step 1, but trial.evaluation_due was not true"):
         trial.report(accuracy=0.5)
 
 
