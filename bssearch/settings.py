@@ -108,7 +108,7 @@ def tensorboard_folder() -> Path:
 
 
 def user_name() -> str:
-    """The user's name; the user number if unknown."""
+    """User's name; the user number if unknown."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):

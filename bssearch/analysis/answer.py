@@ -384,5 +384,5 @@ NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to
 
 
 def objective_in(answer: Answer) -> Objective:
-    """The answer's objective, with the target and price."""
+    """Answer's objective, with the target and price."""
     return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

@@ -569,7 +569,7 @@ def _missed(trial: TrialRecord, last: Observation, target: Target) -> TrialRecor
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
-    """The study's answer with predicted times for a harder target."""
+    """Study's answer with predicted times for a harder target."""
     rows = {row.batch_size: row for row in found.batches}
     best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
     row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)

@@ -299,7 +299,7 @@ class Beliefs:
         return float(low), float(high)
 
     def certainty(self) -> Certainty:
-        """The recommendation's certainty, with the remedy if provisional."""
+        """Recommendation's certainty, with the remedy if provisional."""
         found = Certainty(
             self.share,
             configuration_within_5_percent=float(

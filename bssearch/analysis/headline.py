@@ -112,7 +112,7 @@ def about_devices(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """Probability that the recommended batch size is within 5 % of the best."""
+    """Sentence on the probability that the recommended batch size is within 5 % of the best."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
     if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:
@@ -199,7 +199,7 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_cost(answer: Answer) -> str:
-    """The study's cost in trainings at the optimum, if known."""
+    """Study's cost in trainings at the optimum, if known."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
     time = answer.optimal.time_to_target_s

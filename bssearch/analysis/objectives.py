@@ -250,7 +250,7 @@ class Objective(ABC):
         return math.log(figure) if figure > 0 else None
 
     def log_figure(self, trial: TrialRecord) -> float | None:
-        """The trial's figure by `log`; None if missed, not measured or zero."""
+        """Trial's figure by `log`; None if missed, not measured or zero."""
         figure = self.figure(trial)
         return None if figure is None else self.log(figure)
 
@@ -275,7 +275,7 @@ class Objective(ABC):
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """A copy that compares runs by `_common_seconds`."""
+        """A copy that compares runs by `_common_seconds`, if known."""
         common = _common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
@@ -318,7 +318,7 @@ def make_objective(name: str, target: Target | None = None, price_per_device_hou
 
 
 def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
-    """The spec's objective, for the spec's or an easier target."""
+    """Spec's objective, for the spec's or an easier target."""
     return make_objective(spec.objective, target or spec.record_target, spec.price_per_device_hour)
 
 
@@ -468,7 +468,7 @@ class SamplesToTarget(Objective):
         return steps * batch_size
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Seconds for the best trial's samples at the probed batch size."""
+        """Seconds for the best trial's samples at the probed size; infinite without a hit, ``full`` if not timed."""
         if best is None or probe.step_seconds is None:
             return super().seconds_as_good_as(best, probe, full)
         samples = self.figure(best)

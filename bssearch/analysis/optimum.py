@@ -543,7 +543,7 @@ class Verdict:
         return replace(self, optimal=self.by_batch[batch_size], rule=rule)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
-        """The answer's seconds to the target, by trial number."""
+        """Answer's seconds to the target, by trial number."""
         times = replace(TIME, common=self.optimal.objective.common)
         counted = {run.number for one in self.by_batch.values() for run in one.runs}
         return {

@@ -433,7 +433,7 @@ def _notes(
         ),
         (
             statistics.median(run.best_at_s for run in runs) > 0.9 * limit,
-            f"{target.metric} still improved at the limit of {limit:g} train seconds; raise the limit for a harder "
+            f"{target.metric} still improved near the limit of {limit:g} train seconds; raise the limit for a harder "
             "target",
         ),
         (

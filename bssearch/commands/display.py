@@ -259,7 +259,7 @@ def so_far(history: History) -> str:
 
 
 def trainings_so_far(history: History) -> str:
-    """Cost so far, in trainings as long as the best trial."""
+    """Cost so far, in trainings as long as the best trial; empty before a hit."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
     return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""

@@ -41,7 +41,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs this workload, with digests of its files, on this cluster with this sampler."""
+    """Record, if possible, that this user runs this code (by digests), cluster and OptunaHub sampler."""
     if spec.workload in SHIPPED and spec.executor.address is None and _hub_package(spec) is None:
         return
     file = _file(study)
@@ -55,7 +55,7 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     """Folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` for code that changed since this user ran it, and for files outside of the folder.
+    Raises `UsageError` for code or texts other than in the last run, and for files outside of the folder.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -84,7 +84,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 
 def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` for a cluster or an OptunaHub package that this user never used here for this study."""
+    """Raise `UsageError` for a cluster or OptunaHub package other than in this user's last run of the study here."""
     # The owners of both can run code on this machine.
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
@@ -506,7 +506,7 @@ def stored_spec(
     """Spec of a stored study, and a launch in the folder of its code.
 
     ``to_run`` refuses imported runs. ``runs_code`` refuses code, and ``connects`` a cluster or OptunaHub
-    package, that this user never used here. ``answered`` raises `TargetNotReachedError`.
+    package, other than in this user's last run here. ``answered`` raises `TargetNotReachedError`.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)

@@ -201,7 +201,7 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
-    """Yield stored audits' verdicts on the rules."""
+    """Yield stored audits' `JUDGED` verdicts on the rules; nothing if the default database is missing."""
     usual = database_url()
     file = sqlite_file(parse_url(usual))
     if db in (None, usual) and file is not None and not file.exists():

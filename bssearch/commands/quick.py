@@ -280,7 +280,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
 
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
-    """The optimizer's noise scale; None if its interval reaches 0 or ∞."""
+    """Optimizer's noise scale; None if its interval reaches 0 or ∞."""
     for scale, low, high in ((noise.adam_scale, noise.adam_low, noise.adam_high), (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
             return scale
@@ -412,7 +412,7 @@ def learning_rate_range(default: float, rate: float, ratio: float) -> list[float
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """The study's target, or `WAY` of the default's progress if missed; an error if the default does not train."""
+    """Study's target, or `WAY` of the default's progress if missed; an error if the default does not train."""
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target

@@ -84,7 +84,7 @@ def run_study(
 
 
 def begin_with(study: OpenStudy, source: str) -> None:
-    """Queue the best configuration of the study ``source``, and its missing runs, as the first trials."""
+    """Unless the study has trials, queue the best configuration of ``source`` and its missing runs, if in the space."""
     store, spec = study.store, study.spec
     trials, found = store.trials.of(source), answer(store, source)
     if store.trials.of(spec.name):

@@ -1,12 +1,4 @@
-"""A study trained by the user's function or loop, for notebooks and frameworks.
-
-::
-
-    study = bssearch.Study(spec)
-    while (trial := study.ask()) is not None:
-        ...
-        study.tell(trial)
-"""
+"""A study trained by the user's function or loop, for notebooks and frameworks."""
 
 import hashlib
 import inspect

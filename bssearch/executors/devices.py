@@ -56,7 +56,7 @@ def memory_limit_of_slot(
 
 
 def uuid_of(device: str) -> str | None:
-    """The GPU's UUID as in ``nvidia-smi -L``; None on a CPU."""
+    """GPU's UUID as in ``nvidia-smi -L``; None on a CPU."""
     return device_uuid(torch.device(device)) if device.startswith("cuda") else None
 
 

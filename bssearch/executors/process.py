@@ -156,7 +156,7 @@ def check_unchanged(what: str, before: str | None, now: str | None) -> None:
 
 
 def kernel_memory_kills() -> int | None:
-    """The kernel's count of OOM kills, if known."""
+    """Kernel's count of OOM kills, if known."""
     kills = found_in(Path("/proc/vmstat"), r"^oom_kill (\d+)$")
     return None if kills is None else int(kills)
 
@@ -243,7 +243,7 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Protect this process's memory and environment in ``/proc`` (Linux)."""
+    """If the environment has secrets, protect this process's memory and environment in ``/proc`` (Linux)."""
     # Workers of the same user could read secrets in ``/proc``, as root still can.
     known = [*os.environ.items()]
     with suppress(psutil.Error, OSError):

@@ -1,8 +1,7 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
 Commands arrive on stdin, and replies leave on stdout. Before user code runs, the worker copies both descriptors and
-sends stdout to stderr. A thread reads commands, so that trials can stop. Another thread sends heartbeats, so that
-silence means a hang.
+sends stdout to stderr. Threads read commands and send heartbeats.
 """
 
 from __future__ import annotations

@@ -601,7 +601,7 @@ SHORT_SPEC = 25  # the page folds specs with more lines
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """The study's environment, commands and spec."""
+    """Study's environment, commands and spec."""
     import yaml
 
     name = study.name

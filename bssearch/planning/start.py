@@ -155,11 +155,11 @@ class StartRequest(Request):
 
     @property
     def state(self) -> str:
-        """The optimizer's name in memory plans; a spec's sgd has momentum."""
+        """Optimizer's name in memory plans; a spec's sgd has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:
-        """Copy with the model's parameters and memory per sample."""
+        """Copy with the parameters and memory per sample of ``model``, if given."""
         if self.model is None:
             return self
         source: dict[str, Any] = {"network" if self.model in ARCHITECTURES else "model": self.model}

@@ -74,7 +74,7 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """The target's crossing between two consecutive evaluations; at ``hit`` if ``previous`` is None.
+    """Target's crossing between two consecutive evaluations; at ``hit`` if ``previous`` is None.
 
     The fraction is (target − miss) / (hit − miss).
     """

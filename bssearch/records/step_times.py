@@ -65,7 +65,7 @@ def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> 
 
 
 def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
-    """Trial with ``steps_x_step_time_s`` from current step times."""
+    """Trial with ``steps_x_step_time_s`` from current step times, if known."""
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
     product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
     if product is None or trial.steps_x_step_time_s == product:

@@ -354,7 +354,7 @@ def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchE
 
 
 def named(environment: Environment) -> str:
-    """The device's name and memory."""
+    """Device's name and memory."""
     memory = environment.device_memory_bytes
     return environment.device_name + ("" if memory is None else f" ({gib(memory)})")
 
@@ -411,7 +411,7 @@ def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) 
 def time_on_devices(
     spec: StudySpec, store: Store, executor: Executor, environment: Environment, check: Callable[[], None]
 ) -> None:
-    """Time all batch sizes on more devices, in `COMPARING_VISITS` visits.
+    """Time all batch sizes that fit on more devices, in `COMPARING_VISITS` visits.
 
     ``check`` runs before each measurement and write, and may raise.
     """

@@ -350,7 +350,7 @@ class Engine:
         self._ending: str | None = None
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Outcome to store; a failed resume is LOST, because the configuration is not the cause."""
+        """Outcome to store: LOST for a failed resume, CANCELLED for an interruption without a checkpoint."""
         running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)

@@ -215,12 +215,12 @@ class History:
         return self._all.get(number)
 
     def value(self, trial: TrialRecord | None) -> float:
-        """The trial's figure; infinite if unknown."""
+        """Trial's figure; infinite if unknown."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """The trial's figure with the unit."""
+        """Trial's figure with the unit."""
         is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
         basis = " as steps × step time" if is_product else ""
         return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"

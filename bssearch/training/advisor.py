@@ -456,7 +456,7 @@ class _StepNorms:
     def take(
         self, batch_size: int, weights: Sequence[Sequence[float]], samples: int, expected: int | None
     ) -> Pass | str:
-        """The step's pass, or the reason why the step was not measured."""
+        """Step's pass, or the reason why the step was not measured."""
         self.close()
         ranks, halves = ranks_together(), self._halves
         passes = max(self._counts.values(), default=0)

@@ -223,11 +223,11 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
 
 
 def peak_process_memory_bytes(device: torch.device) -> int | None:
-    """The process's peak bytes if known: tensors on a GPU, else resident."""
+    """Process's peak bytes if known: tensors on a GPU, else resident."""
     return peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
 
 
 def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
-    """The process's high-water mark, if the kernel keeps one."""
+    """Process's high-water mark, if the kernel keeps one."""
     kib = found_in(status, r"^VmHWM:\s*(\d+) kB$")
     return None if kib is None else int(kib) * 1024

@@ -215,7 +215,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """The workload's optimizers as returned, else `build_optimizer`'s."""
+    """Workload's optimizers as returned, else `build_optimizer`'s."""
     build = getattr(workload, "build_optimizer", None)
     return build_optimizer(model, configuration, fused=fused) if build is None else build(model, configuration)
 

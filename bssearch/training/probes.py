@@ -269,7 +269,7 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A distribution-free 95% interval of the median of independent values; raises `ValueError` below six values."""
+    """Distribution-free 95 % interval of the median of independent values; raises `ValueError` below six values."""
     # From the k-th smallest to the k-th largest value, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David &
     # Nagaraja, Order Statistics, § 7.1).
     from scipy.special import bdtrik

@@ -109,7 +109,7 @@ class Ranks:
         return self._group.allreduce([tensor], distributed.AllreduceOptions())  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace tensors by rank 0's."""
+        """Replace dense tensors by rank 0's."""
         dense = (tensor.detach() for tensor in tensors if _is_dense(tensor))
         views = [tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense]
         if not views:

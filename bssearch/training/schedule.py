@@ -111,7 +111,7 @@ class OwnSchedule(RateSchedule):
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:
-    """The workload's or the configured schedule; `WorkloadError` if ``build_schedule`` returned no function."""
+    """Workload's or the configured schedule; `WorkloadError` if ``build_schedule`` returned no function."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
     if build is None:

@@ -200,7 +200,7 @@ T = TypeVar("T")
 
 
 def own_training_step(workload: Workload, computation: Computation) -> Take | None:
-    """The workload's ``training_step``, if any; `UsageError` with CUDA graphs."""
+    """Workload's ``training_step``, if any; `UsageError` with CUDA graphs."""
     step: Take | None = getattr(workload, "training_step", None)
     require(
         step is None or not computation.replays_graphs,

@@ -334,7 +334,7 @@ class SavedRun:
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's largest saved learning rate, if any."""
+        """Optimizer's largest saved learning rate, if any."""
         states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
         groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
         rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]

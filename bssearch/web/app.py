@@ -98,7 +98,7 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The cookie's name, with the port, because browsers send a host's cookies to all ports."""
+        """Cookie's name, with the port, because browsers send a host's cookies to all ports."""
         return f"bssearch-{self.port}"
 
     @property

@@ -65,7 +65,7 @@ class PageRequest:
 
     @property
     def database(self) -> str | None:
-        """The database's number in the query, if any."""
+        """Database's number in the query, if any."""
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:

@@ -111,7 +111,7 @@ class CharLM:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor | WeightedLoss:
-        """Mean cross-entropy in nats per character."""
+        """Mean cross-entropy in nats per character; with ``lines`` a `WeightedLoss`."""
         scores, wanted = model(inputs).flatten(0, 1), targets.flatten()
         if not self.lines:
             return functional.cross_entropy(scores, wanted, label_smoothing=label_smoothing)

@@ -122,7 +122,7 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """The device's name, empty before the first run."""
+    """Device's name, empty before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
@@ -166,7 +166,7 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool = False) -> Iterator[dict[str, Any]]:
     """Yield a row per study, oldest first: the contract of ``study list --format json``.
 
-    Closes the store.
+    Skips archived studies unless ``archived``. Closes the store.
     """
     with store:
         for one in studies:
@@ -329,7 +329,7 @@ def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
 
 
 def in_database(found: Finding) -> str:
-    """The study's name with its database."""
+    """Study's name with its database."""
     return f"{found.study.name} in {found.database}"
 
 

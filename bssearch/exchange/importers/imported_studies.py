@@ -145,7 +145,7 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
 
 
 def answer_in_words(store: Store, name: str) -> Iterator[str]:
-    """Yield a study's answer, and the command that would settle the answer."""
+    """Yield a study's answer or the reason for its absence, and a command that would settle an uncertain answer."""
     try:
         found = answer(store, name)
     except TargetNotReachedError as error:

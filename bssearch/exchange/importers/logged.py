@@ -166,7 +166,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """The log's spelling of its first ``wanted`` name, if any; a prefix or a unit in the name is ignored."""
+    """Log's spelling of its first ``wanted`` name, if any; a prefix or a unit in the name is ignored."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)

@@ -543,7 +543,7 @@ class _Row:
 
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
-    """Add last misses by the evaluation grid that steps have in common, and return a note."""
+    """Add last misses by the evaluation grid that steps have in common, if any, with a note."""
     steps: dict[int, set[int]] = {}
     for run in runs:
         if run.steps and (not run.reached or run.last_miss_step is None):

@@ -123,7 +123,7 @@ class FieldsRead:
 
     @property
     def rates(self) -> set[float]:
-        """The optimizers' current and initial learning rates."""
+        """Optimizers' current and initial learning rates."""
         return rates_of(self.optimizers, "lr", "initial_lr")
 
     @property

@@ -32,7 +32,7 @@ DECIDES_FOR_ITSELF = frozenset(
 
 
 def library() -> Any:
-    """The Lightning package, preferably an imported one. Raises `UsageError` for an unsupported version."""
+    """The Lightning package, preferably an imported one. Raises `UsageError` if missing or unsupported."""
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which installs {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
@@ -204,7 +204,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_if_over(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report the validation metrics."""
+        """Report due validation metrics; outside a search, print all."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = self._logged(trainer)

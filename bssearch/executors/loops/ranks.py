@@ -151,7 +151,7 @@ class Follower(RankWork):
             evaluate()
 
     def diverged(self, reason: str) -> bool:
-        """End this rank's work, because all ranks skip the same steps."""
+        """End this rank's work, because all ranks skip the same steps; False for a look, which continues."""
         self.is_over = not self.is_look
         return self.is_over
 

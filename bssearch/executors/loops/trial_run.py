@@ -210,7 +210,7 @@ class LoopClock:
         self._opened.close()
 
     def stepped(self) -> None:
-        """Note a step's end."""
+        """Note the ends of the first `TIMED_STEPS` steps."""
         if len(self._steps) >= TIMED_STEPS:
             return
         if self._name == "train":

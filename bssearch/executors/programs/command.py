@@ -104,7 +104,7 @@ class ReportedTrial:
         self._still, self._moved = 0, started  # reports with the same seconds, and the time of the first
 
     def take(self, report: Report, now: float) -> None:
-        """Add a report received at ``now``."""
+        """Add a report received at ``now``, unless the trial has ended."""
         if self.ending is not None:
             return
         self._check(report, now)

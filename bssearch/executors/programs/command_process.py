@@ -69,7 +69,7 @@ class ProgramProcess(Protocol):
 
     @property
     def line(self) -> socket.socket:
-        """The worker's end of the program's socket."""
+        """Worker's end of the program's socket."""
 
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal. None while the program runs."""
@@ -196,7 +196,7 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """The program's answer, or None. Raises the program's error."""
+    """Program's answer, or None. Raises the program's error."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "only a trial ends with TrialEnded"
@@ -374,7 +374,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def line(self) -> socket.socket:
-        """The worker's end of a connected program's socket."""
+        """Worker's end of a connected program's socket."""
         assert self._line is not None, "the program has connected"
         return self._line
 

@@ -87,7 +87,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """The actor's place. Enters the driver's ``current`` folder if present."""
+        """Actor's place. Enters the driver's ``current`` folder if present."""
         import ray
 
         with suppress(OSError):
@@ -115,7 +115,7 @@ class SlotActor:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """The worker's new output and replies, after at most ``seconds``."""
+        """Worker's new output and replies, after at most ``seconds``. Empties the log after a trial."""
         if not self._waiting:
             self._listen(seconds)
         with self._log.open("rb") as file:

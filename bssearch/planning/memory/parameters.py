@@ -110,7 +110,7 @@ BASE_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.0, "int4": 0.5 + F
 
 
 def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
-    """The parameters' bytes per device; frozen parameters have no gradients and no optimizer state."""
+    """Parameters' bytes per device; frozen parameters have no gradients and no optimizer state."""
     trained, form, model = trained_parameters(asked), asked.form, asked.transformer
     frozen = asked.parameters - (0 if asked.lora_rank else trained)
     quantised = 0 if asked.base_precision is None else frozen

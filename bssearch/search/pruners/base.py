@@ -130,7 +130,7 @@ class PruningController:
         return self._standings
 
     def take(self, trial: TrialRecord) -> None:
-        """Update the standings with a trial of the history."""
+        """Update the standings with a search trial; other trials only renew the seed noise."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return
@@ -216,5 +216,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """The spec's slack, else the initial slack until seed noise is known."""
+    """Spec's slack, else the initial slack until seed noise is known."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

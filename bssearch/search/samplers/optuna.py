@@ -176,7 +176,7 @@ class OptunaSampler(Sampler):
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
     def told(self, history: History, trials: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
-        """Yield trials in Optuna's form."""
+        """Yield trials in the space and with a result, or running, in Optuna's form."""
         best = history.reference
         reference = None if best is None else history.curves.get(best.number)
         for trial in trials:

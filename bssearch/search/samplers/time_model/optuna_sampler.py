@@ -31,8 +31,6 @@ TELLING = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL, OptunaSta
 class TimeToTargetSampler(optuna.samplers.BaseSampler):
     """Minimises the seconds to a target over batch size, learning rate and other parameters.
 
-    The sampler uses the model of bssearch's search, with the learning curves of all trials.
-
     The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``. The objective reports the
     metric with *train milliseconds* as the step, and returns the train seconds to the target. If a trial misses the
     target, the objective prunes the trial::
@@ -113,7 +111,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The model's suggestion; {} while parameters are unknown."""
+        """Model's suggestion; {} while parameters are unknown."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
