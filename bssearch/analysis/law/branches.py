@@ -39,7 +39,7 @@ class BranchPlan:
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Plan branches from B to 2^``octaves`` B; `UsageError` unless 2B ≤ ``samples`` and ≤ ``largest``, the training part."""
+    """Plan branches from B to 2^``octaves`` B; `UsageError` unless 2B ≤ ``samples``, ``largest`` (training part)."""
     require(octaves >= 1, f"octaves = {octaves} must be >= 1 to compare B and 2B")
     require(
         samples >= 2 * batch_size,
