@@ -38,7 +38,11 @@ def check_file(path: Path) -> None:
 
 
 def _refuse_database(path: Path) -> None:
-    require(not is_sqlite(path), f"{path} is a SQLite database and cannot be written", hint="choose another file")
+    require(
+        not is_sqlite(path),
+        f"{path} is a SQLite database, which bssearch does not overwrite",
+        hint="choose another file",
+    )
 
 
 def is_sqlite(path: Path) -> bool:

@@ -222,7 +222,7 @@ class Objective(ABC):
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """A chart's heading; ``wanted`` is the target in words."""
+        """Chart's heading; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:

@@ -249,7 +249,7 @@ class Estimate:
 
     @property
     def has_only_hits(self) -> bool:
-        """True if all runs reached the target."""
+        """True if runs exist and all reached the target."""
         return self.reached == self.runs > 0
 
     @property

@@ -37,7 +37,7 @@ class Notice(Model):
 
 
 def parameters_of(configuration: Configuration) -> Parameters:
-    """A configuration's parameters without batch sizes."""
+    """Configuration's parameters without batch sizes."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

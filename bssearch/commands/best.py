@@ -108,7 +108,7 @@ def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
 
 
 def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:
-    """A study's answer and tuned curves; raises `UsageError` for other objectives and differing models."""
+    """Study's answer and tuned curves; raises `UsageError` for other objectives and differing models."""
     record, found = store.studies.get(study), answer(store, study)
     spec = spec_of(record)
     require(

@@ -268,7 +268,7 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:
-    """A checkpoint's answer as a sentence."""
+    """Checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
             return f"the local critical batch size is {found.low}: batch size {found.high} loses."

@@ -557,7 +557,7 @@ def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """A spec's program, None for a workload."""
+    """Spec's program, None for a workload."""
     if not spec.is_program:
         return None
     return Program(

@@ -157,7 +157,7 @@ def rule_configuration(history: History, batch_size: int) -> Configuration:
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """A configuration's first ended search trial that was not capped, else the highest-limit trial, if any."""
+    """Configuration's first ended search trial that was not capped, else the highest-limit trial, if any."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)

@@ -58,7 +58,7 @@ class Gpus:
         )
 
     def of_slot(self, slot: int, count: int) -> list[str]:
-        """A slot's ``count`` GPUs, which change only with the count.
+        """Slot's ``count`` GPUs, which change only with the count.
 
         If no GPU is free, a slot with ``count`` = 1 shares a GPU of this driver. Raises `LaunchError` for too few GPUs.
         """

@@ -3,8 +3,6 @@
 * ``PR_SET_PDEATHSIG`` (Linux) works even if a thread holds the interpreter's lock.
 * A thread kills the process group when the driver's commands end.
 * A shell in the group kills the group, with data loaders, when the driver's pipe closes.
-
-User commands have their own groups.
 """
 
 from __future__ import annotations
@@ -258,7 +256,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """A worker's environment, without secrets."""
+    """Worker's environment, without secrets."""
     return (
         CUDA_DEFAULTS
         | {name: value for name, value in environment.items() if not is_secret(name, value)}

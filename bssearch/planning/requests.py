@@ -90,14 +90,14 @@ class Plan:
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """A request's options by field, without fields for Python only."""
+    """Request's options by field, without fields for Python only."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }
 
 
 def type_of(model: type[Request], name: str) -> Any:
-    """A field's type without None and bounds."""
+    """Field's type without None and bounds."""
     kind: Any = model.model_fields[name].annotation
     while get_origin(kind) in (Annotated, Union, UnionType):
         kind = get_args(kind)[0]

@@ -82,7 +82,7 @@ class GradientNoise:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's width / scale; infinite if unbounded."""
+        """Half the interval's width / scale; infinite if unknown or unbounded."""
         if self.scale is None or self.low is None or self.high is None:
             return math.inf
         return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0

@@ -62,7 +62,7 @@ class TrialState(StrEnum):
 
     @property
     def is_censored(self) -> bool:
-        """True if the trial stopped early, so that its last miss bounds its time-to-target from below."""
+        """True if the trial ended before the target, so that its last miss bounds its time-to-target from below."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
@@ -181,7 +181,7 @@ class Configuration:
         return replace(self, world_size=world_size).in_micro_batches(micro_batch_size)
 
     def trains_like(self, other: Configuration) -> bool:
-        """True if only micro-batch size and devices differ."""
+        """True if the configurations are equal but for micro-batch size and devices."""
         return self._whole == other._whole
 
     @property

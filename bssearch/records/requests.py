@@ -73,7 +73,7 @@ class TrialPlan(Planned):
 
     @property
     def is_new_search(self) -> bool:
-        """True for a search trial not queued, resumed or retried."""
+        """True for a trial of search or growth not queued, resumed or retried."""
         is_stored = self.known_number is not None or self.retry_of is not None
         return self.phase in {Phase.SEARCH, Phase.GROWTH} and not is_stored
 

@@ -42,7 +42,7 @@ def without_passwords(text: str) -> str:
 
 
 def device_in_words(name: str | None) -> str | None:
-    """A device's name; "device unknown" if an import lacks the name."""
+    """Device's name; "device unknown" if an import lacks the name."""
     return "device unknown" if name == "unknown" else name
 
 

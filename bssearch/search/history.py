@@ -82,7 +82,7 @@ def seed_noise(trials: Iterable[tuple[Identity, TrialRecord]]) -> float:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """A configuration's key, regardless of micro-batches and devices."""
+    """Configuration's key, regardless of micro-batches and devices."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, *rates, one.optimizer, *sorted(one.parameters.items()))
@@ -187,7 +187,7 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """A configuration's step time; None if untimed or growing."""
+        """Configuration's step time; None if untimed or growing."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)

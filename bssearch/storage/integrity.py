@@ -149,7 +149,7 @@ def _problem(kind: Kind, row: Mapping[str, Any] | RowMapping, error: ValidationE
 
 
 def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
-    """A row's name for messages."""
+    """Row's name for messages."""
     if kind in (Kind.STUDY, Kind.TRIAL):
         return f"{kind} {shown(row.get('name' if kind is Kind.STUDY else 'number'))}"
     keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)

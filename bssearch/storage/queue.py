@@ -245,7 +245,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def begin_shift(self, connection: Connection, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Submission that a worker serves next, or None."""
+        """Begin a worker's shift; return the submission to serve, or None."""
         _lock(connection)
         serving = connection.scalar(select(WORKER_ROWS.c.serving).where(WORKER_ROWS.c.name == worker))
         waiting = {one.name: one for one in _waiting(connection)}

@@ -221,13 +221,13 @@ class FindingStore(StorePart):
 
     @inside(Database.looking)
     def last(self, connection: Connection, study: str) -> Mapping[str, Any]:
-        """A study's last answer, even if outdated; empty if the study has no answer."""
+        """Study's last answer, even if outdated; empty if the study has no answer."""
         study_id = self._database.study_id(connection, study)
         return connection.scalar(select(FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)) or {}
 
     @reads
     def current(self, connection: Connection, study_id: int) -> Mapping[str, Any] | None:
-        """A study's answer; None if missing or outdated."""
+        """Study's answer; None if missing or outdated."""
         stored = connection.execute(
             select(FINDING_ROWS.c.stamp, FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)
         ).first()

@@ -371,7 +371,7 @@ class TrialStore(StorePart):
 
     @reads
     def observations(self, connection: Connection, study_id: int, number: int) -> list[Observation]:
-        """A trial's observations by step."""
+        """Trial's observations by step."""
         trial_id_of(connection, study_id, number)
         return self._curves(connection, study_id, [number])[number]
 
@@ -412,7 +412,7 @@ class TrialStore(StorePart):
 
     @reads
     def log(self, connection: Connection, study_id: int, number: int) -> str | None:
-        """A trial's log, or None."""
+        """Trial's log, or None."""
         trial_id = trial_id_of(connection, study_id, number)
         return connection.scalar(select(LOG_ROWS.c.text).where(LOG_ROWS.c.trial_id == trial_id))
 

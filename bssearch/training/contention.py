@@ -289,7 +289,7 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Seconds of a fixed piece of work, fastest of `SPINS` (the first meets cold caches)."""
+        """Take a look: seconds of a fixed piece of work, fastest of `SPINS`."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds

@@ -109,7 +109,7 @@ class Approach:
     first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """True if the metric is near or past the target (`WINDOW_SHARE`)."""
+        """True if the metric is past the target, or near by `WINDOW_SHARE` of the way from the first call's metric."""
         if self.first is None:
             self.first = metric
         return self.target.shortfall(metric) <= (1 - WINDOW_SHARE) * max(0.0, self.target.shortfall(self.first))

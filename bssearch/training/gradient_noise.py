@@ -373,7 +373,7 @@ class NoiseGrowth:
 
 
 def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | RankNoise | None:
-    """A trial's noise meter, if wanted and possible."""
+    """Trial's noise meter, if wanted and possible."""
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
     if trainer.computation.ranks is not None:

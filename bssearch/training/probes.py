@@ -192,7 +192,7 @@ def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedR
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """True if the median's interval is within ``precision``."""
+    """True if half the median's interval is within ``precision`` (relative)."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)

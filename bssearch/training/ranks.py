@@ -101,7 +101,7 @@ class Ranks:
         self.start_adding(tensor).wait()
 
     def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor's sum over ranks; gradients flow to all ranks."""
+        """Tensor's sum over ranks; gradients flow to all ranks."""
         return _Sum.apply(tensor, self)  # type: ignore[no-untyped-call, no-any-return]
 
     def start_adding(self, tensor: torch.Tensor) -> distributed.Work:

@@ -76,7 +76,7 @@ def _half_cosine(progress: float, start: float, end: float) -> float:
 
 
 def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedule:
-    """A configuration's schedule; `UsageError` for a decay without ``horizon_samples``."""
+    """Configuration's schedule; `UsageError` for a decay without ``horizon_samples``."""
     kind = cast(ScheduleName, configuration.parameters.get("schedule", "constant"))
     horizon = configuration.parameters.get("horizon_samples")
     require(

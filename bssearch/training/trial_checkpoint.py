@@ -443,7 +443,7 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """A branch's schedule, from the whole run's schedule at this batch size.
+    """Branch's schedule, from the whole run's schedule at this batch size.
 
     At an unknown position, a constant rate counts as past its warmup; other schedules raise `UsageError`.
     """

@@ -35,7 +35,7 @@ class Databases:
                 yield store
 
     def number_of(self, database: str) -> int | None:
-        """A database's number; None for a single database."""
+        """Database's number; None for a single database."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
 

@@ -468,7 +468,7 @@ def _as_json(value: Any) -> Any:
 
 
 def kind_of(value: object) -> str:
-    """A value's type, and the value's shape if any."""
+    """Value's type, and the value's shape if any."""
     if getattr(value, "is_nested", False):
         return f"a nested {type(value).__name__}"
     shape = getattr(value, "shape", None)

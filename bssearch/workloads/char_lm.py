@@ -63,7 +63,7 @@ class CharLM:
         return None if self.lines else self.context
 
     def load(self, device: torch.device) -> Data:
-        """Sequences (sequences, context) of int64 tokens; targets are one character later."""
+        """Sequences (sequences, context) of int64 tokens; targets are one character later. Sets the vocabulary."""
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
         require(

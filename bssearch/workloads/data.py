@@ -26,7 +26,7 @@ def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
 
 
 def leaves(value: Nesting) -> list[Any]:
-    """A nesting's leaves, in order."""
+    """Nesting's leaves, in order."""
     return tree_leaves(value) if isinstance(value, CONTAINERS) else [value]
 
 

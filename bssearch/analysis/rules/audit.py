@@ -516,7 +516,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """True if a run reached the target, diverged, or trained to the full limit."""
+    """True if a run reached the target, diverged, or ended under the full limit with enough memory."""
     ended_itself = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
     is_whole = ended_itself or trial.train_seconds_limit >= spec.budget.trial_train_seconds
     return is_whole and trial.state.has_result and trial.state is not TrialState.OOM
@@ -616,7 +616,7 @@ def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
 
 
 def run_seconds(spec: StudySpec, case: Case) -> float:
-    """A run's expected train seconds, the tuned optimum's if known."""
+    """Run's expected train seconds, the tuned optimum's if known."""
     known = None if case.tuned is None else case.tuned.time.median
     return spec.budget.trial_train_seconds if known is None else known
 

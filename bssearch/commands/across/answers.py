@@ -616,7 +616,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
 
 
 def answered_row(one: StudyAnswer) -> dict[str, Any]:
-    """A study's answer as a row."""
+    """Study's answer as a row."""
     row = {
         "study": one.study,
         "database": one.database,

@@ -222,7 +222,7 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """A column's pandas type: as declared if the values fit, else by values.
+    """Column's pandas type: as declared if the values fit, else by values.
 
     Mixed numbers and integers beyond 64 bits become floats, other mixtures text.
     """

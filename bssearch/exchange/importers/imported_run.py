@@ -37,7 +37,7 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path) -> str:
-    """A file's text, unpacked if it ends in .gz."""
+    """File's text, unpacked if it ends in .gz."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)

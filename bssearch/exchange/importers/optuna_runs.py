@@ -142,7 +142,7 @@ class ReportSteps:
 
     @property
     def may_be_epochs(self) -> bool:
-        """True if reports come every few steps."""
+        """True if reports begin early and come every few steps."""
         return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
 
     @property

@@ -74,7 +74,7 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
-    """A file's runs and target; runs without a value are noted and left out."""
+    """File's runs and target; runs without a value are noted and left out."""
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
     require(

@@ -248,7 +248,7 @@ def ended_by(because: str) -> str:
 
 
 def number_of(metrics: Metrics, metric: str) -> float:
-    """A metric's value, possibly NaN. Raises `UsageError` for a missing or invalid metric."""
+    """Metric's value, possibly NaN. Raises `UsageError` for a missing or invalid metric."""
     require(
         isinstance(metrics, Mapping),
         f"evaluate() returned a {type(metrics).__name__}; expected a mapping such as {{{metric!r}: 0.9}}",

@@ -55,7 +55,7 @@ class Ranks:
 
 
 def ranks_of(environment: Mapping[str, str]) -> Ranks | None:
-    """A launcher's ranks; None for a single process, `UsageError` without torch.distributed."""
+    """Launcher's ranks; None for a single process, `UsageError` without torch.distributed."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
     require(

@@ -101,7 +101,7 @@ class NoiseNearTarget:
                 torch._foreach_copy_(self._held, self._weights)
 
     def result(self) -> GradientNoise:
-        """The noise scale and its moments."""
+        """End the measurement; return the noise scale and its moments."""
         self.advisor.close()
         return self.advisor.noise
 

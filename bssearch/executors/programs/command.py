@@ -147,7 +147,7 @@ class ReportedTrial:
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """Failed program's outcome, with its observations."""
+        """End the trial as failed; return the outcome, with its observations."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()

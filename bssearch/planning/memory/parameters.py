@@ -198,7 +198,7 @@ class SampleBytes:
 
 
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
-    """A sample's bytes at the end of the forward pass.
+    """Sample's bytes at the end of the forward pass.
 
     Checkpointing keeps each layer's input (2·s·h in 16 bits, § 5), and the larger of the logits and a recomputed layer.
     """

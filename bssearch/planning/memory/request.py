@@ -717,7 +717,7 @@ class MemoryPlanRequest(Request):
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
-        """A device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        """Device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:

@@ -120,7 +120,7 @@ class SearchSpace(StrictModel):
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """A range's ends, else all distinct learning rates, ascending."""
+        """Range's ends, else all distinct learning rates, ascending."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return rate.low, rate.high

@@ -150,7 +150,7 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """A point's position in the arrays."""
+        """Point's position in the arrays."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
