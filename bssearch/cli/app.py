@@ -136,7 +136,7 @@ class _Commands(TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Refuse repeated options, because Typer silently uses the last value."""
+        """Refuse unknown and moved commands, and repeated options, of which Typer takes the last."""
         if args[0] in MOVED:
             raise UsageError(f"unknown command {args[0]!r}; use `bssearch {MOVED[args[0]]}`")
         name, command, rest = super().resolve_command(ctx, args)

@@ -233,7 +233,7 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
 
 
 def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` if the target is impossible or trivial."""
+    """Raise `SpecError` if the target is impossible or trivial, or if an untrained model's metric is not finite."""
     target = spec.target
     metric = found.metrics[target.metric]
     low, high = metric.low, metric.high

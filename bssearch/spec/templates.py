@@ -79,7 +79,7 @@ class NewSubmission:
         )
         require(
             self.owner.strip() and len(self.owner) <= LONGEST_OWNER and self.owner.isprintable(),
-            f"owner = {self.owner!r} must be a name of at most {LONGEST_OWNER} characters",
+            f"owner = {self.owner!r} must be a printable name of at most {LONGEST_OWNER} characters",
         )
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise UsageError(
@@ -137,7 +137,7 @@ def check_template_name(name: str) -> None:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Raise `UsageError` for an invalid tag."""
+    """Raise `UsageError` for an invalid tag or too many tags."""
     require(len(tags) <= MOST_TAGS, f"{len(tags)} tags are more than {MOST_TAGS}; give fewer tags")
     for tag in tags:
         require(

@@ -21,7 +21,7 @@ from bssearch.workloads.base import Workload
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups; tensors of fewer than two dimensions have no weight decay."""
+    """Groups of trainable parameters; tensors of fewer than two dimensions have no weight decay."""
     # as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag of tricks", § 3.1) and the MLPerf references
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [

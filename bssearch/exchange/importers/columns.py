@@ -158,7 +158,7 @@ class Column:
 
     @property
     def read(self) -> Callable[[str], str] | None:
-        """Function from a cell to our unit; None to keep it."""
+        """Function from a cell to our unit; None keeps the cell."""
         if self.formula is not None and self.formula.of is not None:
             return self.formula
         return None if self.seconds == 1.0 else Formula(self.theirs, lambda value: value * self.seconds)

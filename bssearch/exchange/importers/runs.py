@@ -72,7 +72,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` settles it."""
+    """Raise `UsageError` for figures at the end, or if, without ``figures_at``, figures may be of whole trainings."""
     if figures_at is FiguresAt.TARGET:
         return
     require(

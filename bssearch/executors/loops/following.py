@@ -71,7 +71,7 @@ class FieldsRead:
         self.lately.add(name)
 
     def check_begins(self, *, has_sampler: bool) -> None:
-        """Raise `UsageError` if the loop has not read the batch size."""
+        """Raise `UsageError` if the loop has not read the batch size or, with accumulation, the micro-batch size."""
         require(
             self.fields & {"batch_size", "micro_batch_size"} or has_sampler,
             "the script trains without reading trial.batch_size or trial.micro_batch_size",

@@ -125,7 +125,7 @@ class Trial(metaclass=_ListsPublic):
 
     @property
     def world_size(self) -> int:
-        """Ranks that share each batch."""
+        """Number of ranks that share each batch."""
         return self._now.world_size
 
     @property

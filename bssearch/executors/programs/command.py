@@ -482,7 +482,7 @@ class LoadedCommand(LoadedProgram):
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` for a missing placeholder."""
+        """Raise `UsageError` for a missing placeholder or a growing batch."""
         require(
             configuration.world_size == 1 or "devices" in self._takes,
             f"the trial has {configuration.world_size} devices, but the command has no placeholder {{devices}}",

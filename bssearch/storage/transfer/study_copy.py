@@ -158,7 +158,7 @@ def _check_digest(kind: Kind, values: Mapping[str, Any]) -> None:
         digest = spec_digest(values["spec"])
     else:
         return
-    require(digest == values["digest"], f"{words(kind, values)}: the digest of the content is {digest}")
+    require(digest == values["digest"], f"{words(kind, values)}: expected {digest}, the digest of the content")
 
 
 def _rows(connection: Connection, kind: Kind, study_id: int, with_running: bool) -> Iterator[Row]:
