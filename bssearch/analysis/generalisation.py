@@ -27,7 +27,7 @@ from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
-    """The target's metric over runs, on the ``test`` or the ``validation`` part.
+    """Target's metric over runs, on the ``test`` or the ``validation`` part.
 
     On the ``validation`` part the metric is optimistic.
     """

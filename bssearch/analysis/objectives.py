@@ -179,7 +179,7 @@ def bounded_ratio(log_ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A trial's figure to minimise; a difference of log 1.05 in `log` is 5 %."""
+    """Trial's figure to minimise; a difference of log 1.05 in `log` is 5 %."""
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""  # with a leading space
@@ -420,7 +420,7 @@ class CostToTarget(TimeToTarget):
 
 
 class EnergyToTarget(BySeconds):
-    """The device's mean power × seconds, in joules."""
+    """Device's mean power × seconds, in joules."""
 
     name = "energy_to_target"
     own_unit = " J"

@@ -559,7 +559,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CountedSeconds:
-    """A trial's seconds to the target; ``counts`` if the batch size's median includes these seconds."""
+    """Trial's seconds to the target; ``counts`` if the batch size's median includes these seconds."""
 
     seconds: float | None
     basis: Basis

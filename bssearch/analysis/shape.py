@@ -175,7 +175,7 @@ class BeyondPlan(Beyond):
 
 
 class ScaleOfLaw(Model):
-    """A study's measured B_crit, B_crit by the law, and AdamW timescale τ = B/(ηλD)."""
+    """Study's measured B_crit, B_crit by the law, and AdamW timescale τ = B/(ηλD)."""
 
     study: str
     parameters: float

@@ -145,7 +145,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if the trial missed the target."""
+    """Default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if the trial missed the target."""
 
     batch_size: int
     limit_s: float
@@ -499,7 +499,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """A study's trials and limits, and wall seconds of all ``studies`` without pruning."""
+    """Study's trials and limits, and wall seconds of all ``studies`` without pruning."""
 
     study: str
     studies: int

@@ -130,7 +130,7 @@ def run_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """A probe's result: JSON ``document`` and ``rows`` for programs, a table and sentences for people."""
+    """Probe's result: JSON ``document`` and ``rows`` for programs, a table and sentences for people."""
 
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]

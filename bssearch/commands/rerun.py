@@ -64,7 +64,7 @@ class Difference(Model):
 
 
 class Ran(Model):
-    """A run's end, steps, and seconds to the target."""
+    """Run's end, steps, and seconds to the target."""
 
     state: TrialState
     reason: str
@@ -97,7 +97,7 @@ class RerunRun(Ran):
 
 
 class Rerun(Model):
-    """A trial's reruns: the contract of ``trial rerun --format json``."""
+    """Trial's reruns: the contract of ``trial rerun --format json``."""
 
     schema_version: int = 1
     study: str

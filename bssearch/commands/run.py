@@ -270,7 +270,7 @@ def audit_study(
         first = runs or spec.confirm.runs
         most = first if runs else spec.confirm.max_runs or first
         study.listener.note(
-            f"the audit makes {first} to {most} runs of each configuration, in at most {budget:g} train seconds"
+            f"the audit makes {first} to {most} runs of each configuration; none starts after {budget:g} train seconds"
         )
         study.driver().run_planned(next_audit_run(known, first, budget, most), Phase.AUDIT)
         time_accumulation(study, answer(study.store, spec.name))

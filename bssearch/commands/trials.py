@@ -248,7 +248,7 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A study's progress: spent trials, running trials, the fastest trial and counts by phase and state."""
+    """Study's progress: spent trials, running trials, the fastest trial and counts by phase and state."""
 
     study: str
     is_imported: bool

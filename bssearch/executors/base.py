@@ -37,7 +37,7 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A user's Python ``script`` with its ``arguments``, or any ``command``.
+    """User's Python ``script`` with its ``arguments``, or any ``command``.
 
     A script calls `bssearch.current_trial`. ``file.py:make_trainer`` names a function that returns a trainer.
 

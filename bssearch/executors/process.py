@@ -97,7 +97,7 @@ def describe_exit(return_code: int, who: str = "worker") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker's ``return_code`` (negative for a signal) and the cause.
+    """Worker's ``return_code`` (negative for a signal) and the cause.
 
     ``killed_by_kernel``: whether the OOM killer acted, None if unknown. A ``verdict`` of bssearch takes precedence.
     """
@@ -319,7 +319,7 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
 
 
 class WorkerHandle(ABC):
-    """A slot's worker, which takes commands and puts its replies into an `Inbox`.
+    """Slot's worker, which takes commands and puts its replies into an `Inbox`.
 
     The worker's output begins at byte ``log_start`` of ``log``. ``place`` names a remote machine.
     """

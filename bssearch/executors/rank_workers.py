@@ -59,7 +59,7 @@ class _EndedError(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rank's end as an ``error`` of rank 0. ``is_own``: whether the cause is in the rank itself."""
+    """Rank's end as an ``error`` of rank 0. ``is_own``: whether the cause is in the rank itself."""
 
     error: Exception
     is_own: bool = True

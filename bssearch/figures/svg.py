@@ -236,7 +236,7 @@ MUTED_TEXT = ' fill="var(--muted)"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A chart's width, the plot's height and the font size, in the same unit."""
+    """Chart's width, the plot's height and the font size, in the same unit."""
 
     kind: str
     width: float
@@ -283,7 +283,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A chart's axes in pixels, with the ticks that fit."""
+    """Chart's axes in pixels, with the ticks that fit."""
 
     box: Box
     x_axis: Axis

@@ -216,7 +216,7 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """A study's audit verdict on a rule."""
+    """Study's audit verdict on a rule."""
 
     study: str
     rule: str
@@ -228,7 +228,7 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """A rule's configuration and limits, with verdicts of the user's ``audits``."""
+    """Rule's configuration and limits, with verdicts of the user's ``audits``."""
 
     learning_rate: float
     warmup_epochs: float

@@ -64,7 +64,7 @@ class RequestError(UsageError):
 
 
 class Request(BaseModel):
-    """A plan's input, with strict types; only `read` accepts texts."""
+    """Plan's input, with strict types; only `read` accepts texts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

@@ -185,7 +185,7 @@ class WorkloadDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A driver's claim on a trial; expires ``seconds`` after the last heartbeat.
+    """Driver's claim on a trial; expires ``seconds`` after the last heartbeat.
 
     ``user`` started the driver; ``spec`` is its `spec_digest`; the trial starts only if the driver holds ``claim``.
     """

@@ -104,7 +104,7 @@ INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
 
 class History:
-    """A study's trials, running trials included, and step times.
+    """Study's trials, running trials included, and step times.
 
     Attributes:
         probes: Step times by batch size, in current micro-batches.

@@ -40,7 +40,7 @@ class _Batch(BaseModel):
 
 
 class ShortAnswer(BaseModel):
-    """An answer's summary for lists of studies; see `bssearch.analysis.answer.Answer`."""
+    """Answer's summary for lists of studies; see `bssearch.analysis.answer.Answer`."""
 
     optimal: _Optimal
     batches: list[_Batch]

@@ -196,7 +196,7 @@ GIVEN_IN_PYTHON = "given in Python"  # workload of a spec that names no workload
 
 
 class StudySpec(StrictModel):
-    """A study's spec, read by `load_spec` or made in Python.
+    """Study's spec, read by `load_spec` or made in Python.
 
     Parts may be dicts and lists, as in a file. A spec without ``workload`` needs a workload class to run:
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.

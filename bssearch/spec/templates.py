@@ -319,7 +319,7 @@ class Template:
 
 
 class Templates(dict[str, Template]):
-    """A worker's templates by name."""
+    """Worker's templates by name."""
 
     def __missing__(self, name: str) -> Template:
         raise UsageError(f"this worker has no template {shortened(name)}; choose from {', '.join(self)}")

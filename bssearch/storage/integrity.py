@@ -105,7 +105,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A kind's table, key fields, columns by field, and models of exported and of stored rows."""
+    """Kind's table, key fields, columns by field, and models of exported and of stored rows."""
 
     table: Table
     keys: tuple[str, ...]

@@ -303,7 +303,7 @@ class CudaClock(Clock):
 
 
 class RunDelay(threading.local):
-    """The kernel's account of this thread's waits for a CPU."""
+    """Kernel's account of this thread's waits for a CPU."""
 
     _process: int | None = None
     _file: int | None = None

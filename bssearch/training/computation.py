@@ -29,7 +29,7 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 class Computation:
-    """A study's training settings on one device.
+    """Study's training settings on one device.
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). Trials of several
     ranks set ``ranks``.

@@ -57,7 +57,7 @@ WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way fr
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A trial's end; ``asked``: the caller stopped the trial."""
+    """Trial's end; ``asked``: the caller stopped the trial."""
 
     state: TrialState
     reason: str
@@ -148,7 +148,7 @@ def where(configuration: Configuration, step: int) -> str:
 
 
 class Course:
-    """A trial's evaluations against its target."""
+    """Trial's evaluations against its target."""
 
     def __init__(self, request: TrialRequest, metric: MetricInfo | None) -> None:
         self._request, self._plan = request, request.plan

@@ -94,7 +94,7 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSchedule(RateSchedule):
-    """The workload's factors, until the configured horizon."""
+    """Workload's factors, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
 
@@ -131,7 +131,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSchedule(RateSchedule):
-    """The run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
+    """Run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
     With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate. The
     run's own warmup does not count.

@@ -320,7 +320,7 @@ FORMAT_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """A checkpoint's content, on the CPU; missing parts are None.
+    """Checkpoint's content, on the CPU; missing parts are None.
 
     ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` a bssearch trial's averaged
     weights.

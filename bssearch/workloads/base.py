@@ -379,7 +379,7 @@ LONGEST_SETTING = 10_000  # characters of a setting's JSON; longer settings keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWorkload:
-    """A workload's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's settings).
+    """Workload's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's settings).
 
     ``in_process`` is the class or object if no other process can load it.
     """

@@ -163,7 +163,7 @@ CROSSING_ROUNDS = 12  # a round narrows a crossing to a sixteenth, so 12 rounds 
 
 
 class LawLikelihood:
-    """The law's likelihood by log B_crit, at the likeliest log E_min."""
+    """Law's likelihood by log B_crit, at the likeliest log E_min."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation

@@ -160,7 +160,7 @@ CHECKED_SHARES = (0.125, 0.25, 0.5)  # of the samples, at which checkpoints tell
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """A study's answer at N and D, with steps to the target by batch size."""
+    """Study's answer at N and D, with steps to the target by batch size."""
 
     parameters: float
     samples: float

@@ -197,7 +197,7 @@ def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool 
 
 
 class Question(Model):
-    """A study's question; ``workload`` is without its folder, ``device`` empty if unknown."""
+    """Study's question; ``workload`` is without its folder, ``device`` empty if unknown."""
 
     workload: str
     metric: str

@@ -230,7 +230,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A worker's scope; ``slots`` and ``device`` override specs.
+    """Worker's scope; ``slots`` and ``device`` override specs.
 
     Example: ``bssearch.run_worker("templates.yaml", serving=bssearch.Serving(tags=("a100",), until_empty=True))``
     """

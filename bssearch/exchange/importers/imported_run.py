@@ -296,7 +296,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBatch:
-    """A run's batch: ``parts`` by our names, ``labels`` by the file's."""
+    """Run's batch: ``parts`` by our names, ``labels`` by the file's."""
 
     origin: str
     parts: Mapping[str, int]

@@ -103,7 +103,7 @@ class Names:
     def of(
         cls, logs: Sequence[Log], metric: str | None, step: str | None, seconds: str | None, epoch_samples: int | None
     ) -> Names:
-        """Check the given names and find the metric; raise `UsageError` if a name is missing or the metric ambiguous."""
+        """Check the given names and find the metric; raise `UsageError` if a name is missing or ambiguous."""
         there = list(dict.fromkeys(name for log in logs for row in log.rows for name in row))
         place = logs[0].origin
         require(

@@ -53,7 +53,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """A run's log: ``rows`` of logged values by name, in order, and ``settings``, its hyperparameters by name.
+    """Run's log: ``rows`` of logged values by name, in order, and ``settings``, its hyperparameters by name.
 
     ``first_step`` is the number that the tool gives the first optimizer step. Values ``mentioned`` in a text count if
     they have a setting's usual name. ``note`` is for the user.
@@ -69,7 +69,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class LogKind:
-    """A tool's logs, in a folder with a file of one of the ``patterns``.
+    """Tool's logs, in a folder with a file of one of the ``patterns``.
 
     If ``has_choices``, the folder may hold several tasks, and ``read`` takes a name after the folder, or "".
     """

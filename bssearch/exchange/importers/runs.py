@@ -356,7 +356,7 @@ def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str
     if copies := [line for line, texts in found if first[tuple(texts)] != line]:
         yield (
             f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
-            "runs of their own; remove the copies if they are no runs"
+            "separate runs; remove copies that are no runs"
         )
 
 

@@ -125,7 +125,7 @@ class LoopStages:
 
 
 class Line(Protocol):
-    """A loop's connection to its search."""
+    """Loop's connection to its search."""
 
     def send(self, reply: Reply) -> None:
         """Send a reply. Raises `ValueError` for NaN."""
@@ -269,7 +269,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
 
 
 class Alone(Assignment):
-    """A script's run without a search.
+    """Script's run without a search.
 
     If ``evaluate_every`` is None, an evaluation follows each pass. If ``steps`` is None, the loop itself ends the run.
     """

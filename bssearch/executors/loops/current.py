@@ -39,7 +39,7 @@ LOOK_SECONDS = 0.02  # least interval between checks for a stop, because each ch
 
 
 class SocketLine:
-    """A program's connection to its search, without a thread, so that the program may fork."""
+    """Program's connection to its search, without a thread, so that the program may fork."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -113,7 +113,7 @@ class SocketLine:
 
 
 class Session:
-    """A process's work for its search, at most one trial."""
+    """Process's work for its search, at most one trial."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line

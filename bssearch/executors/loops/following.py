@@ -21,7 +21,7 @@ MOST_RATES = 3  # the most learning rates that a message names
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
-    """A trial's parameters; ``asked`` holds names that the script read."""
+    """Trial's parameters; ``asked`` holds names that the script read."""
 
     def __init__(self, values: Mapping[str, ParameterValue]) -> None:
         self.asked: set[str] = set()

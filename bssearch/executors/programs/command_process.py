@@ -153,7 +153,7 @@ class Conversation:
 
 
 class LoadedProgram(ABC):
-    """A user's program on a device."""
+    """User's program on a device."""
 
     revision: str
 

@@ -42,7 +42,7 @@ HOST = "bssearch.executors.loops.script_host"  # a name instead of an import, be
 
 @dataclass(slots=True)
 class ScriptProcess:
-    """A script's process and connection."""
+    """Script's process and connection."""
 
     line: socket.socket
     server: ScriptServer

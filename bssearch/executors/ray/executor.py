@@ -54,7 +54,7 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An actor's node and machine, with bssearch's version and the study's folder there."""
+    """Actor's node and machine, with bssearch's version and the study's folder there."""
 
     node: str
     machine: str
@@ -64,7 +64,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A worker's output, then its replies and death."""
+    """Worker's output, then its replies and death."""
 
     log: bytes
     replies: tuple[bytes, ...]
@@ -179,7 +179,7 @@ _SIGACTION_BYTES = 512  # above the size of sigaction(2)'s structure everywhere 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's total CPUs and GPUs."""
+    """Node's total CPUs and GPUs."""
 
     name: str
     cpus: float

@@ -168,7 +168,7 @@ LOGIT_BYTES = 3 * FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A transformer's dimensions; by default, ``kv_heads`` is ``heads``, and ``intermediate`` 4 × ``hidden``."""
+    """Transformer's dimensions; by default, ``kv_heads`` is ``heads``, and ``intermediate`` 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -185,7 +185,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBytes:
-    """The peak's growth per sample, in bytes."""
+    """Peak's growth per sample, in bytes."""
 
     activations: int
     attention_scores: int

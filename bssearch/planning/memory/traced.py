@@ -45,7 +45,7 @@ CUDA_BLOCK_BYTES = 512
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage's lifetime; each creation or release of a storage is an event."""
+    """Storage's lifetime; each creation or release of a storage is an event."""
 
     start: int  # the event that created the storage
     size: int  # in bytes
@@ -104,7 +104,7 @@ class StepLifetimes:
 
 
 class PeakByBatch:
-    """A step's peak by micro-batch size, from traces of two sizes.
+    """Step's peak by micro-batch size, from traces of two sizes.
 
     Live bytes at each event are linear in the batch size, and the peak is the highest line. If the traces' events
     differ, because a kernel depends on the batch size, the peak counts as linear.

@@ -27,7 +27,7 @@ class Action(StrEnum):
 
 @dataclass(slots=True)
 class Standings:
-    """A study's search trials, by number.
+    """Study's search trials, by number.
 
     ``limit``: a trial's longest train seconds. ``waiting``: curves of paused trials that can resume. ``winners``:
     curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``: True if trials

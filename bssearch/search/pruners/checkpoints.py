@@ -88,7 +88,7 @@ class SilentStoreError(CheckpointError):
 
 
 class CheckpointStore:
-    """A study's checkpoints, in the folder ``mark`` below a URL.
+    """Study's checkpoints, in the folder ``mark`` below a URL.
 
     Methods block, and raise `CheckpointError` if the store fails or makes no progress.
     """
@@ -340,7 +340,7 @@ def check_checkpoint_place() -> None:
 
 
 class Checkpoints:
-    """A study's checkpoints, independent of the study's name and the database's address.
+    """Study's checkpoints, independent of the study's name and the database's address.
 
     Workers write to the guarded ``folder`` (`bssearch.files`). With a remote store, the driver uploads (`send`) before
     a trial counts as paused, and downloads (`bring`) before the trial resumes.
@@ -474,7 +474,7 @@ class Checkpoints:
 
 
 class WaitingTrials(Checkpoints):
-    """A study's paused trials, which any driver with the checkpoint may resume.
+    """Study's paused trials, which any driver with the checkpoint may resume.
 
     A driver with paused trials holds a claim as a sign of life.
     """

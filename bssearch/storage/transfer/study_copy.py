@@ -63,7 +63,7 @@ _RUNS = TRIAL_ROWS.c.state == TrialState.RUNNING
 
 @dataclass(slots=True)
 class Copy:
-    """A study's rows by kind and key, in the order of writing.
+    """Study's rows by kind and key, in the order of writing.
 
     ``source`` names the file or database in messages; ``running``: numbers of the running trials, which the rows
     exclude.
