@@ -175,7 +175,7 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Fewest ended runs of a configuration in confirmation, without plain misses and `beaten` configurations."""
+    """Fewest ended runs of a confirmed configuration, but for plain misses and `beaten`; else ``confirmation_runs``."""
     excluded = _need_no_more(trials, objective)
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in excluded]
     return min(had, default=confirmation_runs)
@@ -460,7 +460,7 @@ class Candidate:
 
     @property
     def watched_seconds(self) -> float:
-        """Train seconds to the last miss of the longest run."""
+        """Train seconds to the last miss of the longest run; 0 without a miss."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property

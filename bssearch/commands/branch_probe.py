@@ -405,7 +405,10 @@ class Branching:
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
-        """Branch at batch sizes B, 2B, 4B, … until a size is worse; raise `LaunchError` if B does not fit."""
+        """Branch at batch sizes B, 2B, 4B, … until a size is worse; raise `LaunchError` if B does not fit.
+
+        Raises `UsageError` if a branch fails or the checkpoint's metric is not finite.
+        """
         base_size, *larger = self._plan.batch_sizes
         measured = self._size(point, base_size)
         if isinstance(measured, str):

@@ -96,7 +96,7 @@ def _most_micro_batches(spec: StudySpec) -> tuple[int, int]:
 
 
 def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
-    """True if the untrained metric is well between chance and target."""
+    """True if the untrained metric is well on the way from chance to target."""
     target = spec.record_target
     info, untrained = found.metrics.get(target.metric), found.model.initial_metrics.get(target.metric)
     if info is None or info.chance is None or untrained is None or target.value == info.chance:

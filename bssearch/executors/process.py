@@ -145,7 +145,7 @@ def check_unchanged(what: str, before: str | None, now: str | None) -> None:
     """Raise `WorkloadError` if a revision has changed since ``before`` (None at first)."""
     require(
         before in {None, now},
-        f"{what} has changed since the run began ({before} → {now or 'no file'}), so that earlier and later trials "
+        f"{what} has changed since the run began ({before} → {now or 'no file'}), so earlier and later trials may "
         "differ",
         hint="undo the change and run again, or rename the study, or use "
         "`run --allow-changed-workload` if the change has no effect",

@@ -281,7 +281,7 @@ class StudyRecord(NewStudy):
 
     @property
     def workload(self) -> str:
-        """Workload that the spec names."""
+        """Workload that the spec names; empty if none."""
         return str(self.spec.get("workload", ""))
 
     @property

@@ -193,8 +193,8 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     data = parsed_json(text, str(path), object_pairs_hook=distinct)
     if not isinstance(data, dict) or not all(isinstance(fields, dict) for fields in data.values()):
         raise UsageError(
-            f"{path} has no reference convergence points",
-            hint='they are {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
+            f"{path} is no mapping of reference convergence points",
+            hint='write {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
         )
     return {
         name: {" ".join(key.lower().replace("_", " ").split()): value for key, value in fields.items()}

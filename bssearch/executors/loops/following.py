@@ -345,7 +345,7 @@ class OptimizerSteps:
 
     @property
     def taken(self) -> int:
-        """Largest step count of a watched optimizer."""
+        """Largest step count of a watched optimizer; 0 without one."""
         return max((_TAKEN.get(one, 0) - before for one, before in self._watched.values()), default=0)
 
     def begin(self) -> None:

@@ -69,7 +69,7 @@ class Pruner:
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Paused trial to end first if checkpoints exceed the disk limit; here the newest trial."""
+        """Paused trial to end first if checkpoints exceed the disk limit, if any; here the newest."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:

@@ -143,7 +143,7 @@ class Pace(Cap):
         return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Paused trial with the longest prediction; before a hit, the worst on the lowest rung."""
+        """Paused trial with the longest prediction, if any; before a hit, the worst on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
