@@ -407,7 +407,7 @@ class Branching:
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
         """Branch at batch sizes B, 2B, 4B, … until a size is worse; raise `LaunchError` if B does not fit.
 
-        Raises `UsageError` if a branch fails or the checkpoint's metric is not finite.
+        Raises `UsageError` if a branch fails or the first metric is not finite.
         """
         base_size, *larger = self._plan.batch_sizes
         measured = self._size(point, base_size)

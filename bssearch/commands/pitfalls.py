@@ -61,7 +61,7 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
         untrained = found.model.initial_metrics[spec.target.metric]
         yield (
             "not_for_fine_tuning",
-            f"the model starts at {spec.target.metric} {untrained:.3g}, well above chance; if the weights are "
+            f"the model starts at {spec.target.metric} {untrained:.3g}, much better than chance; if the weights are "
             f"pretrained, use `preset: {FINE_TUNING}`: {fine_tuning[0][1]}",
         )
 

@@ -1,7 +1,7 @@
 """GPUs of this machine, each for one driver at a time.
 
 A driver holds a GPU by an abstract socket with the GPU's UUID (Linux). The kernel frees the socket when the driver
-ends. Workers see only their slot's GPUs, as ``cuda:0``, ``cuda:1`` and so on.
+ends. Workers see only their slot's GPUs, as ``cuda:0``, ``cuda:1``, …
 """
 
 import errno
