@@ -77,7 +77,7 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 
 def most_at_once(trials: Sequence[FrozenTrial]) -> int:
-    """Largest number of trials that ran at one time."""
+    """Largest number of trials that ran at once."""
     times = [(one.datetime_start, one.datetime_complete) for one in trials]
     known = [(start, end) for start, end in times if start is not None and end is not None and start < end]
     changes = sorted([*((start, 1) for start, _ in known), *((end, -1) for _, end in known)])
