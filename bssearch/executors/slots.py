@@ -147,7 +147,7 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker. Unless ``keeps_log``, each trial's end empties the log."""
+    """Slot and its worker. Unless ``keeps_log``, each trial's end empties the log."""
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index

@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, initially collapsed if ``folded``."""
+    """Table, initially collapsed if ``folded``."""
 
     headings: Sequence[str]
     rows: Sequence[Row]

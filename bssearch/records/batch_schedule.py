@@ -266,7 +266,7 @@ class RunStage:
 
 
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
-    """Stages that a trial ran; empty if its batch size was constant.
+    """Stages that a trial ran; empty for a constant batch size or below two points.
 
     A measured schedule grows only at evaluations, so batch sizes are samples / steps between evaluations.
     """

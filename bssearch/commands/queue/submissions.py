@@ -100,7 +100,7 @@ CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
 
 @dataclass(frozen=True, slots=True)
 class AskedStudy:
-    """A template, values by dotted key, and perhaps a study's name."""
+    """Template, values by dotted key, and perhaps a study's name."""
 
     template: str
     values: Mapping[str, Value]

@@ -35,7 +35,7 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module; ``batch`` makes a batch of a size, ``loss`` returns the loss and the output."""
+    """Module; ``batch`` makes a batch of a size, ``loss`` returns the loss and the output."""
 
     module: nn.Module
     batch: Callable[[int], Any]

@@ -30,7 +30,7 @@ class Block:
 
 @dataclass(slots=True)
 class Network:
-    """A network, built layer by layer; sizes are of the current tensor."""
+    """Network, built layer by layer; sizes are of the current tensor."""
 
     channels: int
     height: int

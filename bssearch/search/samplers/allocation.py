@@ -42,7 +42,7 @@ NEIGHBOUR = 0.5  # minimum weight of the incumbent's neighbours
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A batch size, and the ``source`` of the other parameters.
+    """Batch size, and the ``source`` of the other parameters.
 
     ``transfer``: the nearest batch size's best trial. ``baseline``: the default. ``sample``: the sampler.
     """
