@@ -209,7 +209,7 @@ def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleF
     found = []
     for size, larger in ((one, LARGER * one) for one in sorted(confirmed) if LARGER * one in confirmed):
         if (interval := ratio_interval(confirmed[larger], confirmed[size])) is None:
-            found.append(_not_run(Rule.EPOCHS, larger, f"an interval needs three runs of batch {size} and {larger}"))
+            found.append(_not_run(Rule.EPOCHS, larger, f"batch {size} and {larger} need three hits each and no miss"))
             continue
         value = math.exp(confirmed[larger].log_mean - confirmed[size].log_mean)
         ratio = Regret(value=value, low=interval[0], high=interval[1], at_least=False)
