@@ -79,7 +79,7 @@ class NewSubmission:
         )
         require(
             self.owner.strip() and len(self.owner) <= LONGEST_OWNER and self.owner.isprintable(),
-            f"owner = {self.owner!r} must be a printable name of at most {LONGEST_OWNER} characters",
+            f"owner = {self.owner!r} must be a name of at most {LONGEST_OWNER} printable characters",
         )
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise UsageError(

@@ -441,7 +441,7 @@ def test_a_study_without_trials_is_not_exported(tmp_path: Path) -> None:
     spec = make_spec()
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}") as store:
         store.studies.create(spec.new_study("someone"))
-        with pytest.raises(UsageError, match="study 'toy' has no trials"):
+        with pytest.raises(UsageError, match="study 'toy' has no search trials"):
             optuna_study.export_to_optuna(store, "toy", str(tmp_path / "optuna.db"))
         assert len(bssearch.load_optuna_study("toy", store=store).trials) == 0
     assert not (tmp_path / "optuna.db").exists()
