@@ -17,7 +17,9 @@ UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key
 class StrictModel(BaseModel):
     """Frozen part of a spec that rejects unknown keys and infinities."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod
