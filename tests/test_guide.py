@@ -103,7 +103,7 @@ def test_commands_within_sentences_name_commands_and_options_that_exist(name: st
     for words in span_commands(DOCUMENTS[name]):
         if words[0].startswith("-"):
             continue
-        command, rest = (None, []) if words[0] in ("probe", "import") and len(words) == 1 else leaf(words)
+        command, rest = (None, []) if words[0] in ("probe", "import", "plan") and len(words) == 1 else leaf(words)
         options = {option for one in getattr(command, "params", []) for option in [*one.opts, *one.secondary_opts]}
         unknown = {word for word in rest if word.startswith("-")} - {*options, "--help"}
         assert not unknown, f"{words}: {unknown}"

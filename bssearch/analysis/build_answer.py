@@ -189,7 +189,7 @@ def build_answer(
             trainings=trainings_of(everything, seconds) if (seconds := verdict.optimal.time.median) else None,
         ),
         warnings=[
-            *notices(spec, trials, verdict, probes.values()),
+            *notices(spec, trials, verdict, probes.values(), worse),
             *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),
             *about_trade_offs(batches, verdict.optimal, confirmed=verdict.confirmed),
             *about_generalisation(final, study.target),

@@ -119,7 +119,7 @@ def how_sure(answer: Answer) -> str:
         return f"{text}; more runs, trials or step times would not settle the answer"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
-    return f"{text}; for the recommended values, the probability is {_percent(printed)}"
+    return f"{text}; further tuning of the values below may save over 5 % (probability {_percent(1 - printed)})"
 
 
 def _percent(share: float) -> str:
@@ -139,10 +139,8 @@ def what_else(answer: Answer) -> str:
     figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
     if answer.recommendation.rule == "law":
         least = answer.recommendation.least_batch_size
-        median = number(figures[least].median) + objective.unit
         return (
-            f"Batch {least} has the least median, {median}, but {best.runs} runs do not show a difference; the law and "
-            f"step times favour batch {answer.optimal.batch_size}."
+            f"Batch {least} has the least median, but the law and step times favour batch {answer.optimal.batch_size}."
         )
     low, high = answer.flat_range
     if low < high and answer.predicted is not None:
@@ -204,7 +202,7 @@ def about_cost(answer: Answer) -> str:
         return ""
     time = answer.optimal.time_to_target_s
     length = "" if time is None or time.median is None else f" of {number(time.median)} s"
-    return f"the study cost {answer.cost.trainings:,.0f} trainings{length}"
+    return f"study cost: {answer.cost.trainings:,.0f} trainings{length}"
 
 
 def about_law(answer: Answer) -> list[str]:

@@ -44,14 +44,18 @@ Caveat = tuple[str, object, str]
 
 
 def notices(
-    spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    verdict: Verdict,
+    probes: Collection[ProbeRecord],
+    worse: Collection[int],
 ) -> list[Notice]:
     """Caveats of an answer, the gravest first."""
     tried = [(one.configuration.batch_size, one.configuration.parameters) for one in trials if says_something(one)]
     caveats: list[Caveat] = [
         _about_the_unit(spec, verdict.optimal),
         *_about_confirmation(spec, trials, verdict),
-        *_about_the_choice(spec, trials, verdict),
+        *_about_the_choice(spec, trials, verdict, worse),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
         *((code, True, sentence) for code, sentence in about_fixed_constants(tried)),
         *_about_the_runs(spec, trials, verdict),
@@ -116,7 +120,9 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
     ]
 
 
-def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
+def _about_the_choice(
+    spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, worse: Collection[int]
+) -> list[Caveat]:
     outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
     bases = {outcome.seconds_basis for outcome in outcomes if outcome.steps}
     optimal, sizes = verdict.optimal, spec.batch_sizes
@@ -124,7 +130,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
     known, variation = optimal.estimate, optimal.estimate.variation or 0.0
     missed = known.runs - known.reached
     others = {size: one for size, one in verdict.by_batch.items() if verdict.confirmed and one is not optimal}
-    overlapping = [str(size) for size, one in others.items() if _overlap(one.estimate, known)]
+    overlapping = [str(size) for size, one in others.items() if size not in worse and _overlap(one.estimate, known)]
     single = [str(size) for size, one in others.items() if not one.is_confirmed and one.value < optimal.value]
     baseline = default_configuration(spec, trials)
     tried = [trial for trial in trials if trial.configuration.trains_like(baseline) and says_something(trial)]

@@ -2,15 +2,16 @@
 
 import math
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from textwrap import wrap
 from typing import Any
 
 import yaml
 
-from bssearch.analysis.answer import Answer, Batch, objective_in
+from bssearch.analysis.answer import Answer, Batch, Figure, objective_in
 from bssearch.analysis.generalisation import Generalisation, final_rows
 from bssearch.analysis.headline import (
     about_columns,
@@ -69,17 +70,17 @@ def print_answer(found: Answer, *, details: bool = False) -> None:
 
 
 def _without_notes(found: Answer) -> list[str]:
-    return [*_title(found), "", *_certainty(found), "", *_bars(found), "", *_configuration(found)]
+    return [*_title(found), *_certainty(found), "", *_bars(found), "", *_configuration(found)]
 
 
 def screen(found: Answer) -> list[str]:
     """The answer's lines: ≤ 80 columns, and 24 lines for eight batch sizes."""
-    lines = _without_notes(found)
-    notes = sorted(found.warnings, key=lambda warning: warning.code not in GRAVE)
-    is_grave = sum(warning.code in GRAVE for warning in notes)
-    shown = 0
-    for warning in notes[: max(NOTES, is_grave)]:
-        note = _wrapped(f"note: {warning.message}")
+    lines, shown = _without_notes(found), 0
+    is_grave = sum(warning.code in GRAVE for warning in found.warnings)
+    notes = [f"note: {one.message}" for one in sorted(found.warnings, key=lambda one: one.code not in GRAVE)]
+    notes[is_grave:is_grave] = filter(None, [what_else(found)])
+    for text in notes[: max(NOTES, is_grave)]:
+        note = _wrapped(text)
         if shown >= is_grave and len(lines) + len(note) + 1 > SCREEN_LINES:
             break
         lines += note
@@ -90,6 +91,7 @@ def screen(found: Answer) -> list[str]:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
+    text = re.sub(r"(?<=\d) (?=(?:s|%)(?:\W|$))", NO_BREAK, text)
     lines = wrap(text, SCREEN_COLUMNS, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in lines]
 
@@ -103,7 +105,8 @@ def _title(found: Answer) -> list[str]:
     row = next((one for one in found.batches if one.batch_size == found.optimal.batch_size), None)
     seeds = plural(figure.runs, "fresh seed" if row is not None and row.confirmed else "run")
     over = "predicted, not measured" if found.predicted else f"over {seeds}"
-    takes = f"{with_interval(figure, objective.digits, objective.unit)} {over}"
+    reaches = "to the target " * objective.stops_at_target
+    takes = f"{with_interval(figure, objective.digits, objective.unit)} {reaches}{over}"
     over_largest, over_default = comparisons(found)
     lines = [f"{train}{question:>{SCREEN_COLUMNS - len(train)}}" if len(train + question) < SCREEN_COLUMNS else train]
     shares = speedup_shares(found)
@@ -127,15 +130,34 @@ def _certainty(found: Answer) -> list[str]:
 
 def _bars(found: Answer) -> list[str]:
     objective = objective_in(found)
-    texts = [_bar_text(found, row, objective.digits) for row in found.batches]
+    default = _default(found)
+    rows = [*found.batches, *([] if default is None or default in found.batches else [default])]
+    texts = [_bar_text(found, row, objective.digits) for row in rows]
     wide = max(21, *map(len, texts))
-    scale = _scale(found, BAR_CELLS + 21 - wide)
+    scale = _scale(rows, BAR_CELLS + 21 - wide)
     lines = [f" {'batch':>7}  {objective.axis_title + ' [95 %]':<{23 + BAR_CELLS}}  tried"]
-    for row, text in zip(found.batches, texts, strict=True):
+    for row, text in zip(rows, texts, strict=True):
         mark = "▶" if row.batch_size == found.optimal.batch_size else " "
+        size, tried = f"{mark}{row.batch_size:>6}", _runs(found, row, is_default=row is default)
+        if row not in found.batches:
+            size, tried = "default", f"with batch {row.batch_size}"
         drawn = f"{text:<{wide}}  {_bar(scale, row)}"
-        lines.append(f" {mark}{row.batch_size:>6}  {drawn:<{23 + BAR_CELLS}}  {_runs(found, row)}".rstrip())
+        lines.append(f" {size}  {drawn:<{23 + BAR_CELLS}}  {tried}".rstrip())
     return lines
+
+
+def _default(found: Answer) -> Batch | None:
+    # The default's row: the batch size's own row if retuning brought no gain
+    ratio, best = found.speedup.over_default, found.optimal.objective_value
+    row = next((one for one in found.batches if one.batch_size == found.speedup.default_batch_size), None)
+    if ratio is None or best is None or row is None:
+        return None
+    value = best.median * ratio.value
+    figure = row.objective_lower_bound if row.objective_value is None else row.objective_value.median
+    if figure is not None and math.isclose(value, figure):
+        return row
+    known = None if ratio.at_least else Figure(median=value, low=None, high=None, runs=1)
+    return row.model_copy(update={"objective_value": known, "objective_lower_bound": value})
 
 
 def _bar_text(found: Answer, row: Batch, digits: int) -> str:
@@ -146,11 +168,11 @@ def _bar_text(found: Answer, row: Batch, digits: int) -> str:
     return f"~ {with_interval(row.predicted_s)}"
 
 
-def _scale(found: Answer, cells: int) -> Callable[[float], int]:
+def _scale(rows: Sequence[Batch], cells: int) -> Callable[[float], int]:
     # Bar cells of a figure, on a logarithmic scale if all figures are positive.
-    known = [row.objective_value for row in found.batches if row.objective_value is not None]
+    known = [row.objective_value for row in rows if row.objective_value is not None]
     values = [value for one in known for value in (one.low, one.median, one.high) if value is not None]
-    values += [row.objective_lower_bound for row in found.batches if row.objective_lower_bound is not None]
+    values += [row.objective_lower_bound for row in rows if row.objective_lower_bound is not None]
     on = math.log if min(values) > 0 else float
     low, high = on(min(values)), on(max(values))
     return lambda value: 2 + round((cells - 2) * (on(value) - low) / (high - low)) if high > low else cells // 2
@@ -166,17 +188,19 @@ def _bar(scale: Callable[[float], int], row: Batch) -> str:
     return "█" * low + "▓" * (median - low) + "░" * (high - median)
 
 
-def _runs(found: Answer, row: Batch) -> str:
+def _runs(found: Answer, row: Batch, *, is_default: bool) -> str:
     figure = row.objective_value
     if figure is None:
         return _without_figure(row)
     if found.predicted is not None:
         return figure.origin
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
+    if is_default:
+        return f"{seeds}, your default"
     if row.batch_size == found.optimal.batch_size:
         return seeds
     if row.batch_size in found.worse:
-        return f"{seeds}, default size" if row.batch_size == found.speedup.default_batch_size else seeds
+        return f"{seeds}, {objective_in(found).comparative[1]}"
     if row.batch_size in found.tied:
         return f"{seeds}, within 5 %"
     if not row.confirmed:
@@ -195,16 +219,18 @@ def _without_figure(row: Batch) -> str:
 def _configuration(found: Answer) -> list[str]:
     best = found.optimal
     known = {name: value for name, value in best.parameters.items() if value is not None}
-    values = [f"{name}{NO_BREAK}{cell(value)}" for name, value in known.items()]
+    values = [
+        f"{'no ' * (not value)}{name}" if isinstance(value, bool) else f"{name} {cell(value)}"
+        for name, value in known.items()
+    ]
     if best.accumulation_steps > 1:
-        split = f"micro_batch_size {best.micro_batch_size} × {best.accumulation_steps} steps"
-        values = [split.replace(" ", NO_BREAK), *values]
-    lines = _wrapped(f"{NO_BREAK}· ".join(values))
+        values = [f"micro_batch_size {best.micro_batch_size} × {best.accumulation_steps} steps", *values]
+    lines = _wrapped(", ".join(value.replace(" ", NO_BREAK) for value in values))
     places = [] if found.is_predicted else [found.device.in_words]
     if best.test_metric is not None:
         places.append(f"test {found.target.metric} {cell(best.test_metric)}")
     places.append(about_cost(found))
-    told = further_metrics(found), what_else(found), about_devices(found), about_growing(found)
+    told = further_metrics(found), about_devices(found), about_growing(found)
     return [*lines, *_wrapped(" · ".join(filter(None, places))), *_wrapped(" ".join(filter(None, told)))]
 
 
@@ -214,8 +240,8 @@ def print_details(found: Answer) -> None:
         batch_rows(found),
         (
             "batch",
-            *([] if found.objective == TIME_COLUMN else [found.objective]),
-            *(TIME_COLUMN, "steps", "ms/step"),
+            *([] if found.objective == TIME_COLUMN else [found.objective, TIME_COLUMN]),
+            *("steps", "ms/step"),
             *["host-bound"] * any(row.host_bound_share is not None for row in found.batches),
             *("learning_rate", "regime", "trials"),
         ),
@@ -223,6 +249,7 @@ def print_details(found: Answer) -> None:
     print_trade_offs(found)
     noise = found.measured.noise_scale
     told = (
+        what_else(found),
         further_metrics(found, training=True),
         *about_law(found),
         about_device(found),

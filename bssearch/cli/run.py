@@ -150,7 +150,7 @@ def run(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials and their longest time; run nothing.")
+        bool, typer.Option("--dry-run", help="Print the trials, and the expected and longest time; run nothing.")
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -214,13 +214,13 @@ def print_dry_run(found: DryRun) -> None:
         + (f", the largest of {found.studies} scales; each has a study" if found.studies > 1 else ""),
         f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
         f"searched at each: {', '.join(found.searched) or 'no parameter'}",
-        f"search: {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {at_once}",
+        f"search: at most {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {at_once}",
         f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs",
+        f"expected time: {duration(found.expected_s)}, guessed from budget.trial_train_seconds",
         f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
-        f"evaluation takes {found.evaluation_share:.0%} of a trial; bssearch check measures the share",
-        f"{trainings} trainings to the full limit take this time; "
-        "most trainings end far sooner, at the target or by the pruner",
+        f"all {trainings} trainings last to the limit and evaluation takes {found.evaluation_share:.0%} of a trial; "
+        "bssearch check measures the share",
     )
 
 

@@ -94,6 +94,22 @@ BASES = {
 }
 
 
+MEANINGS = {
+    "queued": "next",
+    "running": "trains now",
+    "paused": "saved; may resume",
+    "reached": "reached the target",
+    "pruned": "stopped early, slower than other trials",
+    "capped": "stopped at a multiple of the fastest trial's time",
+    "exhausted": "trained to the limit without the target",
+    "oom": "out of memory",
+    "diverged": "loss not finite, or metric at chance",
+    "failed": "ended with an error",
+    "lost": "its driver died; retried",
+    "cancelled": "cancelled",
+}
+
+
 @app.command("show")
 def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show a study's trials by phase and state, budget and fastest trial."""
@@ -117,12 +133,12 @@ def print_status(found: Status) -> None:
         seconds = f"{cell(best.time_to_target_s)} s{BASES.get(best.basis, '')}"
         say(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {seconds}")
     rows = [
-        {"phase": phase, "state": state, "trials": count}
+        {"phase": phase, "state": state, "trials": count, "meaning": MEANINGS[state]}
         for phase, states in found.trials.items()
         for state, count in states.items()
     ]
     if not found.is_imported:
-        print_table(rows, ("phase", "state", "trials"))
+        print_table(rows, ("phase", "state", "trials", "meaning"))
         return
     counts = sum(map(Counter, found.trials.values()), Counter[str]())
     print_table([{"state": state, "runs": count} for state, count in counts.items()], ("state", "runs"))

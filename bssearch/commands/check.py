@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bssearch.analysis.shape import Model, Notice
+from bssearch.commands.display import seconds_left
 from bssearch.commands.launch import HERE, TARGET_RUNS, Launch
 from bssearch.commands.opening import (
     GivenSpec,
@@ -43,7 +44,7 @@ from bssearch.records import (
 )
 from bssearch.search.after_search import REPEATED
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
-from bssearch.search.history import trial_seed
+from bssearch.search.history import History, trial_seed
 from bssearch.search.pruners.base import first_slack, make_pruner
 from bssearch.spec import WORKLOAD_PARAMETERS, StudySpec, bounds, checked
 from bssearch.storage.repository import check_writable, open_store
@@ -499,7 +500,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """Study's trials and limits, and wall seconds of all ``studies`` without pruning."""
+    """Study's trials and limits; expected and longest wall seconds of all ``studies``."""
 
     study: str
     studies: int
@@ -514,6 +515,7 @@ class DryRun(Model):
     finalists: int
     confirmation_runs: int
     evaluation_share: float
+    expected_s: float
     longest_search_s: float
     longest_confirmation_s: float
 
@@ -539,6 +541,7 @@ def dry_run(spec: StudySpec) -> DryRun:
         finalists=most_finalists(spec),
         confirmation_runs=confirmation_runs(spec),
         evaluation_share=EVALUATION_SHARE,
+        expected_s=len(scaled) * seconds_left(History(spec)),
         longest_search_s=len(scaled) * search,
         longest_confirmation_s=len(scaled) * confirmation,
     )

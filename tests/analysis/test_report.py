@@ -111,6 +111,9 @@ def test_no_other_batch_size_is_said_to_be_worse_than_5_percent_unless_the_runs_
     said = "No other confirmed batch size is within 5 %."
     steady = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.12, 1.13, 1.11)]
     assert (answer(steady).worse, said in headline(answer(steady))) == ([64], True)
+    wide = [*searched(), *confirmed(32, 1.0, 1.3, 0.7), *confirmed(64, 2.0, 2.6, 1.4), *confirmed(128, 1.1, 1.4, 0.8)]
+    (note,) = [notice.message for notice in answer(wide).warnings if notice.code == "not_separated"]
+    assert answer(wide).worse == [64] and "128" in note and "64" not in note
     found = answer([*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.055, 1.06, 1.065)])
     assert found.optimal.time_to_target_s is not None and found.optimal.time_to_target_s.high is not None
     assert "not_separated" not in {notice.code for notice in found.warnings}, "their intervals do not overlap"

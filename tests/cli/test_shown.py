@@ -21,12 +21,13 @@ from rich.live import Live
 from rich.text import Text
 
 from bssearch import Launch, NotFoundError, UsageError, open_store, run_study
-from bssearch.analysis.answer import Answer
+from bssearch.analysis.answer import Answer, NextStep
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application, main, output, trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.output import note
 from bssearch.cli.run import print_quick
+from bssearch.cli.study import MEANINGS
 from bssearch.commands.display import (
     BAR,
     BETWEEN_LINES,
@@ -54,7 +55,7 @@ from bssearch.records import (
 )
 from bssearch.search.history import History
 from bssearch.search.pruners.base import PruningController
-from tests.analysis.test_report import answer, confirmed
+from tests.analysis.test_report import answer, confirmed, default_runs
 from tests.cli.task import bssearch
 from tests.factories import (
     EPOCH,
@@ -372,6 +373,10 @@ def test_a_terminal_redraws_only_lines_that_changed(monkeypatch: pytest.MonkeyPa
     assert [line for line in on_terminal(text.getvalue()) if line] == ["a note"], "the table goes"
 
 
+def test_every_state_of_a_trial_is_explained() -> None:
+    assert set(MEANINGS) == set(TrialState)
+
+
 # The answer -----------------------------------------------------------------------------------------------------------
 
 
@@ -380,7 +385,7 @@ def test_the_answer_says_what_the_study_cost_in_trainings() -> None:
     cost = not_none(found.cost)
     assert cost.train_seconds == pytest.approx(9.0)
     assert not_none(cost.trainings) * not_none(found.optimal.time_to_target_s).median == pytest.approx(9.0)
-    assert f"the study cost {cost.trainings:.0f} trainings" in "\n".join(screen(found))
+    assert f"study cost: {cost.trainings:.0f} trainings" in "\n".join(screen(found))
 
 
 def test_waits_for_a_cpu_do_not_count_in_trainings() -> None:
@@ -400,18 +405,24 @@ def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.Captu
     assert "host-bound" not in capsys.readouterr().out
 
 
-def eight_batch_sizes(**changes: Any) -> Answer:
+def eight_batch_sizes(*further: TrialRecord, **changes: Any) -> Answer:
     """Return an answer about eight batch sizes with more notes than a screen has lines."""
     runs = [run for n in range(8) for run in confirmed(2 ** (n + 3), 1.0 + n, 1.1 + n, 0.9 + n)]
     notes = [Notice(code=f"note_{n}", message=f"note {n} is long: {'word ' * 20}") for n in range(9)]
-    return answer(runs).model_copy(update={"warnings": notes, **changes})
+    return answer([*runs, *further]).model_copy(update={"warnings": notes, **changes})
 
 
 @pytest.mark.parametrize("provisional", [False, True])
 def test_an_answer_about_eight_batch_sizes_fits_on_one_screen(provisional: bool) -> None:
-    found = eight_batch_sizes(provisional=provisional, within_5_percent=0.5 if provisional else 0.95)
+    step = NextStep(command="bssearch study confirm digits --max-runs 45", why="up to 45 runs should settle the answer")
+    sure = {"within_5_percent": 0.95, "configuration_within_5_percent": 0.5}
+    unsure = {"within_5_percent": 0.5, "would_settle": "runs", "next": [step]}
+    found = eight_batch_sizes(
+        *default_runs(9.0, 9.1, 9.2), provisional=provisional, **(unsure if provisional else sure)
+    )
     lines = screen(found)
     assert len(found.batches) == 8
+    assert [line.split()[:2] for line in lines if "default " in line] == [["default", "9.1"]]
     assert len(lines) <= SCREEN_LINES
     assert max(len(line) for line in lines if "next:" not in line) <= SCREEN_COLUMNS  # a command is not broken
     assert lines[0].startswith(f"Train with batch {found.optimal.batch_size}.")
@@ -441,6 +452,35 @@ def test_bars_grow_with_the_figure_and_show_its_interval() -> None:
     solid, whole = [line.count("█") for line in bars], [sum(map(line.count, "█▓░")) for line in bars]
     assert solid == sorted(solid) and whole == sorted(whole)
     assert solid[0] < whole[0]
+
+
+def test_the_default_has_a_row_if_another_configuration_of_its_batch_size_is_better() -> None:
+    def default_row(*default: TrialRecord) -> list[str]:
+        lines = screen(answer([*confirmed(64, 1.0, 1.05, 1.1), *default]))
+        return [re.sub(r"[█·\s]+", " ", line) for line in lines if line.startswith(" default")]
+
+    retuned, own = confirmed(32, 1.5, 1.6, 1.4), default_runs(3.0, 3.1, 3.2)
+    unreached = confirmed(32, 10.0, 10.0, 10.0, start=300, state=TrialState.EXHAUSTED)
+    missed = [replace(one, configuration=own[0].configuration) for one in unreached]
+    assert default_row(*retuned, *own) == [" default 3.1 with batch 32"]
+    assert default_row(*retuned, *missed) == [" default > 10 with batch 32"]
+    assert default_row(*retuned) == [], "never run"
+    for same in (own, missed):
+        assert default_row(*same) == []
+    (row,) = [line for line in screen(answer([*confirmed(64, 1.0, 1.05, 1.1), *own])) if " 32 " in line]
+    assert row.endswith("3 seeds, your default")
+
+
+def test_each_batch_size_says_whether_it_may_be_best() -> None:
+    found = eight_batch_sizes()
+    lines = {int(line.replace("▶", " ").split()[0]): line for line in screen(found) if "█" in line}
+    slower = [size for size, line in lines.items() if line.endswith("3 seeds, slower")]
+    assert slower == found.worse and slower
+    assert all(
+        line.endswith(("within 5 %", "may be best", "tuned", "3 seeds"))
+        for size, line in lines.items()
+        if size not in slower
+    )
 
 
 # Quick ----------------------------------------------------------------------------------------------------------------

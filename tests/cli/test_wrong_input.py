@@ -206,6 +206,7 @@ def test_dry_run_is_printed_in_the_format_that_is_asked_for(tmp_path: Path) -> N
     assert (found["study"], found["trials"], found["batch_sizes"]) == ("task", 12, [8, 16, 32, 64, 128])
     assert found["longest_search_s"] == pytest.approx(12 * 2.0 / 0.8)
     assert not (tmp_path / "bssearch.db").exists()
+    assert 0 < found["expected_s"] < found["longest_search_s"] + found["longest_confirmation_s"]
     assert found["longest_confirmation_s"] == pytest.approx(found["finalists"] * 3 * 2.0 / 0.8)
     rows = bssearch("run", "task.yaml", "--dry-run", "--format", "csv", cwd=tmp_path).stdout.splitlines()
     assert len(rows) == 2 and rows[0].startswith("study,")
