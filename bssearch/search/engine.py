@@ -95,7 +95,7 @@ class Planner:
 
     def _needed(self) -> Choice | None:
         history = self._history
-        if allocation.propose_default(history) is not None:
+        if allocation.default_is_due(history):
             return default_choice(self.spec, uncapped=not self._pruning.paces_itself())
         compares = history.incumbent is not None and allocation.evidence_is_due(history)
         return self._compared() if self._sampler.models_time and compares else None

@@ -48,15 +48,14 @@ class Proposal:
     """
 
     batch_size: int
-    source: Literal["default", "transfer", "baseline", "sample"]
+    source: Literal["transfer", "baseline", "sample"]
     uncapped: bool = False
 
 
 def propose(history: History) -> Proposal | None:
-    """Proposal for the next trial; None if no batch size is feasible."""
-    default = propose_default(history)
-    if default is not None or not history.feasible:
-        return default
+    """Proposal for the next trial after the default; None if no batch size is feasible."""
+    if not history.feasible:
+        return None
     start = _start(history)
     counts = {size: len(history.at(size)) for size in history.feasible}
     fewest = min(counts.values())
@@ -75,12 +74,10 @@ def propose(history: History) -> Proposal | None:
     return Proposal(max(counts, key=lambda size: _weight(history, size) / (counts[size] + 1)), "sample")
 
 
-def propose_default(history: History) -> Proposal | None:
-    """Default configuration, unless tried or infeasible."""
+def default_is_due(history: History) -> bool:
+    """True if the default configuration is feasible and not tried."""
     default = history.spec.default_configuration
-    if default.batch_size in history.feasible and not history.tried(default):
-        return Proposal(default.batch_size, "default", uncapped=True)
-    return None
+    return default.batch_size in history.feasible and not history.tried(default)
 
 
 def propose_evidence(history: History) -> Proposal | None:

@@ -29,7 +29,7 @@ from bssearch.errors import UsageError, require
 from bssearch.records import ParameterValue, Progress, TrialRecord, TrialState
 from bssearch.search.history import History, octaves
 from bssearch.search.samplers import allocation
-from bssearch.search.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded, default_choice
+from bssearch.search.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded
 from bssearch.spec import Dimension, StudySpec
 from bssearch.spec.parts import parameters_of
 
@@ -103,7 +103,7 @@ class Asker:
     ) -> FrozenTrial:
         """Trial in Optuna's form."""
         sampled, places = trial.sampled or {}, self._places
-        told = Told(
+        told = UncopiedTrial(
             number=-1,  # the study assigns number and id
             trial_id=-1,
             state=state,
@@ -125,7 +125,7 @@ class Asker:
         return told
 
 
-class Told(FrozenTrial):
+class UncopiedTrial(FrozenTrial):
     """A trial that a study adopts without copying, which is slow."""
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -163,8 +163,6 @@ class OptunaSampler(Sampler):
         proposal = allocation.propose(history)
         if proposal is None:
             return None
-        if proposal.source == "default":
-            return default_choice(self.spec)
         sampled = allocation.known_coordinates(history, proposal)
         if sampled is None:
             sampled = self.ask(history, proposal.batch_size)

@@ -11,6 +11,7 @@ from bssearch.search.samplers.allocation import (
     EVIDENCE_TRIALS,
     EVIDENCE_TRIES,
     RULED_OUT_TRIALS,
+    default_is_due,
     evidence_sizes,
     propose,
     propose_evidence,
@@ -30,15 +31,10 @@ def default_trial(**changes: object) -> TrialRecord:
     return make_trial(0, configuration=make_spec().default_configuration, **changes)  # type: ignore[arg-type]
 
 
-def test_the_default_comes_first_and_under_the_full_limit() -> None:
-    proposal = not_none(propose(history()))
-    assert (proposal.batch_size, proposal.source, proposal.uncapped) == (32, "default", True)
-
-
-def test_a_lost_default_is_tried_again_a_failed_one_is_not() -> None:
-    lost = propose(history(default_trial(state=TrialState.LOST)))
-    failed = propose(history(default_trial(state=TrialState.FAILED)))
-    assert (not_none(lost).source, not_none(failed).source) == ("default", "transfer")
+def test_the_default_is_due_until_tried_a_lost_one_again_but_not_a_failed_one() -> None:
+    assert default_is_due(history())
+    assert default_is_due(history(default_trial(state=TrialState.LOST)))
+    assert not default_is_due(history(default_trial(state=TrialState.FAILED)))
 
 
 def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> None:
