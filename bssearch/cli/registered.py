@@ -361,7 +361,9 @@ def _start(
     """Write a runnable spec from a few answers."""
     plan = bssearch.plan_start(**given if defaults or not sys.stdin.isatty() else {**_asked(given), **given})
     if out is not None:
-        _write_spec(plan.yaml, out)
+        require(out.suffix in {".yaml", ".yml"}, f"--out {out} must end in .yaml or .yml")
+        write_new({out: plan.yaml})
+        typer.echo(f"wrote {out}; next: bssearch check {out}", err=True)
     if out is None or form is not Format.TABLE:
         rows = [{"field": field, "reason": reason} for field, reason in plan.reasons.items()]
         show(form, lambda: write(plan.yaml), plan.document, lambda: rows)
@@ -397,12 +399,6 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
                 note(f"unknown answer {answer!r}; choose from {', '.join(choices)}")
             answers[name] = answer
     return answers
-
-
-def _write_spec(text: str, path: Path) -> None:
-    require(path.suffix in {".yaml", ".yml"}, f"--out {path} must end in .yaml or .yml")
-    write_new({path: text})
-    typer.echo(f"wrote {path}; next: bssearch check {path}", err=True)
 
 
 def _show(form: Format, plan: Plan | BeyondPlan | LargerPlan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:

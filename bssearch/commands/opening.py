@@ -377,7 +377,29 @@ def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> E
         spec = with_workload(spec, given)
     if launch.make_executor is not None:
         return launch.make_executor(spec, Path(launch.folder))
-    return _local(spec, launch, given and given.in_process)
+    default = spec.default_configuration
+    return make_executor(
+        spec.executor.name,
+        ExecutorSettings(
+            workload=spec.workload,
+            workload_settings=spec.workload_settings,
+            folder=Path(launch.folder),
+            slots=spec.executor.slots,
+            threads=spec.executor.threads,
+            device=spec.executor.device,
+            devices=spec.executor.devices,
+            hang_seconds=spec.executor.hang_seconds,
+            training=spec.training,
+            memory_limit_bytes=spec.executor.memory_limit_bytes,
+            allow_busy=launch.allow_busy,
+            own_parameters={name: default.parameters[name] for name in spec.space.own_domains},
+            optimizers=tuple(dict.fromkeys([*(one.name for one in spec.space.optimizers), default.optimizer])),
+            environment={} if launch.data_dir is None else {DATA_DIR_VARIABLE: str(launch.data_dir)},
+            program=program_of(spec),
+            given=given and given.in_process,
+            address=spec.executor.address,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,32 +549,6 @@ def _refuse_imported(spec: StudySpec) -> None:
         not spec.is_imported,
         f"study {spec.name!r} was imported from another program and has no workload",
         hint=f"write a spec around the runs with `bssearch export {spec.name} --to spec`, or import more runs",
-    )
-
-
-def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
-    default = spec.default_configuration
-    return make_executor(
-        spec.executor.name,
-        ExecutorSettings(
-            workload=spec.workload,
-            workload_settings=spec.workload_settings,
-            folder=Path(launch.folder),
-            slots=spec.executor.slots,
-            threads=spec.executor.threads,
-            device=spec.executor.device,
-            devices=spec.executor.devices,
-            hang_seconds=spec.executor.hang_seconds,
-            training=spec.training,
-            memory_limit_bytes=spec.executor.memory_limit_bytes,
-            allow_busy=launch.allow_busy,
-            own_parameters={name: default.parameters[name] for name in spec.space.own_domains},
-            optimizers=tuple(dict.fromkeys([*(one.name for one in spec.space.optimizers), default.optimizer])),
-            environment={} if launch.data_dir is None else {DATA_DIR_VARIABLE: str(launch.data_dir)},
-            program=program_of(spec),
-            given=given,
-            address=spec.executor.address,
-        ),
     )
 
 

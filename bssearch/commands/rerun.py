@@ -160,7 +160,20 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
     with described(spec, launch, keeps_name=True) as (executor, found):
         _warn(stored, found.environment, listener)
         made = [_run(stored, executor, index, runs, listener) for index in range(runs)]
-    return _compared(stored, made, found.environment)
+    ran = [_against(stored, outcome, curve) for outcome, curve in made]
+    alike = {one.identical for one in ran}
+    return Rerun(
+        study=stored.study.name,
+        trial=stored.trial.number,
+        batch_size=stored.trial.configuration.batch_size,
+        seed=stored.trial.seed,
+        then=Ran.of(stored.outcome),
+        runs=ran,
+        identical=False if False in alike else None if None in alike else True,
+        steps_ratio=median_known([one.steps_ratio for one in ran]),
+        time_ratio=median_known([one.time_ratio for one in ran]),
+        differences=list(differences(stored, found.environment, made[0][0])),
+    )
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
@@ -230,23 +243,6 @@ def _run(
             reason=f"stopped at step {stored.until_step}, the last step of trial {stored.trial.number}",
         )
     return outcome, curve
-
-
-def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observation]]], now: Environment) -> Rerun:
-    ran = [_against(stored, outcome, curve) for outcome, curve in made]
-    alike = {one.identical for one in ran}
-    return Rerun(
-        study=stored.study.name,
-        trial=stored.trial.number,
-        batch_size=stored.trial.configuration.batch_size,
-        seed=stored.trial.seed,
-        then=Ran.of(stored.outcome),
-        runs=ran,
-        identical=False if False in alike else None if None in alike else True,
-        steps_ratio=median_known([one.steps_ratio for one in ran]),
-        time_ratio=median_known([one.time_ratio for one in ran]),
-        differences=list(differences(stored, now, made[0][0])),
-    )
 
 
 def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]) -> RerunRun:
