@@ -15,7 +15,7 @@ Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class DeviceCell:
     """Batch size on a number of devices.
 
     ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the
@@ -72,14 +72,14 @@ def by_devices(
     return [one.model_copy(update={"on_front": not any(_is_better(other, one) for other in rows)}) for one in rows]
 
 
-def _measured(base: Cell, time: Estimate) -> Cell:
+def _measured(base: DeviceCell, time: Estimate) -> DeviceCell:
     parts = of_runs(time.log_deviation, time.unresolved, time.runs) if time.has_only_hits and time.runs > 1 else []
     return replace(base, seconds=time.median or base.predicted, runs=time.runs, steps_parts=parts, step_parts=[])
 
 
 def _cells(
     probes: Collection[ProbeRecord], verdict: Verdict, law: LawFit | None, runs: Sequence[TrialRecord]
-) -> list[Cell]:
+) -> list[DeviceCell]:
     found = []
     for probe in probes:
         at_size = [one for one in runs if one.configuration.batch_size == probe.batch_size]
@@ -91,7 +91,9 @@ def _cells(
             candidate = verdict.by_batch.get(probe.batch_size)
             tried = [*(one.configuration for one in at_size), *([] if candidate is None else [candidate.configuration])]
             rate = tried[0].learning_rate if tried else None
-            found.append(Cell(probe, rate, steps * probe.step_seconds, steps * step, len(here), parts, step_parts))
+            found.append(
+                DeviceCell(probe, rate, steps * probe.step_seconds, steps * step, len(here), parts, step_parts)
+            )
     return found
 
 
@@ -138,9 +140,9 @@ def _steps(
     return math.exp(log), [(min(variance for _, variance in known), math.inf if noise is None else noise[1])]
 
 
-def _contenders(least: Cell, cells: Collection[Cell]) -> list[tuple[int, int]]:
+def _contenders(least: DeviceCell, cells: Collection[DeviceCell]) -> list[tuple[int, int]]:
     # The likeliest rival of `least`, if the rival may be more than 5 % faster, and `least` if among `cells`
-    def beats(rival: Cell) -> float:
+    def beats(rival: DeviceCell) -> float:
         variance = rival.variance + least.variance
         gain = math.log(least.seconds / rival.seconds) - math.log(FLAT_RATIO)
         return statistics.NormalDist().cdf(gain / math.sqrt(variance)) if variance else float(gain > 0)
@@ -153,9 +155,9 @@ def _contenders(least: Cell, cells: Collection[Cell]) -> list[tuple[int, int]]:
 
 
 def _row(
-    cell: Cell,
+    cell: DeviceCell,
     speedup: tuple[float, float | None],
-    base: Cell,
+    base: DeviceCell,
     single: Mapping[int, ProbeRecord],
     contenders: list[tuple[int, int]],
 ) -> OnDevices:
@@ -190,7 +192,7 @@ def _row(
     )
 
 
-def _speedup(cell: Cell, base: Cell, measured: Cell) -> tuple[float, float | None]:
+def _speedup(cell: DeviceCell, base: DeviceCell, measured: DeviceCell) -> tuple[float, float | None]:
     # compares measured with measured seconds, else predicted with predicted seconds
     if cell.runs:
         ratio, parts = measured.seconds / cell.seconds, [*cell.parts, *measured.parts]

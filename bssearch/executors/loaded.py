@@ -28,7 +28,7 @@ from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.environment import describe_environment, workload_revision
 from bssearch.training.gradient_noise import NoiseBudget
-from bssearch.training.loop import Trial, describe_model, tokens_per_sample
+from bssearch.training.loop import TrialLoop, describe_model, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, limit_memory
 from bssearch.training.optimizers import check_libraries
 from bssearch.training.probes import bytes_within_reserve, measure_memory, measure_noise, measure_step_time
@@ -180,10 +180,12 @@ class LoadedWorkload:
             self._processes = RankProcesses(self._load, self._computation, self._on_lost)
         return self._processes.together(size, on_progress)
 
-    def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
+    def trial(
+        self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None
+    ) -> TrialLoop:
         """Make a trial and set the process's thread count."""
         torch.set_num_threads(request.plan.threads)
-        return Trial(
+        return TrialLoop(
             request,
             self._workload,
             self._data,

@@ -58,7 +58,7 @@ class _EndedError(LaunchError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RankFailure:
     """Rank's end as an ``error`` of rank 0. ``is_own``: whether the cause is in the rank itself."""
 
     error: Exception
@@ -70,7 +70,7 @@ class RankProcess:
 
     def __init__(self, rank: int, load: Load, on_end: Callable[[], None]) -> None:
         self.rank = rank
-        self.failure: Failure | None = None
+        self.failure: RankFailure | None = None
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._on_end = on_end
         self._kernel_kills = kernel_memory_kills()
@@ -108,13 +108,13 @@ class RankProcess:
             while True:
                 kind, answer = _received(self._line)
                 if kind == "failure":
-                    self.failure = Failure(*answer)
+                    self.failure = RankFailure(*answer)
                     break
                 self.answers.put(answer)
         code = self._process.wait()
         if self.failure is None:
             state, reason = judge_exit(code, self._kernel_kills, who=f"rank {self.rank}")
-            self.failure = Failure(_out_of_memory(reason) if state is TrialState.OOM else LaunchError(reason))
+            self.failure = RankFailure(_out_of_memory(reason) if state is TrialState.OOM else LaunchError(reason))
         self._line.close()
         self._on_end()
 
@@ -278,15 +278,15 @@ def _next_order(line: Connection[Any, Any]) -> Order | None:
         return None
 
 
-def _failure(error: BaseException, rank: int) -> Failure:
+def _failure(error: BaseException, rank: int) -> RankFailure:
     from bssearch.training.memory import is_out_of_memory
 
     message = f"rank {rank}: {describe_exception(error)}"
     if is_out_of_memory(error):
-        return Failure(_out_of_memory(message))
+        return RankFailure(_out_of_memory(message))
     if isinstance(error, LaunchError):
-        return Failure(LaunchError(message))
-    return Failure(WorkloadError(message), is_own=isinstance(error, BSSearchError) or not _is_of_peer(error))
+        return RankFailure(LaunchError(message))
+    return RankFailure(WorkloadError(message), is_own=isinstance(error, BSSearchError) or not _is_of_peer(error))
 
 
 def _out_of_memory(message: str) -> Exception:

@@ -59,7 +59,7 @@ TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.
 Stop = Callable[[], tuple[TrialState, str] | None]
 
 
-class Trial:
+class TrialLoop:
     """One run of a request; iterate over its `observations`.
 
     Every step calls ``stop`` and ``on_progress``.

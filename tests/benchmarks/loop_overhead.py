@@ -48,7 +48,7 @@ from bssearch.spec import TrainingSpec
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
-from bssearch.training.loop import Trial
+from bssearch.training.loop import TrialLoop
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
@@ -154,7 +154,7 @@ REFERENCES: dict[str, type[BareLoop]] = {"hand": BareLoop, "fast": FastLoop}
 
 def product(
     workload: Workload, data: Data, batch_size: int, computation: Computation, steps: int
-) -> tuple[Trial, Trainer]:
+) -> tuple[TrialLoop, Trainer]:
     """Return a prepared trial with segments of ``steps``, and its trainer."""
     request = make_request(
         number=0,
@@ -166,7 +166,7 @@ def product(
         eval_every_steps=steps,
     )
     asked: list[tuple[TrialState, str]] = []
-    trial = Trial(
+    trial = TrialLoop(
         request,
         workload,
         data,

@@ -20,7 +20,7 @@ from bssearch.training import nvml
 from bssearch.training.batches import place
 from bssearch.training.clock import RUN_AHEAD, clock_for
 from bssearch.training.computation import Computation, available_precisions
-from bssearch.training.loop import Trial
+from bssearch.training.loop import TrialLoop
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.repeatability import BUSY_GPU, busy_process
 from tests.evidence.task import can_build_kernels
@@ -48,7 +48,7 @@ def run(
     workload = workload or Digits()
     data, _ = place(workload.load(torch.device("cpu")), computation)
     seen: list[Observation] = []
-    whole = Trial(
+    whole = TrialLoop(
         trial or digits_request(),
         workload,
         data,

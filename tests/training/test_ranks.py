@@ -27,7 +27,7 @@ from bssearch.spec import TrainingSpec
 from bssearch.training import course, gradient_noise
 from bssearch.training.batches import micro_batches
 from bssearch.training.clock import Clock
-from bssearch.training.loop import Trial
+from bssearch.training.loop import TrialLoop
 from bssearch.training.ranks import Ranks
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss, resolve
@@ -266,7 +266,7 @@ def run_on_two(together: Together, asked: TrialRequest, stop_after: int) -> tupl
         return (TrialState.PAUSED, "later") if clock.steps >= stop_after else None
 
     with together.processes.together(2):
-        trial = Trial(asked, together.workload, together.data, together.computation, clock=clock, stop=stop)
+        trial = TrialLoop(asked, together.workload, together.data, together.computation, clock=clock, stop=stop)
         outcome = run_trial(trial, seen.append)
     assert outcome.state is TrialState.PAUSED, outcome.reason
     return outcome, seen

@@ -27,7 +27,7 @@ from bssearch.training.batches import Growth, micro_batches
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import SPINS, CorePace
-from bssearch.training.loop import Trial
+from bssearch.training.loop import TrialLoop
 from bssearch.workloads.data import Batch, Data, Part
 from tests.factories import make_request
 
@@ -186,7 +186,7 @@ def batches_of(
             growth.stepped()
 
 
-def run_trial(trial: Trial, on_observation: Callable[[Observation], object]) -> TrialOutcome:
+def run_trial(trial: TrialLoop, on_observation: Callable[[Observation], object]) -> TrialOutcome:
     """Run a trial to its end."""
     with closing(trial.observations()) as observations:
         while True:
@@ -219,7 +219,7 @@ class Run:
             self.observations.append(observation)
             on_observation()
 
-        trial = Trial(
+        trial = TrialLoop(
             trial_request,
             workload or Toy(),
             data or toy_data(),

@@ -28,7 +28,7 @@ from bssearch.executors.base import (
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import Looked, end_work, failure_of, work_of
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.ranks import Follower, Leader, Ranks, check_ranks, ranks_of
+from bssearch.executors.loops.ranks import FollowerWork, LaunchedRanks, LeaderWork, check_ranks, ranks_of
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState, TrialStop
 from bssearch.training.memory import limit_memory
@@ -121,8 +121,10 @@ class Session:
         self.work: TrialRun | Looked | None = None
         self.trial: Trial | None = None
 
-    def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
-        """Make the assigned work, or its `Leader` for several ranks; `UsageError` for a second call."""
+    def take(
+        self, given: dict[str, ParameterValue], ranks: LaunchedRanks | None = None
+    ) -> TrialRun | Looked | LeaderWork:
+        """Make the assigned work, or its `LeaderWork` for several ranks; `UsageError` for a second call."""
         require(self.work is None, "call current_trial() once: a script trains one trial")
         prepare(self.assign)
         self.assign = replace(self.assign, given=given)
@@ -133,7 +135,7 @@ class Session:
             not isinstance(self.assign.work, TrialRequest) or self.assign.work.branch is None,
             "a training of several ranks cannot branch off a checkpoint: start one process",
         )
-        leader = Leader(self.assign, self.line, ranks)
+        leader = LeaderWork(self.assign, self.line, ranks)
         self.work = leader.work
         return leader
 
@@ -259,7 +261,7 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> Trial:
     return found.trial
 
 
-def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ranks) -> Trial:
+def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: LaunchedRanks) -> Trial:
     found = session() if ranks.rank == 0 else None
     os.environ.pop(TRIAL_VARIABLE, None)  # only rank 0 connects to the search
     said = ranks.share(None if found is None else encode(found.assign))
@@ -272,7 +274,7 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
     assign = replace(assign, device=ranks.device_of(assign.device))
     if found is None:
         prepare(assign)
-        return Trial(Follower(replace(assign, given=given), ranks), rank=ranks.rank)
+        return Trial(FollowerWork(replace(assign, given=given), ranks), rank=ranks.rank)
     found.assign = assign
     found.trial = Trial(found.take(given, ranks))
     return found.trial

@@ -22,7 +22,7 @@ from bssearch.training.advisor import Weights
 T = TypeVar("T")
 
 
-class Ranks:
+class LaunchedRanks:
     """Ranks of torch.distributed's default group. ``rank`` is this process's number."""
 
     def __init__(self, local_rank: int) -> None:
@@ -54,7 +54,7 @@ class Ranks:
         return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
 
 
-def ranks_of(environment: Mapping[str, str]) -> Ranks | None:
+def ranks_of(environment: Mapping[str, str]) -> LaunchedRanks | None:
     """Launcher's ranks; None for a single process, `UsageError` without torch.distributed."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
@@ -63,7 +63,7 @@ def ranks_of(environment: Mapping[str, str]) -> Ranks | None:
         f"WORLD_SIZE = {environment['WORLD_SIZE']}, but the script has not initialised torch.distributed",
         hint='call torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
     )
-    return Ranks(_number(environment, "LOCAL_RANK", 0))
+    return LaunchedRanks(_number(environment, "LOCAL_RANK", 0))
 
 
 def check_ranks(ranks: int, devices: int) -> None:
@@ -108,10 +108,10 @@ class RankWork(Assignment):
         return step in self._word.due
 
 
-class Follower(RankWork):
+class FollowerWork(RankWork):
     """Work of each rank but rank 0."""
 
-    def __init__(self, assign: Assign, ranks: Ranks) -> None:
+    def __init__(self, assign: Assign, ranks: LaunchedRanks) -> None:
         super().__init__(assign.configuration, assign)
         self._request = asked = assign.work
         self.is_look = not isinstance(asked, TrialRequest)
@@ -160,10 +160,10 @@ class Follower(RankWork):
         self.is_over = True
 
 
-class Leader(RankWork):
+class LeaderWork(RankWork):
     """Rank 0's work, whose trial ends only at an evaluation."""
 
-    def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
+    def __init__(self, assign: Assign, line: Line, ranks: LaunchedRanks) -> None:
         super().__init__(assign.configuration, assign)
         asked = assign.work
         self.work = LedRun(asked, assign, line) if isinstance(asked, TrialRequest) else work_of(assign, line)

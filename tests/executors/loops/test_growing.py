@@ -14,7 +14,7 @@ import bssearch
 from bssearch import Part, Trial, UsageError
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import DescribedLoop, TimedLoop
-from bssearch.executors.loops.ranks import Follower
+from bssearch.executors.loops.ranks import FollowerWork
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import (
     BatchSchedule,
@@ -412,7 +412,7 @@ def test_a_schedule_by_the_noise_scale_is_refused_for_a_loop(form: str) -> None:
 def test_several_ranks_and_branches_are_refused() -> None:
     group = Group(1)
     group.said = "anything"
-    follower = Follower(assign("describe", at=grows().on_devices(2, 5)), FakeRanks(group, 1))
+    follower = FollowerWork(assign("describe", at=grows().on_devices(2, 5)), FakeRanks(group, 1))
     with pytest.raises(UsageError, match="a training of 2 ranks cannot grow the batch"):
         Trial(follower, rank=1)
     started = Started(replace(grown(), branch=BRANCH))

@@ -18,7 +18,7 @@ from bssearch import BatchAdvisor, Trial, UsageError
 from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops import current
 from bssearch.executors.loops.passes import SeededSampler
-from bssearch.executors.loops.ranks import Follower, Leader, Ranks, check_ranks, ranks_of
+from bssearch.executors.loops.ranks import FollowerWork, LaunchedRanks, LeaderWork, check_ranks, ranks_of
 from bssearch.records import Configuration, NoiseMeasurement, NoiseRequest, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine, optimizer_of
@@ -39,7 +39,7 @@ class Group:
         self.values: dict[int, object] = {}
 
 
-class FakeRanks(Ranks):
+class FakeRanks(LaunchedRanks):
     """One rank of a group."""
 
     def __init__(self, group: Group, rank: int) -> None:
@@ -84,7 +84,7 @@ def trained(assigned: Assign, line: FakeLine, train: Callable[[Trial, int], None
     def steps_of(rank: int) -> int:
         ranks = FakeRanks(group, rank)
         try:
-            make = Follower(assigned, ranks) if rank else Leader(assigned, line, ranks)
+            make = FollowerWork(assigned, ranks) if rank else LeaderWork(assigned, line, ranks)
             trial = Trial(make, rank=rank)
             assert trial.accumulation_steps == SPLIT.accumulation_steps
             train(trial, rank)

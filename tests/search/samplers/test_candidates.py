@@ -22,7 +22,7 @@ from bssearch.search.samplers.time_model.acquisition import (
     SEED_NOISES,
     KnowledgeGradient,
     LawPrior,
-    Posterior,
+    TimesPosterior,
     _after,
     _improvements,
     _spread,
@@ -308,8 +308,8 @@ def test_it_still_proposes_after_every_candidate_failed() -> None:
         assert gradient().ask([run for run in vain if run.point != left]) == left
 
 
-def believed(means: Sequence[float], covariance: Sequence[Sequence[float]], seed_noise: float = 0.1) -> Posterior:
-    return Posterior(np.arange(len(means)), np.array(means), np.array(covariance, float), seed_noise)
+def believed(means: Sequence[float], covariance: Sequence[Sequence[float]], seed_noise: float = 0.1) -> TimesPosterior:
+    return TimesPosterior(np.arange(len(means)), np.array(means), np.array(covariance, float), seed_noise)
 
 
 @pytest.mark.parametrize("ahead", [-0.5, 0.0, 0.5])
@@ -401,7 +401,7 @@ def told(*trials: tuple[int, float], bounds: tuple[tuple[int, float], ...] = ())
     )
 
 
-def posterior(found: Extrapolation | None = None) -> Posterior:
+def posterior(found: Extrapolation | None = None) -> TimesPosterior:
     """Posterior if steps take equally long at every batch size."""
     laws = drawn().log_steps(POINTS)
     return prior(ALL, POINTS, laws) if found is None else condition(ALL, POINTS, laws, found)

@@ -137,7 +137,7 @@ LEAST_LAW = 3e-4
 
 
 @dataclass(frozen=True)
-class Posterior:
+class TimesPosterior:
     """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points) and seed noise."""
 
     points: Indices
@@ -157,7 +157,7 @@ class Posterior:
         """Positions of the known points."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
-    def after(self, place: int) -> Posterior:
+    def after(self, place: int) -> TimesPosterior:
         """Posterior after a run of a point with the mean as result."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
@@ -189,13 +189,13 @@ class _Part:
     seed_noise: float
 
 
-def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
+def prior(indices: Indices, points: Points, laws: Numbers) -> TimesPosterior:
     """The prior, given each law's log times of points (points, laws)."""
     adds, departs = covariances(points)
-    return Posterior(indices, laws.mean(axis=1), np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs, PRIOR_NOISE)
+    return TimesPosterior(indices, laws.mean(axis=1), np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs, PRIOR_NOISE)
 
 
-def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
+def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> TimesPosterior:
     """The posterior given the predictions ``found`` for points in ``indices``."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
@@ -255,7 +255,7 @@ def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Nu
     return residuals, solved
 
 
-def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posterior:
+def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> TimesPosterior:
     top = max(part.log_weights.max() for part in parts)
     weights = [np.exp(part.log_weights - top) for part in parts]
     total = sum(one.sum() for one in weights)
@@ -276,7 +276,7 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
     share /= share.sum()
     mean = mixed @ share
     apart = (mixed - mean[:, None]) * np.sqrt(share)
-    return Posterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
+    return TimesPosterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
 
 
 SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to a smaller batch size's step time
@@ -337,7 +337,7 @@ class KnowledgeGradient:
             seed=seed,
             noise_scale=noise_scale,
         )
-        self._known: tuple[object, Posterior, float] | None = None
+        self._known: tuple[object, TimesPosterior, float] | None = None
         self.expected_improvement = math.inf
         """The largest expected gain at the last ask, in nats; infinite before a hit."""
 
@@ -379,7 +379,9 @@ class KnowledgeGradient:
         may_win = lowest < posterior.mean[posterior.place(incumbent)] + math.log(FLAT_RATIO)
         return sorted({int(size) for size in self._candidates.take(posterior.points[may_win]).batch_sizes})
 
-    def _gains_per_price(self, posterior: Posterior, error: float, hits: Indices, running: Sequence[int]) -> Numbers:
+    def _gains_per_price(
+        self, posterior: TimesPosterior, error: float, hits: Indices, running: Sequence[int]
+    ) -> Numbers:
         default = posterior.place(self._default)
         star = posterior.mean[hits].min() if hits.size else posterior.mean[default]
         behind = np.maximum(0.0, posterior.mean - star - BEHIND)
@@ -392,7 +394,7 @@ class KnowledgeGradient:
         score: Numbers = gains / price
         return score
 
-    def _gains_at(self, batch_size: int, posterior: Posterior, hits: Indices, running: Sequence[int]) -> Numbers:
+    def _gains_at(self, batch_size: int, posterior: TimesPosterior, hits: Indices, running: Sequence[int]) -> Numbers:
         sizes = self._candidates.take(posterior.points).batch_sizes
         here = sizes == min(self._candidates.batch_sizes, key=lambda size: abs(math.log(size / batch_size)))
         tried = np.array([place for place in sorted({*hits.tolist(), *running}) if here[place]], int)
@@ -400,14 +402,14 @@ class KnowledgeGradient:
             tried = np.array([np.argmin(np.where(here, posterior.mean, np.inf))])
         return np.where(here, _improvements(_after(posterior, running), tried, np.zeros(len(sizes))), -2 * NOT_AGAIN)
 
-    def _posterior(self, runs: Sequence[Run]) -> tuple[Posterior, float]:
+    def _posterior(self, runs: Sequence[Run]) -> tuple[TimesPosterior, float]:
         seen = [(len(run.progress.gains), run.running) for run in runs]
         if self._known is None or self._known[0] != seen:
             with _linear_algebra().limit(limits=1, user_api="blas"):
                 self._known = (seen, *self._believed(runs))
         return self._known[1:]
 
-    def _believed(self, runs: Sequence[Run]) -> tuple[Posterior, float]:
+    def _believed(self, runs: Sequence[Run]) -> tuple[TimesPosterior, float]:
         found = extrapolate(runs, self._target_gain, MOST_TRIED)
         kept: set[int] = set() if found is None else set(found.points.tolist())
         tried = sorted(kept | {run.point for run in runs if run.running} | {self._default})
@@ -428,13 +430,13 @@ def _linear_algebra() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
+def _after(posterior: TimesPosterior, running: Sequence[int]) -> TimesPosterior:
     for place in running:
         posterior = posterior.after(place)
     return posterior
 
 
-def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
+def _improvements(posterior: TimesPosterior, tried: Indices, behind: Numbers) -> Numbers:
     # The expected drop, in nats, of the least mean among `tried` and each point. `behind` adds noise, because a pruned
     # run
     # has less information.
