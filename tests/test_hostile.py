@@ -12,6 +12,7 @@ from bssearch.exchange.importers.optuna_runs import import_optuna
 from tests.factories import make_spec
 from tests.hostile import (
     KINDS,
+    LIBRARY_KINDS,
     Kind,
     OptunaDatabases,
     StoredRows,
@@ -43,7 +44,7 @@ def check(kind: Kind, seeds: range, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*KINDS, *LIBRARY_KINDS], ids=lambda kind: kind.name)
 def test_changed_texts_are_taken_or_refused(kind: Kind, tmp_path: Path) -> None:
     check(kind, range(CASES), tmp_path)
 

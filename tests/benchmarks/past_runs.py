@@ -36,6 +36,7 @@ import bssearch
 from bssearch.records import TrialRecord
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import one_of, script, seconds_of, verdict
+from tests.exchange.importers.test_curves import event_files, mlflow_database, slurm, wandb_runs
 
 SIZES, RATES = (16, 32, 64, 128, 256, 512), (0.05, 0.15, 0.5, 1.5)
 STEPS, EVERY, TARGET = 240, 20, 0.9
@@ -65,6 +66,9 @@ class Made:
     rate: float
     curve: list[tuple[int, float, float]]
 
+    def rows(self) -> list[tuple[int, float, float]]:
+        return self.curve
+
     def crossing(self) -> tuple[int, int] | None:
         """Return the last step before the target and the first step at the target."""
         before = 0
@@ -73,6 +77,9 @@ class Made:
                 return before, step
             before = step
         return None
+
+
+Source = Callable[[Path], list[Made]]
 
 
 def trained(batch_size: int, rate: float, seed: int = 0, steps: int = STEPS) -> Made:
@@ -90,7 +97,7 @@ def trained(batch_size: int, rate: float, seed: int = 0, steps: int = STEPS) -> 
         optimizer.step()
         seconds += time.thread_time() - began
         if step % EVERY == 0:
-            curve.append((step, seconds, round(accuracy(model), 6)))
+            curve.append((step, seconds, round(accuracy(model), 3)))  # as the texts of Slurm have it
     return Made(batch_size, rate, curve)
 
 
@@ -103,42 +110,15 @@ def parts(one: Made) -> dict[str, Any]:
     return {"per_device_batch_size": one.batch_size // 8, "accumulation_steps": 4, "world_size": 2, "lr": one.rate}
 
 
-def wandb_runs(folder: Path) -> list[Made]:
-    import wandb
+def logged(write: Callable[[Path, Sequence[Any]], object]) -> Source:
+    """Return a source whose runs are trained here and written by a function."""
 
-    runs = all_runs()
-    settings = wandb.Settings(mode="offline", silent=True, x_disable_stats=True, x_disable_machine_info=True)
-    for one in runs:
-        with wandb.init(project="p", dir=folder, config=parts(one), settings=settings) as run:
-            for step, seconds, value in one.curve:
-                run.log({"val/acc": value, "train_seconds": seconds}, step=step)
-    wandb.teardown()
-    return runs
+    def make(folder: Path) -> list[Made]:
+        runs = all_runs()
+        write(folder, runs)
+        return runs
 
-
-def mlflow_runs(folder: Path) -> list[Made]:
-    from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param
-
-    client, runs = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}"), all_runs()
-    place = client.create_experiment("digits")
-    for one in runs:
-        points = [Metric("val_acc", value, round(1e12 + 1000 * seconds), step) for step, seconds, value in one.curve]
-        settings = [Param(name, str(value)) for name, value in parts(one).items()]
-        client.log_batch(client.create_run(place).info.run_id, points, settings)
-    return runs
-
-
-def tensorboard_runs(folder: Path) -> list[Made]:
-    from torch.utils.tensorboard import SummaryWriter
-
-    runs = all_runs()
-    for number, one in enumerate(runs):
-        with SummaryWriter(folder / f"run{number}") as writer:
-            for step, seconds, value in one.curve:
-                writer.add_scalar("val/acc", value, step, walltime=1e9 + seconds)
-            writer.add_hparams(parts(one), {"hparam/acc": 0.0}, run_name=".")
-    return runs
+    return make
 
 
 def lightning_runs(folder: Path) -> list[Made]:
@@ -277,16 +257,6 @@ def optuna_runs(folder: Path) -> list[Made]:
     return runs
 
 
-def slurm_runs(folder: Path) -> list[Made]:
-    runs = all_runs()
-    for number, one in enumerate(runs):
-        with (folder / f"slurm-{number}.out").open("w") as file:
-            print("Namespace(" + ", ".join(f"{name}={value!r}" for name, value in parts(one).items()) + ")", file=file)
-            for step, seconds, value in one.curve:
-                print(f"step {step} loss {1 - value:.3f} val_acc {value:.6f} time {seconds:.4f}s", file=file)
-    return runs
-
-
 def zeus_runs(folder: Path) -> list[Made]:
     """Traces in the columns of Zeus's repository; an evaluation's steps are an epoch."""
     runs = all_runs()
@@ -302,16 +272,15 @@ def zeus_runs(folder: Path) -> list[Made]:
     return runs
 
 
-Source = Callable[[Path], list[Made]]
 SOURCES: dict[str, tuple[Source, list[str]]] = {
-    "wandb": (wandb_runs, []),
-    "mlflow": (mlflow_runs, []),
-    "tensorboard": (tensorboard_runs, []),
+    "wandb": (logged(wandb_runs), []),
+    "mlflow": (logged(mlflow_database), []),
+    "tensorboard": (logged(event_files), []),
     "lightning": (lightning_runs, ["--column", "batch_size=micro_batch_size"]),
     "trainer": (trainer_runs, ["--with", "world_size=1"]),
     "ray": (ray_runs, []),
     "optuna": (optuna_runs, ["--metric", "val_acc", "--steps", "step"]),
-    "slurm": (slurm_runs, []),
+    "slurm": (logged(slurm), []),
     "zeus": (zeus_runs, ["--epoch-samples", "5120"]),
 }
 

@@ -15,10 +15,10 @@ from collections import Counter
 
 import numpy as np
 
-from bssearch.analysis.build_answer import build_answer
-from bssearch.records import Phase, Target, TrialRecord
+from bssearch.records import Phase, TrialRecord
 from tests.benchmarks.harness import script
-from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial
+from tests.benchmarks.simulate.studies import answer_of
+from tests.factories import make_probe, make_spec, make_trial
 
 REPLICATES = 1000
 RUNS = 5
@@ -57,22 +57,10 @@ def regret(chosen: int, truth: dict[int, float]) -> float:
 
 
 def main() -> bool:
-    from bssearch.records import StudyRecord
-
     spec = make_spec(
         space={"batch_size": list(SIZES), "learning_rate": 0.1},
         default={"batch_size": SIZES[0], "learning_rate": 0.1},
         confirm={"runs": RUNS, "top": len(SIZES)},
-    )
-    record = StudyRecord(
-        name=spec.name,
-        spec={},
-        spec_hash="",
-        objective="time_to_target",
-        target=Target(metric="accuracy", value=0.9),
-        created_by="benchmark",
-        created_at=EPOCH,
-        environment=make_environment(),
     )
     print(f"{'noise':>6} {'within 5 %':>11} {'bar':>5} {'least median':>13} {'worst':>6}   rules")
     missed = False
@@ -82,7 +70,7 @@ def main() -> bool:
         for _ in range(REPLICATES):
             trials, step, truth = study(rng, noise)
             probes = {size: make_probe(size, step_seconds=step[size]) for size in SIZES}
-            answer = build_answer(record, spec, trials, probes)
+            answer = answer_of(spec, trials, probes)
             chosen.append(regret(answer.optimal.batch_size, truth))
             least.append(regret(answer.recommendation.least_batch_size, truth))
             rules[answer.recommendation.rule] += 1

@@ -123,33 +123,6 @@ def test_best_without_a_study_answers_from_all_that_match(folder: Path) -> None:
     assert "do not agree" in shown and "space.batch_size [16, 32] / [128, 256]" in shown
 
 
-def test_answers_of_two_devices_are_to_two_questions(folder: Path) -> None:
-    found = read(folder, "best", "--workload", "digits", "--target", "0.9", "--db", B)
-    assert [one["study"] for one in found["answers"]] == ["near", "other", "missed"]
-    missed = found["answers"][2]
-    assert missed["optimal"] is None and "accuracy" in missed["note"]
-    assert (found["agreement"]["agree"], found["agreement"]["batch_size"]) == (False, None)
-    size = found["answers"][0]["optimal"]["batch_size"]
-    assert [(one["question"]["device"], one["batch_size"]) for one in found["agreement"]["questions"]] == [
-        ("NVIDIA A100", size),
-        ("NVIDIA H100", size),
-    ]
-    told = bssearch("best", "--workload", "digits", "--db", B, cwd=folder).stdout
-    assert "The 2 answers concern 2 different questions" in told
-    assert "- device NVIDIA H100: One study answers: batch" in told
-
-
-def test_a_copy_of_a_study_in_another_database_does_not_count_again(folder: Path) -> None:
-    assert bssearch("import", "study", A, "--study", "near", "--db", "sqlite:///c.db", cwd=folder).returncode == 0
-    asked = ("best", "--workload", "digits", "--db", "sqlite:///c.db", "--db", A)
-    found = read(folder, *asked)
-    assert [one["copy_of"] for one in found["answers"]] == [None, "near in sqlite:///c.db", None]
-    (question,) = found["agreement"]["questions"]
-    assert question["studies"] == ["near", "far"]
-    told = bssearch(*asked, cwd=folder).stdout
-    assert "The 2 answers do not agree" in told and "copy of near in sqlite:///c.db" in told
-
-
 def test_archived_studies_do_not_answer(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'b.db'}") as store:
         store.studies.archive("other")
@@ -165,12 +138,6 @@ def test_what_does_not_match_or_has_no_answer_has_its_exit_code(folder: Path) ->
     assert "--target" in refused(folder, "best", "--target", "tea", *BOTH, code=2)
     assert "loss" in refused(folder, "best", "far", "--target", "loss=0.5", *BOTH, code=2)
     assert "--export" in refused(folder, "best", "--device", "a100", "--export", "yaml", *BOTH, code=2)
-
-
-def test_a_target_after_a_study_still_asks_for_an_easier_one(folder: Path) -> None:
-    easier = read(folder, "best", "far", "--target", "0.5", "--db", A)
-    assert easier["target"]["value"] == 0.5
-    assert read(folder, "best", "far", "--target", "accuracy=0.5", "--db", A) == easier
 
 
 def test_nothing_is_written_and_a_server_and_a_file_are_asked_together(folder: Path, postgres: Postgres) -> None:

@@ -19,13 +19,11 @@ from bssearch.analysis.shape import Notice
 from bssearch.cli.answer import exported
 from bssearch.cli.arguments import Export
 from bssearch.commands.best import for_export
-from bssearch.storage.migrate import SCHEMA_HEAD
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import search_by_law
-from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
+from tests.cli.task import bssearch, printed, read, refused
 from tests.factories import make_spec
-from tests.schema import execute
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
     "learning_rate": 0.1 + 0.2,
@@ -205,22 +203,20 @@ def test_a_database_is_not_overwritten(folder: Path, words: str) -> None:
     assert database.read_bytes() == before
 
 
-@pytest.mark.slow
-def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -> None:
-    budget, confirm = {"trials": 5, "trial_train_seconds": 0.5}, {"top": 1, "runs": 0}
-    write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
-    assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
-    assert printed(tmp_path, "export", "task", "--to", "curves").splitlines() == ["task.csv.gz", "task.json"]
-    stored = read(tmp_path, "trial", "list", "task")
-    table = read_table(tmp_path / "task.csv.gz")
+def test_the_curves_of_a_study_are_exported_for_the_simulation(made: Path, tmp_path: Path) -> None:
+    shutil.copy(made / "first.db", tmp_path / "bssearch.db")
+    assert printed(tmp_path, "export", "toy", "--to", "curves").splitlines() == ["toy.csv.gz", "toy.json"]
+    stored = read(tmp_path, "trial", "list", "toy")
+    table = read_table(tmp_path / "toy.csv.gz")
     assert [trial.number for trial in table.trials] == [trial["number"] for trial in stored]
     assert [trial.parameters["batch_size"] for trial in table.trials] == [trial["batch_size"] for trial in stored]
-    assert all(one.steps[-1] <= trial["steps"] for one, trial in zip(table.trials, stored, strict=True))
-    assert all(one.train_seconds[-1] <= trial["train_seconds"] for one, trial in zip(table.trials, stored, strict=True))
+    with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
+        curves = store.trials.curves("toy", [trial["number"] for trial in stored]).values()
+    assert [list(trial.steps) for trial in table.trials] == [[one.step for one in curve] for curve in curves]
     assert len(simulate(table, ["balanced"], draws=3, trials=4, seed=0)["balanced"]) == 3
     refused(tmp_path, "export", "nobody", "--to", "curves", code=3)
     assert "cannot be written" in refused(
-        tmp_path, "export", "task", "--to", "curves", "--file", "no/folder.csv.gz", code=2
+        tmp_path, "export", "toy", "--to", "curves", "--file", "no/folder.csv.gz", code=2
     )
 
 
@@ -350,23 +346,8 @@ def test_archived_studies_are_left_out_unless_they_are_named(databases: Path) ->
     assert printed(databases, *words, "--study", "toy") == "toy\n"
 
 
-def test_a_database_of_a_newer_version_is_refused(databases: Path) -> None:
-    execute(databases / "first.db", "UPDATE bss_alembic_version SET version_num = '9999'")
-    said = refused(databases, "import", "study", "sqlite:///first.db", "--db", "sqlite:///team.db", code=4)
-    assert "9999" in said and SCHEMA_HEAD in said
-
-
 def test_a_source_that_does_not_exist_is_refused_and_not_made(databases: Path) -> None:
     for source in ("sqlite:///none.db", "none.study"):
         told = refused(databases, "import", "study", source, "--db", "sqlite:///team.db", code=3)
         assert "none" in told and "makes it" not in told
     assert not {one.name for one in databases.iterdir()} & {"none.db", "none.study"}
-
-
-def test_no_password_is_shown(databases: Path) -> None:
-    words = "import", "study", "sqlite:///first.db", "--db"
-    said = refused(
-        databases, "import", "study", "postgresql://me:secret@host:badport/x", *words[3:], "sqlite:///a.db", code=2
-    )
-    said += refused(databases, *words, "mysql://me:secret@host/x", code=2)
-    assert "secret" not in said

@@ -13,9 +13,9 @@ import torch
 import yaml
 
 from bssearch.analysis.answer import Answer
-from bssearch.records import Phase, batch_schedule_of
+from bssearch.records import batch_schedule_of
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
+from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
 from tests.factories import not_none
 
 pytestmark = pytest.mark.slow  # its study takes seconds
@@ -217,40 +217,6 @@ def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
         assert ("saves time" in scheduled.stderr) is not bool(told)
 
 
-def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    budget = {"trials": 3, "trial_train_seconds": 2.0}
-    spec = write_task(tmp_path, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
-    printed(tmp_path, "run", spec.name)
-    told = refused(tmp_path, "best", "task", "--export", "yaml", "--schedule", code=2)
+def test_a_schedule_that_there_is_not_is_refused(ended_by_law: Path) -> None:
+    told = refused(ended_by_law, "best", "task", "--export", "yaml", "--schedule", code=2)
     assert "study 'task' has no schedule of growing batches that reached the target" in told
-
-
-@pytest.mark.parametrize("way", ["database", "file"])
-def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path, way: str) -> None:
-    if way == "database":
-        printed(folder, "import", "study", "sqlite:///bssearch.db", "--db", "sqlite:///other.db")
-    else:
-        printed(folder, "export", "task", "--to", "study")
-        printed(folder, "import", "study", "task.bssearch.jsonl.gz", "--db", "sqlite:///other.db")
-    with (
-        open_store(f"sqlite:///{folder}/bssearch.db", write=False) as here,
-        open_store(f"sqlite:///{folder}/other.db", write=False) as there,
-    ):
-        mine, theirs = here.trials.of("task"), there.trials.of("task")
-        assert sum(one.phase is Phase.GROWTH for one in theirs) == 3 + len(SHARES)
-        assert sum(one.phase is Phase.AUDIT for one in theirs) > 0
-        assert [(one.phase, one.configuration, one.sampled, one.outcome) for one in mine] == [
-            (one.phase, one.configuration, one.sampled, one.outcome) for one in theirs
-        ]
-        numbers = [one.number for one in mine]
-        assert here.trials.curves("task", numbers) == there.trials.curves("task", numbers)
-    answers = [
-        json.loads(printed(folder, "best", "task", "--format", "json", "--db", f"sqlite:///{name}.db"))
-        for name in ("bssearch", "other")
-    ]
-    assert answers[0]["batch_schedule"] == answers[1]["batch_schedule"] is not None
-    number = with_stages(folder, STAGES)["number"]
-    again = json.loads(
-        printed(folder, "trial", "rerun", "task", str(number), "--db", "sqlite:///other.db", "--format", "json")
-    )
-    assert again["identical"] is True

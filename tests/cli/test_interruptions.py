@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ import pytest
 
 from tests.cli.task import (
     DEFAULT,
-    INLINE,
     UNCONFIRMED,
-    bssearch,
     command,
     environment,
     printed,
@@ -39,13 +37,6 @@ SLOW = {
     "space": space_of(32, 64),
     "budget": {"trials": 14, "trial_train_seconds": 2.0},
     "confirm": UNCONFIRMED,
-}
-
-HARD = {
-    "target": {"metric": "accuracy", "value": 0.96},
-    "space": {"batch_size": [16, 64], "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.2}},
-    "default": {"batch_size": 64, "learning_rate": 0.2},
-    "pruner": {"name": "none"},
 }
 
 
@@ -104,7 +95,7 @@ def check_complete(folder: Path, searched: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_after_sigkill_and_sigterm_no_process_is_left_and_the_same_command_goes_on(tmp_path: Path) -> None:
     write_task(tmp_path, **SLOW)
     with driver(tmp_path, until="search 4/") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
@@ -118,7 +109,7 @@ def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes
     with driver(tmp_path, until="search 8/") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         wait_for_start(tmp_path, process)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 130, errors
         assert "stopped; all trials are stored" in errors
@@ -133,20 +124,6 @@ def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes
     for number, again in retried.items():
         same = ("batch_size", "learning_rate", "seed", "warmup_epochs", "phase")
         assert [again[key] for key in same] == [found[int(str(number)) - 1][key] for key in same]
-
-
-@pytest.mark.slow
-def test_four_drivers_share_a_sqlite_file_though_two_are_killed(tmp_path: Path) -> None:
-    write_task(tmp_path, **SLOW | {"executor": {"device": "cpu", "slots": 1}})
-    with ExitStack() as stack:
-        four = [stack.enter_context(driver(tmp_path, until="search ")) for _ in range(4)]
-        for one in four[:2]:
-            one.kill()
-        for one in four[2:]:
-            _, errors = one.communicate(timeout=300)
-            assert one.returncode == 0, errors
-    assert execute(tmp_path / "bssearch.db", "PRAGMA integrity_check") == [("ok",)]
-    check_complete(tmp_path, 14)
 
 
 @pytest.mark.slow
@@ -173,28 +150,6 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=10)
         assert process.returncode == 130, errors
         assert not alive(workers)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "said", "trials_asked", "executor"),
-    [("raise", "this batch size is cursed", 4, INLINE), ("hang", "hang", 2, {"device": "cpu", "hang_seconds": 2})],
-)
-def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(
-    tmp_path: Path, fault: str, said: str, trials_asked: int, executor: dict[str, object]
-) -> None:
-    budget = {"trials": trials_asked, "trial_train_seconds": 3.0}
-    settings = {"fault": fault}
-    write_task(tmp_path, workload_settings=settings, executor=executor, budget=budget, confirm=UNCONFIRMED, **HARD)
-    printed(tmp_path, "run", "task.yaml")
-    found = trials(tmp_path)
-    failed = [trial for trial in found if trial["state"] == "failed"]
-    assert failed
-    assert {trial["batch_size"] for trial in failed} == {16}
-    assert all(said in str(trial["reason"]) for trial in failed)
-    assert "task.py" in bssearch("trial", "show", str(failed[0]["number"]), cwd=tmp_path).stdout
-    assert sum(trial["state"] != "failed" for trial in found) == trials_asked
-    assert any(trial["state"] == "reached" for trial in found)
 
 
 @pytest.mark.slow
@@ -233,89 +188,6 @@ def test_ctrl_c_while_libraries_are_loading_ends_with_one_line(tmp_path: Path, m
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
-# In another place -----------------------------------------------------------------------------------------------------
-
-
-FAR = {
-    "workload_settings": {"step_seconds": 0.02},
-    "space": space_of(32),
-    "default": {**DEFAULT, "learning_rate": 0.01},  # the first trial, which is stopped, takes many seconds
-    "budget": {"trials": 2, "trial_train_seconds": 60.0},
-    "confirm": UNCONFIRMED,
-    "pruner": {"name": "none"},
-}
-
-
-def host(folder: Path, name: str, place: str) -> dict[str, str]:
-    """Return the environment of a host of this name: nothing but the place where checkpoints are kept is shared."""
-    own = {"XDG_CACHE_HOME": f"{folder}/{name}/cache", "BSSEARCH_STATE_DIR": f"{folder}/{name}/state"}
-    return {**environment(), **own, "BSSEARCH_CHECKPOINT_DIR": place}
-
-
-def wait_for_an_evaluation(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Wait until a trial runs that has been evaluated in its middle."""
-    query = """SELECT step FROM bss_observation JOIN bss_trial ON bss_trial.id = trial_id
-        WHERE step > 0 AND state = 'running'"""
-    table = "SELECT * FROM sqlite_master WHERE name = 'bss_observation'"
-    file = folder / "bssearch.db"
-    wait_for(lambda: execute(file, table) and execute(file, query), process)
-
-
-def steps_seen(folder: Path) -> list[int]:
-    query = "SELECT step FROM bss_observation JOIN bss_trial ON bss_trial.id = trial_id WHERE number = 1 ORDER BY step"
-    return [step for (step,) in execute(folder / "bssearch.db", query)]
-
-
-@pytest.mark.slow
-def test_a_trial_stopped_by_sigterm_goes_on_in_another_place_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "bssearch.db").touch()
-    place = f"file://{tmp_path / 'shared'}"
-    write_task(tmp_path, **FAR)
-    first, second = host(tmp_path, "first", place), host(tmp_path, "second", place)
-    process = subprocess.Popen(
-        command("run", "task.yaml"),
-        cwd=tmp_path,
-        env=first,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for_an_evaluation(tmp_path, process)
-        sent = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=120)
-        print(f"given back after {time.monotonic() - sent:.2f} s")
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130, errors
-    before = steps_seen(tmp_path)
-    assert [path.name for path in (tmp_path / "shared").rglob("trial-*")] == ["trial-1.pt"]
-    assert not list((tmp_path / "first").rglob("trial-*"))
-
-    done = subprocess.run(
-        command("run", "task.yaml"), cwd=tmp_path, env=second, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    again = subprocess.run(
-        command("trial", "rerun", "task", "1", "--format", "json"),
-        cwd=tmp_path,
-        env=second,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert again.returncode == 0, again.stderr
-    after = steps_seen(tmp_path)
-    assert after[: len(before)] == before and len(after) > len(before)
-    found = json.loads(again.stdout)
-    assert found["identical"] is True, again.stdout
-    assert found["steps_ratio"] == 1.0
-    assert not list((tmp_path / "shared").rglob("trial-*"))
 
 
 # On Ray ---------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from bssearch.planning.memory.parameters import MIXED, PRECISIONS, STATES
 from bssearch.planning.requests import options_of
 from bssearch.planning.start import QUESTIONS
 from bssearch.search.calibration import FIRST_VISITS
-from tests.cli.task import DEFAULT, INLINE, bssearch, printed, ran, read, refused, space_of, write_task
+from tests.cli.task import INLINE, bssearch, printed, ran, read, refused, space_of, write_task
 from tests.search.law import LawExecutor
 
 CASES = 200
@@ -308,12 +308,11 @@ def test_a_trial_tells_its_environment(searched: Path) -> None:
     assert "environment" in bssearch("trial", "show", "task", "1", cwd=searched).stdout
 
 
-@pytest.mark.slow
-def test_memory_is_probed_under_a_limit_that_binds_no_run(tmp_path: Path) -> None:
-    write_task(tmp_path, space=space_of(256), default={**DEFAULT, "batch_size": 256})
+def test_memory_is_probed_under_a_limit_that_binds_no_run(tmp_path: Path, by_law: LawExecutor) -> None:
+    write_task(tmp_path)
     found = read(tmp_path, "probe", "memory", "task.yaml", "--limit-gib", "2")
-    assert found["largest_that_fits"] == found["ceiling"] == 500
-    assert [use["fits"] for use in found["uses"]] == [True] * len(found["uses"])
+    assert found["largest_that_fits"] == found["ceiling"] == by_law.train_samples
+    assert [use["micro_batch_size"] for use in found["uses"]] == by_law.sizes_run
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
         bound = store.studies.get("task").environment
     assert bound is None or bound.device_memory_bytes != 2 * 2**30
@@ -322,9 +321,9 @@ def test_memory_is_probed_under_a_limit_that_binds_no_run(tmp_path: Path) -> Non
 # Check ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("task")
 @pytest.mark.slow
 def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
+    write_task(tmp_path, executor=INLINE)
     found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)
     assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
     assert all(one["step_seconds"] > 0 for one in found["batches"])
@@ -343,12 +342,9 @@ def test_check_says_what_was_tried_in_words(tmp_path: Path, by_law: LawExecutor)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [0.1, 97])
-def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(
-    tmp_path: Path, own: float
-) -> None:
+def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(tmp_path: Path) -> None:
     budget = {"trials": 12, "trial_train_seconds": 0.3}
-    write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget=budget, executor=INLINE)
+    write_task(tmp_path, target={"metric": "accuracy", "value": 97}, budget=budget, executor=INLINE)
     shown = ran(tmp_path, "check", "--suggest-target", "task.yaml", "--runs", "2", "--format", "json")
     assert "run 2 of 2: best accuracy" in shown.stderr
     advice = json.loads(shown.stdout)

@@ -241,13 +241,6 @@ def test_optuna_ranks_the_parameters_and_counts_the_trials_that_reached_the_targ
     )
 
 
-def test_the_importance_of_a_parameter_is_of_the_search_trials() -> None:
-    study = as_optuna(*many())
-    importances = optuna.importance.get_param_importances(study)
-    assert set(importances) == {"batch_size", "learning_rate", "weight_decay", "dropout"}
-    assert {trial.user_attrs["phase"] for trial in study.trials} == {Phase.SEARCH.value}
-
-
 # Export to Optuna -----------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ from bssearch.commands.queue.submissions import (
 from bssearch.commands.queue.worker import Meter, Serving, ended_by, run_worker
 from bssearch.records import Lease, TrialOutcome, TrialState
 from bssearch.spec.templates import NewSubmission, SubmissionState
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, refused, space_of
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, refused, space_of
 from tests.cli.worker_process import make_node
 from tests.factories import make_environment, make_plan, make_trial, not_none, store_study
 from tests.schema import execute
@@ -165,22 +165,6 @@ class TestRefusals:
         assert "wrong: failed" in serve(node, url)
         assert state(store, "wrong")[0] == "failed" and said in state(store, "wrong")[1]
         assert store.studies.summaries() == []
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("values", ["[1]", '"budget.trials"', "null"])
-    def test_a_row_that_something_else_has_written_has_failed_and_the_next_is_served(
-        self, tmp_path: Path, url: str, values: str
-    ) -> None:
-        node = make_node(tmp_path / "node", **{**QUICK, "budget": {"trials": 2, "trial_train_seconds": 2.0}})
-        with open_store(url) as store:
-            put(store, "odd")
-            forged = "UPDATE bss_submission SET \"values\" = ?, owner = '', priority = 1e9"
-            execute(tmp_path / "queue.db", forged, [values])
-            put(store, "next")
-            serve(node, url)
-            assert state(store, "odd")[0] == "failed" and "must be a mapping" in state(store, "odd")[1]
-            assert state(store, "next")[0] == "done"
-        printed(tmp_path, "queue", "list", "--all", "--format", "json", "--db", url)
 
     def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str, store: Store) -> None:
         node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)

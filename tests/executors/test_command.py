@@ -509,21 +509,13 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 @pytest.mark.slow
-def test_the_ranks_of_torchrun_train_one_trial(tmp_path: Path) -> None:
-    code = (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8")
-    outcome, observed = run(program(tmp_path, code, *TORCHRUN, devices=2), request(configuration=TWO))
-    assert outcome.state is TrialState.REACHED, outcome.reason
-    assert outcome.samples == 8 * outcome.steps and observed[-1].metric >= 0.9
-    assert not any(works_in(process, tmp_path) for process in psutil.process_iter())
-
-
-@pytest.mark.slow
-def test_the_ranks_of_torchrun_measure_the_gradient_noise_near_the_target(tmp_path: Path) -> None:
+def test_the_ranks_of_torchrun_train_one_trial_and_measure_the_gradient_noise_near_its_target(tmp_path: Path) -> None:
     code = (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8")
     near = "return {'accuracy': 0.89 if 0 < trial.steps < 90 else trial.steps / 100}"
     code = code.replace("    with torch.no_grad():", f"    {near}\n    with torch.no_grad():")
     outcome, _ = run(program(tmp_path, code, *TORCHRUN, devices=2), request(configuration=TWO))
-    assert (outcome.state, outcome.steps) == (TrialState.REACHED, 90)
+    assert (outcome.state, outcome.steps, outcome.samples) == (TrialState.REACHED, 90, 8 * 90)
+    assert not any(works_in(process, tmp_path) for process in psutil.process_iter())
     assert outcome.noise.passes and outcome.noise.trace is not None
 
 

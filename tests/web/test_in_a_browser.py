@@ -97,14 +97,6 @@ def test_the_pages_work_without_scripts(browser: Browser, address: str) -> None:
         assert page.locator("tbody tr").count() > 0
 
 
-def test_studies_are_chosen_and_compared(browser: Browser, address: str) -> None:
-    with tab(browser, f"{address}/compare") as page:
-        for name in ("task", "other"):
-            page.get_by_label(name, exact=True).check()
-        page.get_by_role("button", name="Compare").click()
-        assert page.locator("tbody tr").count() == 2
-
-
 EVIL = "\"'><img src=x onerror=window.PWNED=1></title></svg><script>window.PWNED=1</script>"
 
 

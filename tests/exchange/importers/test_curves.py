@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from bssearch.errors import BSSearchError, UsageError
+from bssearch.errors import UsageError
 from bssearch.exchange.importers import slurm as slurm_logs
 from bssearch.exchange.importers.curves import import_curves
 from bssearch.exchange.importers.imported_run import Studies
@@ -140,10 +140,10 @@ def semicolons(folder: Path) -> Path:
     return folder / "export.csv"
 
 
-def slurm(folder: Path) -> Path:
+def slurm(folder: Path, runs: Sequence[Made] = RUNS) -> Path:
     """Texts of jobs, whose clock includes evaluations that take a second."""
     (folder / "jobs").mkdir()
-    for number, one in enumerate(RUNS):
+    for number, one in enumerate(runs):
         text = f"+ srun python train.py --batch-size {one.batch_size // 8} --lr={one.rate} --width 5\n"
         text += "Namespace(accumulate_grad_batches=4, world_size=2)\nLoaded 50,000 images in 3.2 s\n"
         for place, (step, seconds, accuracy) in enumerate(one.rows()):
@@ -153,36 +153,36 @@ def slurm(folder: Path) -> Path:
     return folder / "jobs"
 
 
-def wandb_runs(folder: Path) -> Path:
+def wandb_runs(folder: Path, runs: Sequence[Made] = RUNS) -> Path:
     """Offline runs of the real library. The last one is resumed, which adds a file."""
     import wandb
 
     settings = wandb.Settings(mode="offline", silent=True, x_disable_stats=True, x_disable_machine_info=True)
 
     def launch(number: int, points: Sequence[tuple[int, float, float]]) -> None:
-        one = RUNS[number]
+        one = runs[number]
         config = {"per_device_batch_size": one.batch_size // 4, "world_size": 2, "model": {"lr": one.rate}}
         with wandb.init(id=f"r{number}", project="p", dir=folder, config=config, settings=settings) as run:
             run.config.update({"gradient_accumulation_steps": 2})
             for step, seconds, accuracy in points:
                 run.log({"val/acc": accuracy, "train_seconds": seconds}, step=step)
 
-    for number in range(len(RUNS)):
-        points = [*RUNS[number].rows()]
-        is_last = number == len(RUNS) - 1
-        launch(number, points[:20] if is_last else points)
-        if is_last:
-            launch(number, points[20:])
+    for number, one in enumerate(runs):
+        points, last = [*one.rows()], number == len(runs) - 1
+        half = len(points) // 2 if last else len(points)
+        launch(number, points[:half])
+        if last:
+            launch(number, points[half:])
     wandb.teardown()  # else the files may not be written yet
     return folder / "wandb"
 
 
-def event_files(folder: Path) -> Path:
+def event_files(folder: Path, runs: Sequence[Made] = RUNS) -> Path:
     """Event files of PyTorch's writer, and their hyperparameters beside them or in a folder inside."""
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb as tensor_summary
     from torch.utils.tensorboard import SummaryWriter
 
-    for number, one in enumerate(RUNS):
+    for number, one in enumerate(runs):
         with SummaryWriter(folder / "runs" / f"{number}") as writer:
             for step, seconds, accuracy in one.rows():
                 writer.add_scalar("train/loss", 1 - accuracy, step, walltime=1e9 + seconds)
@@ -304,25 +304,46 @@ def test_after_a_resume_the_later_evaluations_count_and_lost_work_does_not(
     assert [one.train_seconds for one in trial.curve] == pytest.approx([1, 2, 3, 4])
 
 
-def test_a_run_that_diverges_ends_there(tmp_path: Path) -> None:
-    text = "run,step,val_acc,batch_size,lr\na,10,0.5,8,0.1\nb,10,0.2,8,9\nb,20,nan,8,9\nb,30,nan,8,9\n"
-    (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
-    assert [one.outcome.state for one in study.trials] == [TrialState.REACHED, TrialState.DIVERGED]
+def gaps(missing: str) -> str:
+    return f"step,val_acc,batch_size\n10,0.1,8\n15,{missing},8\n20,0.5,8\n25,{missing},8\n30,0.6,8\n"
 
 
-def test_nan_in_json_is_missing_or_a_divergence(tmp_path: Path) -> None:
-    rows = [{"step": step, "val_acc": step / 100, "batch_size": 8} for step in (10, 20, 30, 40)]
-    rows[0]["val_acc"] = rows[2]["val_acc"] = math.nan
-    text = "\n".join(map(json.dumps, rows))
-    trial = only_run(import_curves([table(tmp_path, text, "log.jsonl")], target=0.3))
-    assert ([one.step for one in trial.curve], trial.outcome.steps_to_target) == ([20, 40], 30)
+def seconds_of(first: str, second: str) -> str:
+    """Two runs, of which the first may have seconds."""
+    rows = f"a,10,{first},0.3,8,0.1\na,20,{second},0.5,8,0.2\nb,10,,0.3,8,0.1\nb,20,,0.5,8,0.2\n"
+    return f"run,step,elapsed,val_acc,batch_size,lr\n{rows}"
 
 
-@pytest.mark.parametrize("missing", ["", "NaN", "None"])
-def test_cells_without_a_value_between_evaluations_are_missing(missing: str, tmp_path: Path) -> None:
-    text = f"step,val_acc,batch_size\n10,0.1,8\n15,{missing},8\n20,0.5,8\n25,{missing},8\n30,0.6,8\n"
-    trial = only_run(import_curves([table(tmp_path, text)], target=0.4))
-    assert (trial.outcome.steps_to_target, len(trial.curve)) == (18, 3)
+REACHED, DIVERGED = TrialState.REACHED, TrialState.DIVERGED
+NAMES = "Name,step,val_acc,batch_size,lr\na,5,0.25,8,0.1\na,10,0.5,8,0.1\nb,5,0.15,8,0.1\nb,10,0.4,8,0.1\n"
+DIVERGES = "run,step,val_acc,batch_size,lr\na,10,0.5,8,0.1\nb,10,0.2,8,9\nb,20,nan,8,9\nb,30,nan,8,9\n"
+GAPS_IN_SECONDS = "step,elapsed,val_acc,batch_size\n10,1,0.1,8\n20,2,0.2,8\n30,,0.35,8\n40,4,0.45,8\n50,,0.5,8\n"
+IN_JSON = "\n".join(
+    json.dumps({"step": step, "val_acc": value, "batch_size": 8})
+    for step, value in ((10, math.nan), (20, 0.2), (30, math.nan), (40, 0.6))
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (DIVERGES, [(REACHED, 10, None, 1), (DIVERGED, None, None, 1)]),
+        *((gaps(missing), [(REACHED, 18, None, 3)]) for missing in ("", "NaN", "None")),
+        (IN_JSON, [(REACHED, 30, None, 2)]),
+        (NAMES, [(REACHED, 8, None, 2), (REACHED, 10, None, 2)]),
+        (GAPS_IN_SECONDS, [(REACHED, 35, 3.5, 5)]),
+        (seconds_of("1.5", "3"), [(REACHED, 15, 2.25, 2), (REACHED, 15, None, 0)]),  # its zeros are no times
+        (seconds_of("", ""), [(REACHED, 15, None, 2), (REACHED, 15, None, 2)]),
+    ],
+    ids=["diverges", "empty", "NaN", "None", "JSON", "named runs", "some seconds", "a run's seconds", "no seconds"],
+)
+def test_missing_values_and_divergence_leave_each_run_its_crossing(
+    text: str, found: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """State, steps and seconds to the target, and evaluations."""
+    (study,) = import_curves([table(tmp_path, text, "log.jsonl" if text[0] == "{" else "log.csv")], target=0.4).studies
+    outcomes = [(one.outcome, len(one.curve)) for one in study.trials]
+    assert [(one.state, one.steps_to_target, one.time_to_target_s, points) for one, points in outcomes] == found
 
 
 @pytest.mark.parametrize("place", ["{}", "{}/version_0"])
@@ -421,16 +442,6 @@ def test_what_a_run_logs_once_is_no_setting(tmp_path: Path) -> None:
     assert {one.phase for one in study.trials} == {Phase.CONFIRM}, "they repeat one configuration"
 
 
-@pytest.mark.parametrize("of_some", [True, False])
-def test_runs_without_seconds_have_no_time_to_the_target(of_some: bool, tmp_path: Path) -> None:
-    text = "run,step,elapsed,val_acc,batch_size,lr\n"
-    for run, seconds in (("a", 1.5 if of_some else ""), ("b", "")):
-        text += f"{run},10,{seconds},0.3,8,0.1\n{run},20,{seconds and 2 * seconds},0.5,8,0.2\n"
-    (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
-    assert [one.outcome.time_to_target_s for one in study.trials] == [2.25 if of_some else None, None]
-    assert [bool(one.curve) for one in study.trials] == [True, not of_some], "its zeros are no times"
-
-
 def test_a_renamed_setting_comes_first_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
     text = "step,val_acc,config/batch_size,config/total,train.lr,finetune.lr\n10,0.5,8,32,0.1,0.2\n"
     file = table(tmp_path, text)
@@ -527,21 +538,6 @@ def test_a_log_that_does_not_tell_is_refused_by_what_it_lacks(
     refuse(table(tmp_path, text), message, **options)
 
 
-def test_a_column_called_name_tells_runs_apart(tmp_path: Path) -> None:
-    text = "Name,step,val_acc,batch_size,lr\n" + "".join(
-        f"{run},{step},{step / 20 + shift},8,0.1\n" for run, shift in (("a", 0.0), ("b", -0.1)) for step in (5, 10)
-    )
-    (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
-    assert [one.outcome.steps_to_target for one in study.trials] == [8, 10]
-
-
-def test_missing_seconds_are_those_between_by_the_steps(tmp_path: Path) -> None:
-    text = "step,elapsed,val_acc,batch_size\n10,1,0.1,8\n20,2,0.2,8\n30,,0.3,8\n40,4,0.4,8\n50,,0.5,8\n"
-    trial = only_run(import_curves([table(tmp_path, text)], target=0.35))
-    assert [one.train_seconds for one in trial.curve] == pytest.approx([1, 2, 3, 4, 5])
-    assert trial.outcome.time_to_target_s == pytest.approx(3.5)
-
-
 def test_runs_may_name_their_steps_and_seconds_unlike(tmp_path: Path) -> None:
     table(tmp_path, "step,seconds,val_acc,batch_size\n10,1,0.5,8\n", "a.csv")
     table(tmp_path, "global_step,runtime,val_acc,batch_size\n20,3,0.5,16\n", "b.csv")
@@ -625,31 +621,6 @@ def test_a_run_without_the_metric_needs_no_batch_size(tmp_path: Path) -> None:
     made = import_curves([table(tmp_path, text)], target=0.4)
     assert only_run(made).configuration.batch_size == 8
     assert any("1 of 2 runs were skipped" in one for one in made.notes)
-
-
-@pytest.mark.parametrize("make", [*HAND_MADE, *BY_LIBRARIES])
-def test_damaged_logs_raise_nothing_but_errors_of_bssearch(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    place = make(tmp_path)
-    files = sorted(one for one in tmp_path.rglob("*") if one.is_file())
-    whole = {one: one.read_bytes() for one in files}
-    refused = 0
-    for case in range(60):
-        file = files[case % len(files)]
-        data = bytearray(whole[file])
-        at = case * 7919 % len(data)
-        if case % 3 == 0:
-            data = data[:at]
-        elif case % 3 == 1:
-            data[at] = case * 31 % 256
-        else:
-            data[at:at] = b"9e999,\x00[{"[: 1 + case % 9]
-        file.write_bytes(data)
-        try:
-            import_curves([str(place)], target=0.255)
-        except BSSearchError:
-            refused += 1
-        file.write_bytes(whole[file])
-    assert refused, "some damage cannot be read"
 
 
 def test_numbers_are_read_as_people_write_them() -> None:

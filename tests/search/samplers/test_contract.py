@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bssearch import registry
-from bssearch.errors import UsageError
 from bssearch.records import TrialState
 from bssearch.search.samplers.base import Choice, Grid, make_sampler
 from bssearch.search.samplers.optuna import TPE, Random
@@ -179,10 +178,3 @@ def test_auto_is_tpe_without_a_model_of_the_objective(name: str, objective: str,
 
 def test_a_grid_is_of_a_space_of_lists() -> None:
     assert type(study_of("grid").sampler) is Grid
-
-
-def test_an_unknown_sampler_is_refused_with_the_known_ones() -> None:
-    spec = study_spec()
-    unknown = spec.model_copy(update={"sampler": spec.sampler.model_copy(update={"name": "oracle"})})
-    with pytest.raises(UsageError, match="sampler = 'oracle' is not known; choose from auto, tpe, gp, random, grid"):
-        make_sampler(unknown)
