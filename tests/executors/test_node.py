@@ -579,7 +579,7 @@ def take_and_give_back(turns: int, folder: Path) -> None:
 def test_no_gpu_is_held_by_two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_smi", lambda *arguments: "")
     fork = multiprocessing.get_context("fork")
-    drivers = [fork.Process(target=take_and_give_back, args=(1000, tmp_path)) for _ in range(3)]
+    drivers = [fork.Process(target=take_and_give_back, args=(300, tmp_path)) for _ in range(3)]
     for one in drivers:
         one.start()
     for one in drivers:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -15,6 +16,7 @@ from bssearch import TargetNotReachedError, Trial, UsageError, open_store
 from bssearch.exchange.boards import base
 from bssearch.exchange.importers.logs import wandb_records
 from bssearch.records import Observation, TrialRecord, TrialState
+from tests.cli.conftest import run_by_law
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, ran, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -101,9 +103,11 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _boards_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _boards_here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boards write here, MLflow into a copy of its database, whose tables take seconds to make."""
     monkeypatch.chdir(tmp_path)
     set_boards(monkeypatch, tmp_path)
+    shutil.copy(folder / "mlflow.db", tmp_path)
 
 
 def set_boards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -121,7 +125,9 @@ def set_boards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a study of worker processes, on all boards."""
     place = tmp_path_factory.mktemp("boards")
-    spec = write_task(place, **{**SMALL, "executor": {"device": "cpu"}}, log=["tensorboard", "wandb"])
+    settings = {"step_seconds": 0.001, "fault": "s3://ada:hush-hush@host/x"}
+    changes = {"executor": {"device": "cpu"}, "workload_settings": settings, "log": ["tensorboard", "wandb"]}
+    spec = write_task(place, **{**SMALL, **changes})
     with pytest.MonkeyPatch.context() as patch:
         set_boards(patch, place)
         patch.setenv("BSSEARCH_LOG", "mlflow, tensorboard")
@@ -213,13 +219,13 @@ def test_wandb_has_a_run_per_trial_with_both_axes_and_the_answer(folder: Path) -
     assert wandb_run(folder, "answer")["summary"]["optimal_batch_size"] == best(folder).optimal.batch_size
 
 
-def test_a_study_continues_with_another_board(tmp_path: Path) -> None:
-    spec = write_task(tmp_path, **SMALL, log=["tensorboard"])
-    assert bssearch("run", spec.name, cwd=tmp_path).returncode == 0
-    printed(tmp_path, "run", spec.name, "--set", "log=[mlflow]", "--set", "budget.trials=5")
-    assert {f"trial-{int(run.data.tags['bssearch.trial']):04d}" for run in mlflow_runs(tmp_path, "task")}.isdisjoint(
-        {path.name for path in (tmp_path / "runs" / "task").glob("trial-*")}
-    )
+def test_a_study_continues_with_a_board(tmp_path: Path) -> None:
+    spec = write_task(tmp_path, **SMALL, log=[])
+    printed(tmp_path, "run", spec.name)
+    printed(tmp_path, "run", spec.name, "--set", "log=[tensorboard]", "--set", "budget.trials=5")
+    numbers = [trial.number for trial in stored(tmp_path)[0]]
+    assert 0 < len(list((tmp_path / "runs" / "task").glob("trial-*"))) < len(numbers)
+    assert (tmp_path / "runs" / "task" / f"trial-{numbers[-1]:04d}").is_dir()
 
 
 def test_a_missing_server_ends_no_study_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,14 +305,8 @@ def test_a_study_in_a_notebook_reports(tmp_path: Path) -> None:
         assert [one.step for one in run.Scalars("accuracy/by_step")] == [one.step for one in curves[trial.number]]
 
 
-def test_no_database_url_and_no_password_reaches_a_board(tmp_path: Path) -> None:
-    settings = {"api_key": "hush-hush", "store": "s3://ada:hush-hush@host/x"}
-    budget = {"trials": 5, "trial_train_seconds": 10.0}
-    library.run_study(
-        make_spec(log=["mlflow", "tensorboard"], budget=budget, confirm=UNCONFIRMED, workload_settings=settings),
-        library.Launch(db=f"sqlite:///{tmp_path}/bssearch.db", make_executor=lambda *_: LawExecutor()),
-    )
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "bssearch.db"]
+def test_no_database_url_and_no_password_reaches_a_board(folder: Path) -> None:
+    written = [folder / "mlflow.db", *(folder / "runs").rglob("*.*"), *(folder / "wandb").rglob("*.wandb")]
     assert len(written) > 4
     for path in written:
         assert b"hush-hush" not in path.read_bytes(), path
@@ -318,8 +318,9 @@ def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: py
         raise UsageError("a board was started")
 
     monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
-    spec = write_task(tmp_path, **SMALL, log=["tensorboard"])
-    assert bssearch("probe", "step-time", spec.name, cwd=tmp_path).returncode == 0
+    run_by_law(monkeypatch)
+    spec = write_task(tmp_path, log=["tensorboard"])
+    printed(tmp_path, "probe", "step-time", spec.name)
     assert "a board was started" in bssearch("run", spec.name, cwd=tmp_path).stderr
 
 
