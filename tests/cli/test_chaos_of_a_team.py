@@ -1,5 +1,6 @@
 """Drivers and workers of a team that are killed or suspended, with restarts, cut connections and a full disk."""
 
+import math
 import os
 import random
 import signal
@@ -26,11 +27,11 @@ from tests.cli.test_interruptions import alive
 from tests.postgres import Postgres
 from tests.proxy import Proxy, proxy_of
 
-SCALE = int(os.environ.get("CHAOS_SCALE", "1"))
-"""The guide's figures are of 2, which takes twice as long."""
+SCALE = float(os.environ.get("CHAOS_SCALE", "0.5"))
+"""The guide's figures are of 2, which takes four times as long."""
 
-DRIVERS, WORKERS, TRIALS = 4 * SCALE, 2 * SCALE, 100 * SCALE
-KILLS, SUSPENSIONS, RESTARTS, CUTS = 7 * SCALE, 5 * SCALE, SCALE, 2 * SCALE
+DRIVERS, WORKERS, TRIALS = (max(2, round(one * SCALE)) for one in (4, 2, 100))
+KILLS, SUSPENSIONS, RESTARTS, CUTS = (math.ceil(one * SCALE) for one in (7, 5, 1, 2))
 
 LEASE_SECONDS = 8.0
 SUSPENDED_SECONDS = 2 * LEASE_SECONDS
@@ -46,7 +47,7 @@ from bssearch.cli import main
 main()
 """
 
-STRUCK_UNTIL = 90 * SCALE
+STRUCK_UNTIL = round(90 * SCALE)
 """After so many trials nothing more happens: then there is always somebody to strike, however fast the machine is."""
 
 ENDED = {0, 5, LaunchError.exit_code, DatabaseError.exit_code, -signal.SIGKILL}
