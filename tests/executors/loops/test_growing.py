@@ -202,13 +202,8 @@ def test_a_function_makes_a_loader_of_each_micro_batch_size_and_a_loader_itself_
         assert sorted(itertools.chain(*passes[begin : begin + 5])) == list(range(ROWS)), "each pass is whole"
 
 
-WHERE = [
-    pytest.param(1, id="inside the first stage"),
-    pytest.param(2, id="at a change of the accumulation"),
-    pytest.param(3, id="after it"),
-    pytest.param(5, id="at a change of the micro-batches"),
-    pytest.param(6, id="after it"),
-]
+STOPS = [(1,), (2,), (3,), (5,), (6,), (1, 5, 6)]
+"""In the first stage, at a change of the accumulation, after it, at one of the micro-batches, after it, and all."""
 
 
 ORDERS = [*itertools.product(("plain", "made"), ("sampler", "shuffled", "own_generator")), ("while", "sampler")]
@@ -216,13 +211,18 @@ ORDERS = [*itertools.product(("plain", "made"), ("sampler", "shuffled", "own_gen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "order"), ORDERS)
-@pytest.mark.parametrize("every", [2, 30])
-@pytest.mark.parametrize("stop", [*WHERE, pytest.param((1, 5, 6), id="again and again")])
+@pytest.mark.parametrize(
+    ("form", "order", "stops", "every"),
+    [
+        (*order, stops, (2, 30)[(row + column) % 2])
+        for row, order in enumerate(ORDERS)
+        for column, stops in enumerate(STOPS)
+    ],
+)
 def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
-    form: str, order: str, every: int, stop: int | tuple[int, ...], tmp_path: Path
+    form: str, order: str, stops: tuple[int, ...], every: int, tmp_path: Path
 ) -> None:
-    check_pauses(grown(tmp_path, eval_every_steps=every), form, order, *(stop if isinstance(stop, tuple) else (stop,)))
+    check_pauses(grown(tmp_path, eval_every_steps=every), form, order, *stops)
 
 
 @pytest.mark.parametrize("order", ["sampler", "shuffled", "own_generator", "new_generator"])

@@ -117,9 +117,8 @@ def test_memory_that_runs_out_is_an_end_and_other_errors_are_the_scripts(form: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["batches", "body"])
+@pytest.mark.parametrize(("form", "accumulation"), [("batches", 1), ("body", 5)])
 @pytest.mark.parametrize("order", [{"sampler": True}, {}, {"own_generator": True}])
-@pytest.mark.parametrize("accumulation", [1, 5])
 @pytest.mark.parametrize("stops", [[3], [4, 7], [6], [1, 2, 3]])
 def test_a_trial_goes_on_bit_by_bit_where_it_was_paused(
     form: str, order: dict[str, Any], accumulation: int, stops: list[int], tmp_path: Path
