@@ -151,8 +151,6 @@ def test_the_study_of_the_guide_runs_as_a_script_and_is_refused_where_its_class_
     size, rate = done.stdout.splitlines()[0].split()
     assert int(size) in {16, 32, 64} and float(rate) in {0.05, 0.1, 0.2}
     assert "time_to_target_s.median" in done.stdout
-    (tmp_path / "script.py").write_text(code.replace('"trials": 6', '"trials": 7'))
-    assert python("script.py", cwd=tmp_path).returncode == 0
     (tmp_path / "script.py").write_text(code.replace("torch.nn.ReLU()", "torch.nn.Tanh()"))
     assert "the source of workload '__main__:MyTask' has changed" in python("script.py", cwd=tmp_path).stderr
 

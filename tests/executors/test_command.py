@@ -469,7 +469,6 @@ def test_a_program_that_asks_needs_no_place_and_no_report(tmp_path: Path, capfd:
     [
         (LOOP + "    if trial.steps == 3: sys.exit(3)", "the command exited with code 3 after step 3"),
         (LOOP.replace("time.sleep(0.001)", "1 / 0"), "ZeroDivisionError: division by zero ("),
-        ("trial = bssearch.current_trial(batch_size=1, learning_rate=1)", "call current_trial() once"),
     ],
 )
 def test_what_fails_after_it_has_asked_is_a_failed_trial(code: str, said: str, tmp_path: Path) -> None:
