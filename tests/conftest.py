@@ -32,6 +32,26 @@ NEEDED = {
 
 HERE = Path(__file__).parent
 
+LONGEST = {
+    HERE / name
+    for name in (
+        "cli/test_chaos_of_a_team.py",
+        "cli/test_interruptions.py",
+        "cli/test_queue.py",
+        "cli/test_wrong_input.py",
+        "exchange/boards/test_real_boards.py",
+        "executors/test_command.py",
+        "executors/test_contract.py",
+        "executors/test_local.py",
+        "executors/test_rank_workers.py",
+        "executors/test_ray_cluster.py",
+        "executors/test_script.py",
+        "test_guide_examples.py",
+        "training/test_ranks.py",
+    )
+}
+"""Modules of long tests. They begin first, so that no process runs long after the others."""
+
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -70,7 +90,7 @@ def _package_of(path: Path) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as slow if they use a server, a browser or a package of the extra ``integrations``."""
+    """Mark tests as slow if they use a server, a browser or a package of the extra ``integrations``; sort the tests."""
     for item in items:
         taken = SERVERS.intersection(getattr(item, "fixturenames", ()))
         kinds = (
@@ -78,6 +98,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if taken or "postgresql" in kinds or _package_of(item.path) is not None:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path not in LONGEST)
 
 
 def pytest_collection_finish() -> None:
