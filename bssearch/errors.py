@@ -187,7 +187,7 @@ PHRASES = {
 
 
 def remedy_of(error: BaseException) -> str:
-    """Remedy for a missing module or file, to append to its error; empty for other errors."""
+    """Remedy for a missing module or relative path, to append to its error; empty for other errors."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if path is not None and not Path(str(path)).is_absolute():
         return f"; the path starts at the folder of the command, {Path.cwd()}"

@@ -178,7 +178,8 @@ def _rates_tried(spec: StudySpec, trials: Sequence[TrialRecord], best: Configura
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
     """Kaplan–Meier estimate over repeats under the same limit.
 
-    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None.
+    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None, as
+    do runs without a hit or without a miss.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
@@ -253,7 +254,7 @@ def tuned_curves(
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
 ) -> list[BatchCurves]:
-    """Best configuration's curves at each batch size; the keys of ``curves`` are trial numbers."""
+    """Best configuration's curves at each timed batch size;  the keys of ``curves`` are trial numbers."""
     found = []
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():

@@ -43,7 +43,7 @@ WHOLE = 0.98  # a run counts as whole from this share of the limit on; device an
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
-    """Seconds to the target; None unless reached."""
+    """Seconds to the target; None unless reached and known."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return None
     if (basis or trial_basis(trial)) == "steps_x_step_time":
@@ -293,7 +293,7 @@ class Objective(ABC):
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Train seconds after which a trial cannot beat ``best``; ``full``, the trial's limit, by default."""
+        """Train seconds after which a trial cannot beat ``best``: by default ``full``; infinite without ``best``."""
         return math.inf if best is None else full
 
     def target_problem(self, trial: TrialRecord) -> SpecError | None:
@@ -339,7 +339,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Figure at the last miss; None if the trial was contended and has no step time."""
+        """Figure at a censored trial's last miss; None if contended without a step time."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -377,7 +377,7 @@ class TimeToTarget(BySeconds):
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Best trial's measured seconds, even if contended."""
+        """Best trial's measured seconds, even if contended; infinite if unknown."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
@@ -521,7 +521,7 @@ class MetricInBudget(Objective):
         return -self._target.gain(trial.outcome.best_metric)
 
     def bound(self, trial: TrialRecord) -> None:
-        """None, because a stopped trial could still have reached any metric."""
+        """Always None."""  # a stopped trial could still have reached any metric
 
     def shown(self, figure: float) -> float:
         """Figure as the plain metric."""
@@ -552,7 +552,7 @@ class MetricInBudget(Objective):
         return full
 
     def target_problem(self, trial: TrialRecord) -> None:
-        """None, because trials train past the target."""
+        """Always None."""  # trials train past the target
 
     @property
     def _target(self) -> Target:

@@ -261,10 +261,11 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Estimate a configuration's figure from repeats.
 
-    The interval is Student's t on logarithms, because seed noise is multiplicative. With missed runs, the interval is
-    between order statistics. The interval includes the errors of the shared step time. The lower end includes
-    `PooledStepTime.excess` and, for imported runs, the gap to the last miss.
+    The interval is Student's t on logarithms. With missed runs, the interval is between order statistics. The interval
+    includes the errors of the shared step time. The lower end includes `PooledStepTime.excess` and, for imported runs,
+    the gap to the last miss.
     """
+    # Logarithms, because seed noise is multiplicative.
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     values = [one for run in runs if (one := objective.figure(run)) is not None and objective.log(one) is not None]
     logs = [log for run in runs if (log := objective.log_figure(run)) is not None]
@@ -742,7 +743,8 @@ class Slope:
 
     @property
     def is_too_steep(self) -> bool:
-        """True if steps fall by more than the batch grows, as if the smaller batch were badly tuned."""
+        """True if steps fall by more than the batch grows."""
+        # then the smaller batch seems badly tuned
         return self.high is not None and self.high < -1
 
 

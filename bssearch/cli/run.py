@@ -100,7 +100,7 @@ def check_free(name: str) -> None:
     module = importlib.util.find_spec(name)
     require(
         module is None or module.origin is None,
-        f"NAME = {name!r} is a module of Python or of an installed package, and {name}.py would hide the module",
+        f"NAME = {name!r} is an importable module, and {name}.py would hide the module",
         hint=f"bssearch init my-{name}",
     )
 

@@ -252,7 +252,9 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 def slope_line(slope: LearningRateSlope | None) -> str:
     """How the tuned learning rate follows the batch size."""
     if slope is None:
-        return "The tuned learning rate's slope over batch size is unknown; tune at least three batch sizes."
+        return (
+            "The tuned learning rate's slope over batch size is unknown; search the rate at three or more batch sizes."
+        )
     excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)
     return f"Tuned learning rate ∝ batch^{slope.estimate:.2f} [{slope.low:.2f}, {slope.high:.2f}]: " + (
         f"this interval excludes {excluded}." if excluded else "0, ½ (√batch) and 1 (linear) are all possible."

@@ -264,7 +264,11 @@ def sentences(found: Rerun) -> list[str]:
     if found.time_ratio is not None:
         end = "the target" if found.steps_ratio is not None else "the last common evaluation"
         told.append(f"Until {end}, the reruns took {cell(found.time_ratio)} times the stored train seconds.")
-    told.append("Differences from the stored environment:" if found.differences else "The environment is identical.")
+    told.append(
+        "Differences from the stored environment:"
+        if found.differences
+        else "The stored environment has no known difference."
+    )
     if not found.differences and found.identical is False:
         told.append(
             "GPU kernels may sum in a different order (`training.deterministic: true` prevents this), "

@@ -241,7 +241,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
             yield f"note: {one.notice}"
     rises, plan = is_rising([one.found for one in found]), found[0].plan
     if rises is not None and len({one.found.batch_size for one in found} - {None}) == 1:
-        yield "The batch size is the same at all checkpoints, so a growing schedule gains nothing."
+        yield "The batch size is the same at all checkpoints, so the checkpoints show no gain from a growing schedule."
     elif rises:
         yield (
             "The batch size grows from checkpoint to checkpoint. Train with this schedule: "

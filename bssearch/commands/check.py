@@ -81,7 +81,7 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
             own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
                 "parameter_ignored",
-                f"{name} has no effect, because with {name} = {own} and {_shown(value)} the losses of "
+                f"{name} seems to have no effect: with {name} = {own} and {_shown(value)} the losses of "
                 f"{STEPS} steps are identical; use the argument of {takes}(), or fix space.{name}",
             )
 
@@ -366,7 +366,7 @@ def summarise(
     way = target.gain(median_best) - target.gain(untrained)
     require(
         way > 0,
-        f"{target.metric} never improves on the {untrained:.4g} of an untrained model",
+        f"the median best {target.metric} does not improve on the {untrained:.4g} of an untrained model",
         hint="change default.learning_rate, or raise budget.trial_train_seconds",
         error=LaunchError,
     )
@@ -455,7 +455,7 @@ def most_finalists(spec: StudySpec) -> int:
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Seconds of a trial that trains until ``limit``, evaluations included."""
+    """Seconds of a trial that trains until ``limit``, with evaluations if timed."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one evaluation before the first step

@@ -164,7 +164,7 @@ class Lines(Listener):
         self._show(history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Print the best batch size so far."""
+        """Print the best batch size so far, if any."""
         self._is_searching = False
         if history.incumbent is not None:
             self.note(f"so far: {so_far(history)}")

@@ -583,7 +583,7 @@ def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> 
     layers, devices, training = found.model.batch_norm_layers, spec.executor.devices, spec.training
     require(
         devices == (1,) or layers == 0 or training.sync_batch_norm or training.ghost_batch_size is not None,
-        f"executor.devices = {devices[-1]} would change the steps to the target, because the model has "
+        f"executor.devices = {devices[-1]} may change the steps to the target, because the model has "
         f"{plural(layers, 'batch normalisation layer')} over the samples of one device",
         hint="set training.sync_batch_norm = true, or a fixed training.ghost_batch_size",
     )

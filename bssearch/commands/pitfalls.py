@@ -79,7 +79,7 @@ def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
 
 
 def about_batch_norm(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
-    """Yield how batch normalisation distorts the comparison."""
+    """Yield caveats about batch normalisation."""
     ranks, largest = spec.executor.devices[-1], spec.space.max_micro_batch_size
     micro_batches = {size: split_batch(max(1, size // ranks), largest)[0] for size in spec.batch_sizes}
     yield from batch_norm_caveats(

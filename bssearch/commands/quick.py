@@ -88,7 +88,7 @@ class QuickPlan:
     def next_size(self, history: History) -> TrialPlan | None:
         """Next run by the learning-rate rule: the default, then other batch sizes.
 
-        None if the default diverged, or no time or batch size remains.
+        None if the default diverged or no run has train seconds, or no time or batch size remains.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -275,7 +275,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
-            message=f"the noise scale was measured far from the target, and grows on the way: {found.reason}",
+            message=f"the noise scale was measured far from the target, and usually grows on the way:  {found.reason}",
         )
 
 

@@ -72,7 +72,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     """Queue a configuration; return the trial's number and configuration.
 
     Missing ``values`` are the default's. A missing learning rate follows the space's rule. The trial is never pruned.
-    Raises `UsageError` outside the space, `LaunchError` if no batch size fits into memory.
+    Raises `UsageError` for invalid values or an archived study, `LaunchError` if no batch size fits into memory.
 
     ::
 

@@ -37,7 +37,7 @@ def walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkStep
     yield WalkStep(
         question="How much memory is there?",
         figures={"memory_gib": budget / GIB, "usable_gib": usable / GIB},
-        decision=f"plan with {1 - HEADROOM:.0%} of {environment.device_name}: feasible, not optimal",
+        decision=f"plan with {1 - HEADROOM:.0%} of this memory, which is feasible, not optimal",
     )
     fit, reason = _memory(evidence, executor)
     yield WalkStep(

@@ -303,7 +303,7 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's log and warnings."""
+    """Silence Optuna's messages below warnings, and experimental warnings."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -452,7 +452,7 @@ def _same(one: ParameterValue, other: ParameterValue) -> bool:
 
 
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write search trials as an Optuna study of the same name, all or none.
+    """Write search trials (`UsageError` if none) as an Optuna study of the same name, all or none.
 
     ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``.
     """

@@ -44,7 +44,7 @@ class Gpus:
 
     @classmethod
     def found(cls, device: str, environment: Mapping[str, str], *, allow_busy: bool = False) -> Self | None:
-        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None without ``nvidia-smi``."""
+        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None without a GPU or ``nvidia-smi``."""
         uuids = [] if device == "cpu" or shutil.which(SMI) is None else visible(_smi("-L"), environment.get(VISIBLE))
         if device.startswith("cuda:"):
             uuids = uuids[int(device.removeprefix("cuda:")) :][:1]

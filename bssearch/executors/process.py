@@ -289,7 +289,7 @@ def report_folder_prefix(worker: int) -> str:
 
 
 def kill_descendants(parent: int) -> None:
-    """Stop a process, then kill its descendants."""
+    """Suspend a process, then kill its descendants."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
         os.kill(parent, signal.SIGSTOP)

@@ -94,7 +94,7 @@ def page_style() -> str:
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Environment of the page's templates, then of ``more``, which escapes values and rejects undefined values.
+    """Environment of the page's templates, then ``more``; escapes values and rejects undefined values.
 
     Filters: ``chart | svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small chart.
     """

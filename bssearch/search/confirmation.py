@@ -112,8 +112,9 @@ def beside(history: History, batch_size: int) -> list[Configuration]:
     """Best configuration of each neighbour of a batch size; for a neighbour without a hit, ``batch_size``'s best.
 
     A neighbour gets no run if this configuration missed the target in a whole trial at the neighbour. Trials that
-    stopped early do not count, because the seed may be unlucky.
+    stopped early do not count.
     """
+    # The seed of a trial that stopped early may be unlucky.
     sizes = list(history.feasible)
     if batch_size not in sizes:
         return []

@@ -108,12 +108,12 @@ def stored_quick(store: Store, name: str) -> QuickAnswer | None:
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """Quick answer as the search's prior; None unless trials race."""
+    """Quick answer as the search's prior, if any; None unless trials race."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Study's answer, from the store if up to date, or computed for another ``target``."""
+    """Study's answer for ``target``: from the store if up to date, else computed."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
 

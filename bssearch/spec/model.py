@@ -67,7 +67,7 @@ def places_of(command: Sequence[str]) -> set[str]:
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Replace a command's placeholders by values."""
+    """Replace a command's placeholders by values; `UsageError` for an unknown name."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
@@ -128,7 +128,7 @@ def launched_ranks(command: Sequence[str]) -> str | None:
 
 
 def check_launcher(command: Sequence[str], devices: Sequence[int]) -> None:
-    """Raise `ValueError` if the number of devices varies, but torchrun's number of processes is fixed."""
+    """Raise `ValueError` for more than one device if torchrun's number of processes is fixed."""
     ranks = launched_ranks(command)
     if devices[-1] > 1 and ranks not in {None, "{devices}"}:
         raise ValueError(

@@ -340,7 +340,7 @@ def _refuse_another(revision: str | None, name: str) -> None:
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
     """Upgrade a SQLite file, or check a server, for writing.
 
-    ``notify`` reports an upgrade.
+    ``notify`` reports an upgrade or another program's tables.
     """
     if sqlite_file(engine.url) is None:
         _refuse_another(_current(engine, to_write=True), shown(engine.url))

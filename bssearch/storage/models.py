@@ -156,7 +156,7 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Split a text into sentences."""
+        """Split a text into at most `MOST_SENTENCES` sentences."""
         if value is None:
             return None
         found = value.splitlines()
@@ -254,7 +254,8 @@ at_most_one = partial(_checked, "{0} >= 0 AND {0} <= 1", "share")
 
 
 def are_finite(*columns: ColumnElement[float]) -> ColumnElement[bool]:
-    """Condition that columns are finite, because other programs may store infinities or NaN."""
+    """Condition that columns are finite."""
+    # Other programs may store infinities or NaN.
     return and_(*(column <= LARGEST for column in columns))
 
 

@@ -142,7 +142,7 @@ class QueueStore(StorePart):
     """Submissions and workers."""
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or requeue the owner's finished submission with new values."""
+        """Queue a study, or requeue the owner's finished submission; `UsageError` if the name is taken."""
         check_study_name(new.name)
         new.check()
         tried_at: datetime | None = None
@@ -180,7 +180,7 @@ class QueueStore(StorePart):
 
     @inside(Database.reading)
     def submission(self, connection: Connection, name: str) -> Submission:
-        """Submission of this name."""
+        """Submission of this name; `NotFoundError` if missing."""
         return _submission(connection, name)
 
     @inside(Database.reading)
@@ -287,7 +287,8 @@ class QueueStore(StorePart):
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
-    """Raise `UsageError` if a study is queued, because a worker would recreate it."""
+    """Raise `UsageError` if a study is queued."""
+    # A worker would recreate the study.
     state = connection.scalar(select(SUBMISSION_ROWS.c.state).where(SUBMISSION_ROWS.c.name == name))
     require(
         state is None or state.is_over,

@@ -97,7 +97,7 @@ class Transfer(StorePart):
     def join(
         self, connection: Connection, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False
     ) -> list[Joined]:
-        """Insert the rows that this database lacks in one transaction; return their counts.
+        """Insert missing rows and replace changed trials in one transaction; return the counts.
 
         ``name`` renames a new first study.
         """

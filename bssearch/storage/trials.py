@@ -261,7 +261,7 @@ class TrialStore(StorePart):
 
     @reads
     def get(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
-        """Trial by its number."""
+        """Trial by its number; `NotFoundError` if missing."""
         [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study_id, number)])
         return found
 

@@ -102,7 +102,8 @@ class Computation:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context of evaluations, which run uncompiled because their shapes differ."""
+        """Context of uncompiled evaluations."""
+        # Their shapes differ from those of training.
         with self.uncompiled(), autocast(self.precision, self.device):
             yield
 

@@ -141,7 +141,7 @@ class ContentionMeter:
         if self._before is not None and after is not None:
             crowd = cpu_crowd(self._before, after, self._threads)
             drivers = ", ".join(map(str, other_drivers())) if crowd else ""
-            also = f", among them another bssearch driver (process {drivers})" if drivers else ""
+            also = f"; another bssearch driver runs trials (process {drivers})" if drivers else ""
             reasons += [] if crowd is None else [crowd + also]
         slow, looks = self._slow_looks()
         if slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks:
@@ -193,7 +193,7 @@ class DeviceWatch:
     def reasons(self) -> list[str]:
         """Look once more; return all reasons."""
         self.look()
-        grown = f"other programs took {self._grown_bytes / 2**30:.3g} GiB of the device's memory during the trial"
+        grown = f"memory outside PyTorch's allocator grew by {self._grown_bytes / 2**30:.3g} GiB during the trial"
         return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
 
 
@@ -323,7 +323,7 @@ class ReferenceKernel:
         return statistics.median(self._looks) if self._looks else None
 
     def look(self) -> None:
-        """Time the kernel once."""
+        """Time the kernel, if due."""
         now = time.perf_counter()
         if not self._is_useful or now < self._next:
             return

@@ -161,7 +161,7 @@ class Course:
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
             raise UsageError(
                 f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}; one "
-                "value is in percent",
+                "value may be in percent",
                 hint=f"use target: {{value: {target.in_unit_of(metric):g}}}",
             )
         previous, progress.last = progress.last, observation

@@ -90,7 +90,7 @@ class OptimizersAsOne(torch.optim.Optimizer):
 def muon_with_adamw(
     model: nn.Module, configuration: Configuration, options: Mapping[str, Any], fused: bool | None
 ) -> torch.optim.Optimizer:
-    """Muon over weight matrices outside embeddings, and AdamW over the rest with a scaled learning rate.
+    """Muon over weight matrices outside embeddings (`UsageError` if none), AdamW over the rest with a scaled rate.
 
     An output layer counts as a matrix unless it shares an embedding's weights.
     """
@@ -270,7 +270,7 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     if rates[0] != rates[1]:
         return None
     return (
-        f"build_optimizer() does not use configuration.learning_rate: the rates are {rates[0]} in every trial; pass lr"
+        f"build_optimizer() ignores configuration.learning_rate: twice the rate gives equal rates {rates[0]}; pass lr"
     )
 
 

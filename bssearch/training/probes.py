@@ -66,7 +66,7 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
 
     With ``trial_train_seconds``, steps run between evaluations, whose cold caches slow steps by 10% or more. Short runs
     repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
-    unless fewer than six others remain.
+    unless fewer than six others remain. A lack of memory is an answer.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -199,7 +199,7 @@ def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Reason why other work shared the machine during a timing, or None."""
+    """Signs of other work or a slow core during a timing, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work used the processor during the timing")

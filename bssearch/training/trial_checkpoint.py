@@ -436,7 +436,7 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
         trainer.updates.take_over(saved.optimizer, saved.average)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"checkpoint {path} has another optimizer than the study: {error}",
+            f"the optimizer state of checkpoint {path} does not fit the study's optimizer: {error}",
             hint="omit 'optimizer' from the file to restart the optimizer, or name the run's optimizer in the spec",
         ) from error
     trainer.schedule = branch_schedule(trainer.schedule, branch, batch_size)

@@ -98,8 +98,8 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """Cookie's name, with the port, because browsers send a host's cookies to all ports."""
-        return f"bssearch-{self.port}"
+        """Cookie's name."""
+        return f"bssearch-{self.port}"  # browsers send a host's cookies to all ports
 
     @property
     def _pass_value(self) -> str:

@@ -186,7 +186,7 @@ PAUSE_SECONDS = 60.0
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
     """The progress, with the curves of running trials, else of the latest ended trials.
 
-    ``is_live`` is also True between trials, so that the page keeps the layout.
+    ``is_live`` is also True between trials.
     """
     found = status(store, study.name)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]

@@ -292,7 +292,8 @@ def _imports(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Refuse a study during the import of its file, because every worker would run the study."""
+    """Refuse a study during the import of its file."""
+    # Every worker would run the study.
     if _importing:
         raise UsageError(
             f"the file of workload {_importing[-1]!r} runs a study on import, and every worker imports the file",

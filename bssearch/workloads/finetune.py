@@ -31,7 +31,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -> Weights:
-    """Weights from ``make``, or from the cache.
+    """Weights from the cache, else from ``make``, then cached.
 
     ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from a seed.
     """

@@ -554,7 +554,7 @@ def test_for_a_loss_less_is_harder() -> None:
 
 
 def test_a_default_that_learns_nothing_gets_no_advice() -> None:
-    with pytest.raises(LaunchError, match=r"never improves on the 0\.1"):
+    with pytest.raises(LaunchError, match=r"does not improve on the 0\.1"):
         advise(Target(metric="accuracy", value=0.5), [0.1, 0.1, 0.1])
 
 

@@ -480,7 +480,9 @@ def test_what_fails_after_it_has_asked_is_a_failed_trial(code: str, said: str, t
 def test_a_program_that_has_reported_cannot_ask_and_needs_its_places(tmp_path: Path) -> None:
     report = """import time; print('{"step": 0, "accuracy": 0.1}', flush=True); time.sleep(1)"""
     outcome, _ = run(program(tmp_path, report + ASKS))
-    assert outcome.state is TrialState.FAILED and "LaunchError: no search listens at " in str(outcome.traceback)
+    assert outcome.state is TrialState.FAILED and "LaunchError: cannot connect to a search at " in str(
+        outcome.traceback
+    )
     plain = settings(tmp_path, ["bash", "-c", BEGINS + "echo {batch_size}"])
     assert plain.program is not None
     lacks = replace(plain, program=replace(plain.program, searched=("batch_size", "learning_rate")))

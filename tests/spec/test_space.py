@@ -325,7 +325,7 @@ GROWS: dict[str, Any] = {"batch_size": {"low": 8, "high": 64}, "learning_rate": 
         ({"name": "milestones", "milestones": {400: 16, 410: 64}}, "milestones: 410 must be >= 416, one step of 16"),
         ({"name": "milestones", "milestones": {400: 48}}, "batch_schedule.milestones: 48 is not one of"),
         ({"name": ["linear", "linear"]}, "name lists 'linear' twice"),
-        ({"begin": 0.5, "until": 0.5}, "begin >= 0.5 must be < until <= 0.5"),
+        ({"begin": 0.5, "until": 0.5}, "least begin 0.5 must be < greatest until 0.5"),
         ({"until": -1}, r"-1 must be in \[0, 100\]"),
         ({"noise_share": 0}, "0 must be > 0"),
     ],

@@ -267,7 +267,7 @@ class TestSqlite:
         with open_store(f"sqlite:///{path}") as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
             add_study(store)
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(DatabaseError, match="locked by another process"):
+            with pytest.raises(DatabaseError, match="locked, probably by another process"):
                 start(store)
             assert store.trials.of("toy") == []
             other.execute("ROLLBACK")

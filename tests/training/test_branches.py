@@ -136,9 +136,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
 
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     path, _ = saved(tmp_path / "c.pt")
-    with pytest.raises(UsageError, match=r"has another optimizer than the study: .* betas"):
+    with pytest.raises(UsageError, match=r"does not fit the study's optimizer: .* betas"):
         branched(path, settings={"optimizer": "adamw"})
-    with pytest.raises(UsageError, match="has another optimizer than the study"):
+    with pytest.raises(UsageError, match="does not fit the study's optimizer"):
         branched(saved(tmp_path / "d.pt", optimizer=[])[0])
 
 

@@ -166,7 +166,7 @@ def test_memory_that_others_take_meanwhile_is_contention_and_that_of_our_tensors
     quiet_gpu["used"] = 75
     meter.look()
     quiet_gpu["used"] = 60
-    assert meter.stop() == Contention(True, "other programs took 15 GiB of the device's memory during the trial")
+    assert meter.stop() == Contention(True, "memory outside PyTorch's allocator grew by 15 GiB during the trial")
 
 
 def test_unknown_processes_of_a_gpu_are_a_warning(quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_unknown_processes_of_a_gpu_are_a_warning(quiet_gpu: dict[str, int], mon
     assert not found.contended and found.warnings == [contention.UNKNOWN]
     meter = started("cuda")
     quiet_gpu["used"] += 2
-    assert meter.stop().warnings == ["contended: other programs took 2 GiB of the device's memory during the trial"]
+    assert meter.stop().warnings == ["contended: memory outside PyTorch's allocator grew by 2 GiB during the trial"]
 
 
 def test_use_by_others_during_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

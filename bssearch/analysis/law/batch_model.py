@@ -327,7 +327,7 @@ class LawFit:
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """S(B); raises ValueError above the largest batch size that ran."""
+        """S(B); raises ValueError outside 1 to the largest batch size that ran."""
         if not 1 <= batch_size <= self.largest_batch:
             raise ValueError(
                 f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest size that ran; to "

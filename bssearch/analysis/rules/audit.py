@@ -487,7 +487,7 @@ def cases(
         _case(spec, base, Rule.GROWING, best, optima.get(best), trials, answer.batch_schedule),
     ]
     if not sizes:
-        reason = "the optimum and the largest confirmed batch size are the default's, so the rule makes no change"
+        reason = "the optimum and the largest confirmed batch size equal the default's, so the rule makes no change"
         return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), *others]
     found = [_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes]
     return [*found, *others]
@@ -528,7 +528,7 @@ def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
-    """Slope for the recommended optimizer, by least squares; None below three tuned batch sizes."""
+    """Slope for the recommended optimizer, by least squares; None for a fixed rate or below three tuned batch sizes."""
     if isinstance(spec.space.learning_rate, int | float):
         return None
     optimizer = answer.optimal.parameters.get("optimizer")

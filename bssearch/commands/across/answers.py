@@ -132,7 +132,7 @@ def precision_of(study: StudyRecord) -> str:
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Error for a filter that no study matches; it lists the existing values."""
+    """Error for a filter that no study matches, with the existing values."""
     if not studies:
         return NotFoundError(
             "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"

@@ -282,7 +282,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
     early = sum(trial.state in stopped for trial in search_trials(store, name))
     note = (
-        f"note: the study's pruner stopped {early} of {len(table.trials)} trials, so their curves are cut; to compare "
+        f"note: {early} of {len(table.trials)} trials stopped early, so their curves are cut; to compare "
         "pruners on full curves, run a study with --set pruner.name=none"
     )
     return Exported([str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))], [note] if early else [])

@@ -108,7 +108,7 @@ class Formula:
 
 
 def check_logarithm(theirs: str, ours: str) -> None:
-    """Raise `UsageError` if a name says that its numbers are logarithms."""
+    """Raise `UsageError` if a name suggests logarithms."""
     require(
         not re.search(r"log|exp(?!ert)|pow", theirs, re.IGNORECASE)
         or ours not in ("batch_size", "learning_rate", *SPLIT),
@@ -118,7 +118,7 @@ def check_logarithm(theirs: str, ours: str) -> None:
 
 
 def check_epochs(theirs: str, ours: str, hint: str) -> None:
-    """Raise `UsageError` if a name means epochs, not steps."""
+    """Raise `UsageError` if a name suggests epochs, not steps."""
     require(
         ours != "steps" or not re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE),
         f"{theirs!r} may hold epochs, which are not optimizer steps",

@@ -92,7 +92,7 @@ Settings = Mapping[str, Setting]  # by our names, else by the log's
 
 
 def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None) -> list[Settings]:
-    """Settings of each log; ``column`` renames them, ``given`` adds or replaces them."""
+    """Settings of each log; ``column`` renames, ``given`` overrides; `UsageError` for an unknown setting."""
     there = dict.fromkeys(name for log in logs for name in (*log.settings, *log.mentioned))
     renamed = mappings("--column", column, there, "setting")
     added = {}

@@ -37,7 +37,7 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path) -> str:
-    """File's text, unpacked if it ends in .gz."""
+    """Text of a file, unpacked if ``.gz``; `NotFoundError` if missing, `UsageError` if unreadable."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -77,7 +77,7 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``."""
+    """Parse an integer, also ``120.0``; `UsageError` outside [``low``, ``high``]."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -96,7 +96,7 @@ def comma_hint(text: str) -> str | None:
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
-    """Parse true, false or a finite number, else return the text."""
+    """Parse true, false or a number, else return the text; `UsageError` for NaN or infinity."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     value = number(text)
@@ -113,7 +113,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield non-blank rows with their first line number."""
+    """Yield non-blank rows with their first line number; `UsageError` if invalid."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
@@ -304,7 +304,7 @@ class GivenBatch:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
-        """Collect batch parts by the file's names, ignoring None and ""."""
+        """Collect batch parts by the file's names, ignoring None and ""; `UsageError` if ambiguous."""
         parts: dict[str, int] = {}
         labels: dict[str, str] = {}
         for name, value in values.items():

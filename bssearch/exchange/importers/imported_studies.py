@@ -42,7 +42,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Target and notes; by default the worst ``final_metric`` of a run that reached the target."""
+    """Target and notes; by default the worst ``final_metric`` of a hit; `UsageError` if unknown."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -113,7 +113,8 @@ def make_studies(
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
     """Studies to store, names of stored studies to replace, and notes.
 
-    An import of more runs replaces the imported study of its name. Stored runs keep their numbers.
+    An import of more runs replaces the imported study of its name, but raises `UsageError` without a stored run. Stored
+    runs keep their numbers.
     """
     wanted, replaced, notes = [], [], []
     for study in studies:

@@ -85,7 +85,7 @@ class LogKind:
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
-    """Logs of files, folders and MLflow's databases, by name; ``run`` names a table's column of runs."""
+    """Logs of files, folders and MLflow's databases (`UsageError` if none); ``run`` names a table's column of runs."""
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
         here = list(_of_place(place, run)) or [
@@ -306,7 +306,7 @@ def _mlflow_server(address: str) -> Iterator[Log]:
 
 
 def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
-    """Named entry of ``found``, or the only entry; raise `UsageError` with the names."""
+    """Named or only entry of ``found``, empty if ``found`` is; `UsageError` with the names."""
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
             f"{place} has the {what} {', '.join(map(str, found))}",
@@ -515,7 +515,7 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of CSV or of JSON objects, with their lines."""
+    """Yield rows of CSV or JSON objects, with lines; skip repeated headers and a partial last row."""
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
         yield from ((line, _flat(row)) for line, row in _json_lines(text, str(file)))

@@ -436,7 +436,7 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     low, high = min(known), max(known)
     require(
         not target.is_in_other_unit(low, high) or (target.is_above_one(high) and high <= FEW_SUMMED),
-        f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
+        f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one may be in percent ({source})",
         hint=f"use --target {target.in_unit_of(high):g}",
     )
     require(

@@ -21,7 +21,7 @@ _brief.maxstring = 40
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
     """Read a table (batch_size, step_seconds) or the probe's JSON; raise `UsageError` with the place.
 
-    ``micro_batch_size`` defaults to the batch size.
+    ``micro_batch_size`` defaults to the batch size. Rows without ``step_seconds`` do not count.
     """
     found: dict[int, ProbeRecord] = {}
     for line, row in table_rows(path):

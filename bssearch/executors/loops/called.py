@@ -57,7 +57,7 @@ class Piece:
             self._work.close()
 
     def progressed(self) -> None:
-        """Do nothing, because no hang timeout applies."""
+        """Do nothing."""  # no hang timeout applies
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
         """See `Line.asked_to_stop`."""
@@ -92,7 +92,7 @@ class CalledWorker(WorkerHandle):
         return self._has_ended
 
     def write_stack(self) -> None:
-        """Do nothing, because no hang timeout applies."""
+        """Do nothing."""  # no hang timeout applies
 
     def kill(self) -> None:
         """Cancel the piece and ignore its later replies."""
@@ -133,7 +133,7 @@ class CalledExecutor(SlotExecutor):
         return None
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the search's thread, like a second Ctrl-C."""
+        """Raise KeyboardInterrupt in the search's thread."""
         self._interrupted.set()
 
     def leave(self) -> None:

@@ -39,7 +39,7 @@ LOOK_SECONDS = 0.02  # least interval between checks for a stop, because each ch
 
 
 class SocketLine:
-    """Program's connection to its search, without a thread, so that the program may fork."""
+    """Program's connection to its search, without a thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -51,21 +51,21 @@ class SocketLine:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Connect to a search. Raises `LaunchError` if no search listens."""
+        """Connect to a search. Raises `LaunchError` on failure."""
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(path)
         except OSError as error:
             line.close()
             raise LaunchError(
-                f"no search listens at {path}: {error}",
+                f"cannot connect to a search at {path}: {error}",
                 hint="let only one program call current_trial(), once, before the first report; "
                 "if the path is too long, set TMPDIR to a shorter path",
             ) from error
         return cls(line.detach())
 
     def assignment(self) -> Assign:
-        """Wait for the assignment. Raises `ValueError` for another message."""
+        """Wait for the assignment. Raises `ValueError` for another or no message."""
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:

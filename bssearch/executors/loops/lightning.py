@@ -336,7 +336,8 @@ Scale = Callable[[Any], Any]
 def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
     """Multiply every learning rate by the trial's rate over the rate in the call of `current_trial`.
 
-    Does nothing if the script reads ``trial.learning_rate``. ``schedules`` are Lightning's scheduler configurations.
+    Does nothing if the script reads ``trial.learning_rate`` or gives no rate. ``schedules`` are Lightning's scheduler
+    configurations.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):

@@ -333,7 +333,7 @@ class MeasuredNoise(Looked):
             self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, holds=True)
 
     def begin(self) -> None:
-        """Start the clock, because earlier time is not training."""
+        """Start the clock."""
         self._began = time.perf_counter()
 
     def is_due(self, step: int) -> bool:

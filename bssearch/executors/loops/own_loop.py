@@ -187,13 +187,13 @@ class Trial(metaclass=_ListsPublic):
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         """Load an optimizer's state, but keep options such as the learning rate.
 
-        Raises `UsageError` for another optimizer's state.
+        Raises `UsageError` if the state does not fit.
         """
         try:
             take_over_states((optimizer,), state)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"load_optimizer(): the state belongs to another optimizer: {error}",
+                f"load_optimizer(): the state does not fit the optimizer: {error}",
                 hint="make the optimizer with the class and the parameters of the run that saved the state",
             ) from error
 
@@ -299,7 +299,7 @@ class Trial(metaclass=_ListsPublic):
 
         Raises:
             TrialStopped: the trial has already ended.
-            UsageError: a due evaluation is missing.
+            UsageError: ``samples`` < 1, or a due evaluation is missing.
         """
         require(
             samples is None or samples >= 1,
@@ -393,7 +393,8 @@ class Trial(metaclass=_ListsPublic):
     def sampler(self, dataset: Any) -> SeededSampler:
         """This rank's sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
-        Equal seeds give equal batches. The sampler drops an incomplete last batch.
+        Equal seeds give equal batches. The sampler drops an incomplete last batch. Raises `UsageError` if batches count
+        tokens.
         """
         require(
             not self._assignment.counts_tokens,
@@ -420,7 +421,7 @@ class Trial(metaclass=_ListsPublic):
         """Batch sampler for ``training.batch_unit: tokens``; ``lengths`` are the tokens of each sample.
 
         A micro-batch has samples of similar length, at most ``micro_batch_size`` tokens with padding. Divide each
-        micro-batch's summed loss by `batch_tokens`.
+        micro-batch's summed loss by `batch_tokens`. Raises `UsageError` if batches count samples or grow.
 
         ::
 

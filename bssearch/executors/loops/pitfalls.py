@@ -60,7 +60,8 @@ def _unsynchronised(modules: Sequence[nn.Module]) -> int:
 
 
 def about_order(loader: object) -> str | None:
-    """Warning if a `DataLoader` does not shuffle, because the noise scale assumes random batches."""
+    """Warning if a `DataLoader` does not shuffle."""
+    # The noise scale assumes random batches.
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return None
     words = (

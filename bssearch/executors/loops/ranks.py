@@ -151,7 +151,8 @@ class FollowerWork(RankWork):
             evaluate()
 
     def diverged(self, reason: str) -> bool:
-        """End this rank's work, because all ranks skip the same steps; False for a look, which continues."""
+        """End this rank's work; False for a look, which continues."""
+        # all ranks skip the same steps
         self.is_over = not self.is_look
         return self.is_over
 

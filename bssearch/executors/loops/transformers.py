@@ -475,7 +475,11 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
         return math.inf
     rows = len(getattr(loader.batch_sampler, "sampler", loader.dataset))
     steps: int = min(micro_batches // accumulation, rows // size)
-    require(steps >= 1, f"batch_size = {size} must be <= {rows}, the number of training samples", hint=FEWER_SAMPLES)
+    require(
+        steps >= 1,
+        f"a pass has {micro_batches} micro-batches of {rows} samples; a step of batch size {size} takes {accumulation}",
+        hint=FEWER_SAMPLES,
+    )
     return steps
 
 

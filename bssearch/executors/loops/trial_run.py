@@ -130,7 +130,9 @@ def other_devices(assign: Assign) -> list[torch.device]:
 
 
 class HostClock(Clock):
-    """Clock of the host, because CUDA events would miss the user's other streams."""
+    """Clock of the host."""
+
+    # CUDA events would miss the user's other streams.
 
     def __init__(
         self,
@@ -306,7 +308,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Name of the first parameter that is not finite, or None. Synchronises the device."""
+    """Message about the first non-finite parameter, or None. Synchronises the device."""
     named = [
         (f"the parameter {name} of {owner}", parameter.detach())
         for owner, model in objects.items()
@@ -394,7 +396,7 @@ class TrialRun(Assignment):
         return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
-        """Start the clock, because earlier time is not training."""
+        """Start the clock; raise if a branch or resumed trial did not load its checkpoint."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "all its steps have one size")
             require(
@@ -525,7 +527,7 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part, if planned and if the trial's state allows a test; then end the trial."""
+        """End the trial with a test, if planned and allowed by the trial's state."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")

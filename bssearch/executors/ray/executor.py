@@ -466,8 +466,8 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """True with GPUs, because Ray gives a GPU to one actor."""
-        return self._gpus > 0
+        """True with GPUs."""
+        return self._gpus > 0  # Ray gives a GPU to one actor
 
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.

@@ -43,7 +43,7 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Build the model in training mode with fake tensors, and weights of ``dtype`` if given."""
+    """Build the model in training mode with fake tensors, in ``dtype`` if given; `UsageError` on failure."""
     with _without_network(asked.name):
         try:
             with mode:
@@ -72,9 +72,7 @@ def checkpoint_blocks(module: Any, name: str) -> None:
         try:
             getattr(module, way)(**WAYS_TO_CHECKPOINT[way])
         except Exception as error:  # some models have a method that only raises
-            raise NoBlocksError(
-                f"--checkpointing: {name} does not support checkpointing: {error}; omit the option"
-            ) from error
+            raise NoBlocksError(f"--checkpointing: {way}() of {name} failed: {error}; omit the option") from error
     elif blocks := list(_blocks(module)):
         checkpoint_modules(blocks)
     else:

@@ -435,7 +435,7 @@ _SHARDED_FROM = {
 
 
 def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan a model's training step."""
+    """Plan a model's training step; `LaunchError` if the parameters do not fit."""
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
     untraced = parameter_bytes(asked)

@@ -84,7 +84,8 @@ class Cap(Pruner):
 
 
 def slack_for(seed_noise: float) -> float:
-    """1 + 2c for a seed-to-seed deviation c of log time, because the incumbent may be lucky and a rival unlucky."""
+    """1 + 2c for a seed-to-seed deviation c of log time."""
+    # The incumbent may be lucky and a rival unlucky.
     return 1 + 2 * seed_noise
 
 
@@ -161,10 +162,9 @@ class PruningController:
             return TrialStop(number, TrialState.CAPPED, reason)
         if action is Action.GO_ON:
             return None
-        reason = f"other trials were ahead at {now:.3g} train seconds, before the first hit"
-        if took:
-            reason = f"too far behind the fastest trial ({took}) at {now:.3g} train seconds"
-        return TrialStop(number, TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED, reason)
+        state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
+        since = f"; the fastest trial took {took}" if took else ", before the first hit"
+        return TrialStop(number, state, f"{state} by {self._spec.pruner.name} at {now:.3g} train seconds{since}")
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         """See `Pruner.next_waiting`; trials that a user interrupted come first."""

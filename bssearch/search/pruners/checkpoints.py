@@ -541,13 +541,14 @@ class WaitingTrials(Checkpoints):
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"ending paused trials without checkpoints, which cannot resume: {', '.join(gone)}")
+            self._note(f"ending paused trials, whose checkpoints this driver cannot read:  {', '.join(gone)}")
         for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()
 
     def leave(self) -> None:
-        """Release this driver's claim, so that other drivers may end this driver's paused trials."""
+        """Release this driver's claim."""
+        # Then other drivers may end this driver's paused trials.
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:

@@ -50,8 +50,8 @@ class OptunaPruner(Cap):
         return Action.STOP if self._report(number, standings) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True, because Optuna's pruners also compare trials before a hit."""
-        return True
+        """Always True."""
+        return True  # Optuna's pruners also compare trials before a hit
 
     def _report(self, number: int, standings: Standings) -> bool:
         # Report new evaluations one by one, because pruners update rungs only when asked; return True to prune.

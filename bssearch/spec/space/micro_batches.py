@@ -252,7 +252,9 @@ class BatchGrowth(StrictModel):
             have = "is given" if self.milestones is not None else "is missing"
             raise ValueError(f"milestones {have}; name is {', '.join(self.names)}")
         if bounds(self.begin)[0] >= bounds(self.until)[1]:
-            raise ValueError(f"begin >= {bounds(self.begin)[0]:g} must be < until <= {bounds(self.until)[1]:g}")
+            raise ValueError(
+                f"least begin {bounds(self.begin)[0]:g} must be < greatest until {bounds(self.until)[1]:g}"
+            )
         changes = sorted((self.milestones or {}).items())
         for (samples, size), (after, _) in itertools.pairwise(changes):
             if after < samples + size:

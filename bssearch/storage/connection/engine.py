@@ -213,7 +213,7 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
         return DatabaseError(f"{where} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if "database is locked" in cause:
         return DatabaseError(
-            f"{where} is locked by another process (waited {BUSY_TIMEOUT_S:g} s)",
+            f"{where} is locked, probably by another process (waited {BUSY_TIMEOUT_S:g} s)",
             hint="try again when the other process has ended",
         )
     return DatabaseError(f"{where}: {cause}", hint=FULL_DISK_HINT if "disk is full" in cause else CHECK_HINT)

@@ -763,7 +763,7 @@ class Calculated:
     fieldsets: Sequence[Fieldset] = FIELDSETS
 
     def is_open(self, fieldset: Fieldset) -> bool:
-        """True if a rare field has a value."""
+        """True if a rare field has a value or an error."""
         return any(self.texts[field.name] or field.name in self.wrong for field in fieldset.rare_fields)
 
     def is_checked(self, field: Field) -> bool:

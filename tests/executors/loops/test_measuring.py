@@ -214,7 +214,7 @@ def test_a_loaded_optimizer_keeps_its_own_learning_rate() -> None:
     branched().trial.load_optimizer(optimizer, state)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.5, 0.8)
     assert torch.equal(optimizer.state[layer.weight]["momentum_buffer"], momentum)
-    with pytest.raises(UsageError, match=r"the state belongs to another optimizer: .* betas"):
+    with pytest.raises(UsageError, match=r"the state does not fit the optimizer: .* betas"):
         branched().trial.load_optimizer(torch.optim.AdamW(layer.parameters()), state)
 
 
