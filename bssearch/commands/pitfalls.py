@@ -347,6 +347,6 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Share of an epoch's samples (or tokens without padding) in the dropped last batch."""
+    """Share of an epoch's samples (or tokens without padding) in the dropped last batch; 0 if unknown."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples

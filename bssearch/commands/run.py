@@ -248,7 +248,7 @@ def audit_study(
     Args:
         runs: runs per configuration (default: ``confirm.runs``; up to ``confirm.max_runs`` while undecided).
         train_seconds: budget, after which no run starts (default: `FULL_TRIALS` full trials).
-        run: if False, judge stored runs only.
+        run: if False, or if the study is imported, judge stored runs only.
 
     Raises `UsageError` for runs < 1 or seconds < 0, and the errors of `run_study`.
 

@@ -94,8 +94,10 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     other = trial if largest == default else _at_largest(evidence, executor, largest)
     mine, its = trial.best_metric, other.best_metric
     drop = None if mine is None or its is None or not mine else (target.gain(mine) - target.gain(its)) / abs(mine)
-    if drop is None:
+    if mine is None or its is None:
         decision = "not measured: no evaluation in time"
+    elif drop is None:
+        decision = f"not measured: {target.metric} is 0 at batch {default}"
     elif drop > DROP:
         decision = f"{target.metric} drops by {drop:.1%} in {limit:g} s: take fewer samples, or retune and regularise"
     else:

@@ -1,7 +1,7 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
 Commands arrive on stdin, and replies leave on stdout. Before user code runs, the worker copies both descriptors and
-sends stdout to stderr. Threads read commands and send heartbeats.
+sends stdout to stderr.
 """
 
 from __future__ import annotations

@@ -404,6 +404,7 @@ _POSITION = ("samples", "micro_batches", "epoch", "offset", "place")  # attribut
 
 class Growth:
     """Trial's position in its batch schedule: the next step is in stage ``place``, at sample ``offset`` of ``epoch``.
+
     ``train_samples`` is None for batches that the workload makes, and for token batches.
     """
 

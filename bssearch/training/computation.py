@@ -31,8 +31,7 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 class Computation:
     """Study's training settings on one device.
 
-    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). Trials of several
-    ranks set ``ranks``.
+    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms).
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:

@@ -47,7 +47,7 @@ class AveragedWeights:
     """Average of a model's parameters and floating-point buffers.
 
     After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
-    2017, eq. 2). Skips integer buffers and buffers with infinities (counters, masks).
+    2017, eq. 2). Skips integer buffers and buffers with infinities.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -292,7 +292,7 @@ def _imports(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Refuse a study during the import of its file."""
+    """Raise `UsageError` during the import of a workload's file."""
     # Every worker would run the study.
     if _importing:
         raise UsageError(

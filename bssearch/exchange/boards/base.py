@@ -47,7 +47,10 @@ class Board(Protocol):
         """Add evaluations; figures include the metric and ``train_seconds``."""
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Show that a trial ended or paused. ``is_elsewhere``: another driver started the trial."""
+        """Show that a trial ended or paused.
+
+        ``is_elsewhere``: another driver started the trial; skip a trial not shown.
+        """
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
         """Show the answer; ``words`` has headline, verdict and document (JSON)."""

@@ -397,7 +397,7 @@ class Checkpoints:
         return self._known
 
     def send(self, number: int) -> None:
-        """Move a trial's file to the remote store, if any."""
+        """Move a trial's file to the remote store, if any. On `CheckpointError` the file is lost."""
         if self._store is None:
             return
         try:

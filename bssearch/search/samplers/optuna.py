@@ -126,7 +126,7 @@ class Asker:
 
 
 class UncopiedTrial(FrozenTrial):
-    """A trial that a study adopts without copying, which is slow."""
+    """Trial that a study adopts without a slow copy."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
