@@ -1,4 +1,4 @@
-"""A page as an HTML file, with a headline, key figures, and sections of charts and tables.
+"""Pages as HTML files, with headline, key figures, and sections of charts and tables.
 
 The page's content security policy forbids scripts and requests, and allows the style sheet by digest.
 """

@@ -513,7 +513,7 @@ class Driver:
         if time.monotonic() - self._looked <= HEARTBEAT_SECONDS:
             return
         if lost := ", ".join(map(str, self._leases.mark_lost())):
-            self.listener.note(f"driver died; retrying trials {lost}")
+            self.listener.note(f"another driver seems dead; retrying trials {lost}")
         self._looked = time.monotonic()
         self._refresh()
 

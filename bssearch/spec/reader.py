@@ -352,9 +352,9 @@ def lined_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         hint = "indent with spaces, not with tabs" if "\\t" in (error.problem or "") else "correct this line"
-        raise SpecError(f"{path}:{line}: not valid YAML: {error.problem}", hint=hint) from None
+        raise SpecError(f"{path}:{line}: unreadable YAML: {error.problem}", hint=hint) from None
     except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}", hint="correct the file") from None
+        raise SpecError(f"{path}: unreadable YAML: {' '.join(str(error).split())}", hint="correct the file") from None
 
 
 def _yaml_lines(node: yaml.Node | None, location: Location) -> Iterable[tuple[Location, int]]:

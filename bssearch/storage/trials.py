@@ -182,7 +182,7 @@ class TrialStore(StorePart):
     ) -> TrialRecord:
         """Store a trial's end; raise `DatabaseError` if it ended differently, or ``owner`` does not hold its lease.
 
-        A resumed trial is contended if any part was.
+        Raises `ValueError` if ``outcome`` is not final. A resumed trial stays contended.
         """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not a final state")

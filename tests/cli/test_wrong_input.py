@@ -515,7 +515,7 @@ MISTAKES = {
     "confirm without a trial": Mistake(with_a_study, ("'task'", "bssearch run task"), "study confirm task", 5),
     "best of a near name": Mistake(with_a_study, ("'tsk'", "mean 'task'?", "bssearch study list"), "best tsk", 3),
     "prose": Mistake(spec_file("hello world\n"), ("task.yaml", "mapping of fields")),
-    "no YAML": Mistake(spec_file("name: [\n"), ("task.yaml:2", "not valid YAML")),
+    "no YAML": Mistake(spec_file("name: [\n"), ("task.yaml:2", "unreadable YAML")),
     "wrong way round": Mistake(
         task(target=target(0.9, goal="minimize")), ("goal: minimize", "before the first step", "correct target.goal")
     ),

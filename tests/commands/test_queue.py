@@ -488,7 +488,7 @@ class TestSubmitting:
             ("template: digits\nseed: null", "seed = None must be a number"),
             ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials is given twice: 4 and 5"),
             ("- digits", "write a submission as a mapping"),
-            ("template: [", "not valid YAML"),
+            ("template: [", "unreadable YAML"),
         ],
     )
     def test_a_file_that_carries_anything_else_is_refused(self, tmp_path: Path, text: str, said: str) -> None:

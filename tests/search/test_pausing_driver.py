@@ -286,7 +286,7 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
     with pytest.raises(InterruptedRunError):
         run(study_spec(budget={"trials": 20, "trial_train_seconds": HITS_UNPAUSED}), tmp_path, executor)
     (paused,) = trials_in(tmp_path, states=[TrialState.PAUSED])
-    assert "paused by safe at " in not_none(paused.outcome).reason
+    assert "paused by balanced at " in not_none(paused.outcome).reason
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])

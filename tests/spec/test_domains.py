@@ -366,8 +366,8 @@ def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str
         ("templates: {task.yaml: {spec: task.yaml}}", "'task.yaml' is no name of a template"),
         ("templates: {task: {spec: .}}", "templates.yaml: templates.task: "),
         ("templates: {task: {spec: templates.yaml}}", "templates.yaml: templates.task: "),
-        ("templates: {task: {spec: task.yaml", "not valid YAML"),
-        ("templates: !!python/object/apply:os.system [ls]", "not valid YAML"),
+        ("templates: {task: {spec: task.yaml", "unreadable YAML"),
+        ("templates: !!python/object/apply:os.system [ls]", "unreadable YAML"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_at_the_start(tmp_path: Path, text: str, said: str) -> None:

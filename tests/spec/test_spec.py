@@ -148,9 +148,9 @@ def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
         ("trials: 20", "trials: 3", "budget.trials = 3 must be >= 4"),
         ("name: toy", "name: to/y", "name = 'to/y'"),
         ("schema_version: 1", "schema_version: 2", "schema_version = 2"),
-        ("name: toy", "name: toy\nname: toy", "{path}:3: not valid YAML: the key 'name' appears twice"),
-        ("space:", "space: [", "{path}:7: not valid YAML"),
-        ("space:", "- space:", "not valid YAML"),
+        ("name: toy", "name: toy\nname: toy", "{path}:3: unreadable YAML: the key 'name' appears twice"),
+        ("space:", "space: [", "{path}:7: unreadable YAML"),
+        ("space:", "- space:", "unreadable YAML"),
     ],
 )
 def test_errors_name_file_line_and_field(tmp_path: Path, old: str, new: str, said: str) -> None:

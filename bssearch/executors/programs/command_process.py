@@ -297,7 +297,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
 class CommandProcess(AbstractContextManager["CommandProcess"]):
-    """A started program. The end of the ``with`` block ends the program and its descendants."""
+    """Started program; the end of the ``with`` block ends the program and its descendants."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], metric: str | None = None

@@ -210,7 +210,7 @@ class Lamb(_Moments):
 class Lars(_Momentum):
     """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
 
-    The factor ``trust_coefficient`` × ‖w‖ / ‖gradient‖ scales the rate; ``trust_clip`` caps the result at the learning
+    ``trust_coefficient`` × ‖w‖ / ‖gradient‖ scales the rate; ``trust_clip`` caps the result at the learning
     rate (LARC). Momentum is the paper's; timm's default is 0.
     """
 
