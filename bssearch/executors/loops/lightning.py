@@ -70,7 +70,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     Raises:
         UsageError: If the trial has a state or a growing batch. If the fit has manual optimization, no validation,
-            other processes than the trial, or another device. If a callback chooses batch size or learning rate.
+            earlier steps, other processes than the trial, or another device. If a callback chooses batch size or learning rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:
@@ -113,7 +113,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.callbacks = [*others, self]  # last, so that other validation hooks take no train time
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the learning rates, and evaluate at step 0 if due."""
+        """Set the learning rates, and evaluate at step 0 if due. `UsageError` if unfit."""
         self._steps = trainer.global_step
         if self._steps and self._trial.is_searched:
             branches = self._trial.checkpoint is not None
