@@ -131,7 +131,7 @@ def samples_chart(answer: Answer) -> Chart | None:
 
 
 def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
-    """Time and cost to the target by batch size, with cost as money if ``priced``, else as samples."""
+    """Time to the target, and cost (money if ``priced``, else samples), by batch size."""
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
     points = {
         one.batch_size: Point(

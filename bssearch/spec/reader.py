@@ -318,7 +318,7 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def file_schema() -> dict[str, Any]:
-    """JSON Schema of a study file: the fields of a spec, and the name of a preset."""
+    """JSON Schema of a study file: a spec's fields, and a preset's name."""
     schema = StudySpec.model_json_schema()
     schema["properties"]["preset"] = {"enum": sorted(settings.presets())}
     return schema

@@ -58,7 +58,7 @@ class SubmissionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSubmission:
-    """A study to run from a worker's template with values.
+    """Study to run from a worker's template with values.
 
     Workers with all ``tags`` serve the study from ``not_before`` on. Stored rows can fail `check`.
     """

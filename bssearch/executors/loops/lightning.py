@@ -70,7 +70,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     Raises:
         UsageError: If the trial has a state or a growing batch. If the fit has manual optimization, no validation,
-            earlier steps, other processes than the trial, or another device. If a callback chooses batch size or learning rate.
+            earlier steps, other processes than the trial, or another device. If a callback chooses batch size or
+            learning rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:

@@ -441,7 +441,7 @@ def _settings(given: Any) -> Any:
 
 
 class MemoryPlanRequest(Request):
-    """The input of `plan_memory`."""
+    """Input of `plan_memory`."""
 
     parameters: Annotated[
         Parameters,
