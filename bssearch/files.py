@@ -178,7 +178,7 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
     """Write drafts beside the paths and rename them at the end, all or none.
 
-    Links stay, and their targets are replaced.
+    Links stay; their targets are replaced. Raises `UsageError` for a database.
     """
     targets = [_target(path) for path in paths]
     for path in targets:

@@ -306,7 +306,7 @@ def caveats(
             "easier_target",
             target != spec.record_target,
             f"the default missed {spec.target.metric} {spec.target.value:g}, so the answer compares runs at "
-            f"{target.value:.4g}, with a smaller critical batch size",
+            f"{target.value:.4g}, where the critical batch size is usually smaller",
         ),
         *((one.code, True, one.message) for one in of_noise),
         (
