@@ -120,7 +120,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Value and root node of a document; None if the document is empty."""
+    """Value and root node of a document, None if empty; raises `yaml.YAMLError`."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
