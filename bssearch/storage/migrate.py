@@ -560,7 +560,7 @@ def script(roles: Roles | None) -> str:
         # EXECUTE, because plain SQL would fail if the table does not exist.
         f"DO $$ DECLARE found text; BEGIN IF to_regclass('{VERSION_TABLE}') IS NOT NULL THEN "
         f"EXECUTE 'SELECT version_num FROM {VERSION_TABLE}' INTO found; IF found <> '{SCHEMA_HEAD}' THEN "
-        f"RAISE 'the schema is at revision %, this is for {SCHEMA_HEAD}: `{UPGRADE_COMMAND}` first', found; "
+        f"RAISE 'the schema is at revision %, but this SQL needs {SCHEMA_HEAD}; run `{UPGRADE_COMMAND}`', found; "
         "END IF; END IF; END $$",
         *_tables(),
         *(right_statements(roles, SCHEMA) if roles else ()),
