@@ -238,7 +238,7 @@ OTHER_SEPARATORS = (";", "\t", "|")  # Spreadsheets write semicolons in locales 
 
 
 def check_separator(header: Sequence[str], origin: str) -> None:
-    """Raise `UsageError` unless commas separate the columns."""
+    """Raise `UsageError` if another separator is in a header's only column."""
     found = next((one for one in OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
     if found is not None:
         raise UsageError(

@@ -541,7 +541,7 @@ class WaitingTrials(Checkpoints):
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"ending paused trials, whose checkpoints this driver cannot read:  {', '.join(gone)}")
+            self._note(f"ending paused trials, whose checkpoints this driver cannot read: {', '.join(gone)}")
         for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()
