@@ -275,7 +275,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
-            message=f"the noise scale was measured far from the target, and usually grows on the way:  {found.reason}",
+            message=f"the noise scale was measured far from the target, and usually grows on the way: {found.reason}",
         )
 
 
