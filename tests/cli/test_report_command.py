@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from bssearch import Store, StudySpec, open_store, trials_frame
+from bssearch.cli.study import MEANINGS
 from bssearch.exchange.exporters import exports
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from tests.cli.task import bssearch, ran, refused
@@ -424,5 +425,5 @@ def said(place: Path, *arguments: str) -> str:
     ids=" ".join,
 )
 def test_it_counts_as_a_pruned_one(both: dict[TrialState, Path], arguments: tuple[str, ...]) -> None:
-    pruned, paused = (said(place, *arguments) for place in both.values())
-    assert paused.replace("paused", "pruned") == pruned
+    pruned, paused = (re.sub(r"[-─\s]+", " ", said(place, *arguments)) for place in both.values())
+    assert paused.replace(MEANINGS["paused"], MEANINGS["pruned"]).replace("paused", "pruned") == pruned
