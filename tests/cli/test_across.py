@@ -123,6 +123,17 @@ def test_best_without_a_study_answers_from_all_that_match(folder: Path) -> None:
     assert "do not agree" in shown and "space.batch_size [16, 32] / [128, 256]" in shown
 
 
+def test_a_copy_of_a_study_in_another_database_does_not_count_again(folder: Path) -> None:
+    printed(folder, "import", "study", A, "--study", "near", "--db", "sqlite:///c.db")
+    asked = ("best", "--workload", "digits", "--db", "sqlite:///c.db", "--db", A)
+    found = read(folder, *asked)
+    assert [one["copy_of"] for one in found["answers"]] == [None, "near in sqlite:///c.db", None]
+    (question,) = found["agreement"]["questions"]
+    assert question["studies"] == ["near", "far"]
+    told = printed(folder, *asked)
+    assert "The 2 answers do not agree" in told and "copy of near in sqlite:///c.db" in told
+
+
 def test_archived_studies_do_not_answer(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'b.db'}") as store:
         store.studies.archive("other")

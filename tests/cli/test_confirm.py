@@ -187,6 +187,11 @@ SPEC = make_spec(
     budget={"trials": 12, "trial_train_seconds": 100.0},
     confirm={"top": 3, "runs": 3},
 )
+RUNS = "batch_size,seed,reached,steps,train_seconds\n" + "".join(
+    f"{size},{seed},true,{3000 // size + seed},{seconds + seed / 10}\n"
+    for size, seconds in ((16, 3.0), (64, 2.0), (128, 2.5))
+    for seed in range(3)
+)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +231,16 @@ def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExec
     assert [row["rule"] for row in rows] == [rule["rule"] for rule in found["rules"]]
     lines = bssearch("study", "audit", "toy", "-f", "jsonl", cwd=audited).stdout.splitlines()
     assert [json.loads(line)["verdict"] for line in lines] == [rule["verdict"] for rule in found["rules"]]
+
+
+def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -> None:
+    (tmp_path / "table.csv").write_text(RUNS)
+    printed(tmp_path, "import", "runs", "table.csv", "--target", "0.9", "--default-batch", "16")
+    rules = read(tmp_path, "study", "audit", "table")["rules"]
+    assert {rule["verdict"] for rule in rules if rule["rule"] != Rule.EPOCHS} == {"not_run"}
+    assert {rule["verdict"] for rule in rules if rule["rule"] == Rule.EPOCHS} == {"broke"}, "the table tells"
+    assert any("learning rate of the runs is unknown" in rule["reason"] for rule in rules)
+    assert not by_law.requests
 
 
 def finding(regret: Regret | None, **changes: Any) -> RuleFinding:

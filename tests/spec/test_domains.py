@@ -299,6 +299,12 @@ def test_any_other_value_is_refused_and_named(templates: Templates, key: str, va
         templates["task"].study("mine", {key: value})
 
 
+@pytest.mark.parametrize("values", [[1], "budget.trials", None])
+def test_what_is_no_mapping_of_values_is_refused(templates: Templates, values: Any) -> None:
+    with pytest.raises(UsageError, match="must be a mapping of keys to values"):
+        templates["task"].study("mine", values)
+
+
 @pytest.mark.parametrize("text", ["no", "a: [b", "1.5", "x=y"])
 def test_a_choice_of_text_stays_the_text_that_it_is(tmp_path: Path, text: str) -> None:
     """Not what YAML would make of it."""
