@@ -91,7 +91,7 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
 
 @on_postgresql
 def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str, here: Path, checkpoints: Path) -> None:
-    node = make_node(tmp_path / "a", **LONG)
+    node = make_node(tmp_path / "a", **{**LONG, "workload_settings": {"step_seconds": 0.15}})  # outlasts slow commands
     printed(here, "queue", "submit", "task", "target.value=0.99", "budget.trials=40", "--name", "one")
     with worker(node, url, checkpoints) as served, open_store(url, write=False) as store:
         served.wait_for("trial 1 runs")
