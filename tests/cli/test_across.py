@@ -123,6 +123,16 @@ def test_best_without_a_study_answers_from_all_that_match(folder: Path) -> None:
     assert "do not agree" in shown and "space.batch_size [16, 32] / [128, 256]" in shown
 
 
+def test_answers_of_two_devices_are_to_two_questions_and_a_study_without_one_says_why(folder: Path) -> None:
+    found = read(folder, "best", "--workload", "digits", "--target", "0.9", "--db", B)
+    assert [one["study"] for one in found["answers"]] == ["near", "other", "missed"]
+    missed = found["answers"][2]
+    assert missed["optimal"] is None and "accuracy" in missed["note"]
+    assert [one["question"]["device"] for one in found["agreement"]["questions"]] == ["NVIDIA A100", "NVIDIA H100"]
+    told = printed(folder, "best", "--workload", "digits", "--db", B)
+    assert "- device NVIDIA H100: One study answers: batch" in told
+
+
 def test_a_copy_of_a_study_in_another_database_does_not_count_again(folder: Path) -> None:
     printed(folder, "import", "study", A, "--study", "near", "--db", "sqlite:///c.db")
     asked = ("best", "--workload", "digits", "--db", "sqlite:///c.db", "--db", A)

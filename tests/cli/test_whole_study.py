@@ -141,6 +141,13 @@ def test_library_and_command_line_give_the_same(folder: Path) -> None:
     assert {"batch_size", "learning_rate", "momentum", "time_to_target_s", "state"} <= set(frame.columns)
 
 
+def test_the_same_command_again_repeats_nothing(lawful: Path, by_law: LawExecutor) -> None:
+    before = read(lawful, "trial", "list")
+    assert "resuming study task" in ran(lawful, "run", "task.yaml").stderr
+    assert by_law.requests == []
+    assert read(lawful, "trial", "list") == before
+
+
 def test_a_configuration_of_ones_own_is_tried_next_and_a_larger_budget_extends_the_study(
     lawful: Path, by_law: LawExecutor
 ) -> None:
