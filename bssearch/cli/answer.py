@@ -284,7 +284,7 @@ def print_generalisation(found: Generalisation, metric: str) -> None:
 
 
 def about_noise(noise: NoiseAnswer) -> str:
-    """Gradient noise scale and the place of its measurement."""
+    """Gradient noise scale and its origin."""
     one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
     where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
     scale = noise_scale(noise.scale, noise.low, noise.high)
@@ -294,7 +294,7 @@ def about_noise(noise: NoiseAnswer) -> str:
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
-    """An answer's batch sizes as rows; another objective than the time has a column of its own."""
+    """An answer's batch sizes as rows; other objectives than the time have a column."""
     return [
         {
             **({} if found.objective == TIME_COLUMN else {found.objective: _figure(row)}),
