@@ -477,7 +477,8 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     steps: int = min(micro_batches // accumulation, rows // size)
     require(
         steps >= 1,
-        f"a pass has {micro_batches} micro-batches of {rows} samples; a step of batch size {size} takes {accumulation}",
+        f"a pass has {rows} samples (micro-batches: {micro_batches}); "
+        f"a step takes {size} (micro-batches: {accumulation})",
         hint=FEWER_SAMPLES,
     )
     return steps
