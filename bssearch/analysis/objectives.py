@@ -495,7 +495,7 @@ AS_GOOD = 0.005  # this share of the target's value is a difference of 5 % by `l
 
 
 class MetricInBudget(Objective):
-    """Best validation metric at the full limit, with the sign that makes less better.
+    """Best validation metric at the full limit, negated if the goal is to maximise.
 
     Trials that ended early have no figure. The target's value only scales differences.
     """

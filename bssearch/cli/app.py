@@ -40,7 +40,7 @@ def topics() -> dict[str, Path]:
 
 
 def topic_file(topic: str) -> Path:
-    """A topic's file; raise `NotFoundError` naming similar topics."""
+    """A topic's file; if unknown, `NotFoundError` with similar topics."""
     from difflib import get_close_matches
 
     there = topics()

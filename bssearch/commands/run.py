@@ -103,7 +103,11 @@ def begin_with(study: OpenStudy, source: str) -> None:
         except UsageError as error:
             study.listener.note(f"leaving out a run of study {source}: {error.message}")
     words = "; ".join(f"batch {one.batch_size}, learning rate {one.learning_rate:.3g}" for one in queued.values())
-    study.listener.note(f"the first trials repeat study {source}: {words or 'no configuration'}")
+    study.listener.note(
+        f"the first trials come from study {source}: {words}"
+        if words
+        else f"the space has no configuration of study {source}; the search starts with the default"
+    )
 
 
 def run_opened(study: OpenStudy) -> Answer:

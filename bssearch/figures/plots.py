@@ -69,7 +69,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     return picture(
         chart,
         title=title,
-        subtitle=f"median and 95 % interval{seeds}, with the learning rate and the rest tuned at each batch size",
+        subtitle=f"median and 95 % interval{seeds}, with each batch size's best hyperparameters",
         footnote=", ".join(
             [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
         ),

@@ -62,7 +62,7 @@ Identity = Mapping[str, str]  # the values that decide a trial's steps, by name,
 
 
 def identity_of(request: TrialRequest, **others: object) -> dict[str, str]:
-    """Values that must be equal to resume a trial: the request's values and ``others``."""
+    """Values that must be equal to resume a trial: values of the request, and ``others``."""
     fields = {
         "configuration": asdict(request.plan.configuration),
         "seed": request.plan.seed,

@@ -59,7 +59,7 @@ def resume_study(store: Store, study: str) -> Submission:
 
 
 def settle_cancelled(store: Store, study: str) -> None:
-    """End a cancelled study's paused and orphaned trials, and delete its checkpoints."""
+    """End a cancelled study's paused and lost trials, and delete its checkpoints."""
     if (record := store.studies.find(study)) is not None:
         store.leases.mark_lost(study, is_alive=is_alive)
         store.trials.settle_paused(study, state=TrialState.CANCELLED)

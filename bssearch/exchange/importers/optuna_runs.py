@@ -194,9 +194,8 @@ def import_optuna(
     seconds: Annotated[
         str | None,
         Option(
-            "Source of train seconds: duration (if a trial's last report is the first that met the target), step_ms "
-            "(report steps are milliseconds), value (seconds to the target), or user_attr:NAME (seconds of the whole "
-            "trial; reports give the fraction up to the target).",
+            "Source of train seconds: duration, step_ms (report steps are milliseconds), value (seconds to the target) "
+            "or user_attr:NAME. --figures-at says if duration and user_attr end at the target or with the trial.",
             metavar="PLACE",
             shown_default="unknown",
         ),

@@ -59,7 +59,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Args:
         default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
-            step seconds. Until two batch sizes are known, half of a step at the middle size counts as constant.
+            step seconds. Without step seconds of two batch sizes, half of a step at the middle size counts as constant.
         seconds_per_report_step: The unit of the report step, if not milliseconds.
         seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
 
