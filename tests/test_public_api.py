@@ -45,7 +45,7 @@ def functions_of(name: str) -> Iterator[tuple[str, Any]]:
         return
     for kind in one.__mro__:
         if kind.__module__.startswith("bssearch."):
-            for member, value in vars(kind).items():
+            for member, value in list(vars(kind).items()):
                 function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if not member.startswith("_") and inspect.isfunction(function):
                     yield f"{name}.{member}", function
