@@ -133,7 +133,7 @@ def build_answer(
     timed = timed_probes(spec, verdict, probes)
     law, fit = _fit_and_predict(tuned.points, timed.values(), known.noise_scale)
     times = _predicted_times(law, timed.values()) if law is not None and law.verdict == "fits" else {}
-    rivals = [size for size, probe in timed.items() if probe.step_seconds is not None]
+    rivals = [size for size, probe in probes.items() if probe.step_seconds is not None]
     drawn = beliefs(verdict, step_figures(spec, verdict, probes), trials, rivals)
     if drawn is not None:
         verdict = verdict.recommending(drawn.recommended, drawn.best)

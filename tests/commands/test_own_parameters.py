@@ -227,6 +227,16 @@ def test_a_law_over_several_models_is_none_and_of_another_model_than_the_timed_o
     }
 
 
+def test_an_untried_size_is_a_rival_of_another_model_than_the_timed_one() -> None:
+    spec = law_spec()
+    trials, untried = runs_of({16: 48, 32: 48, 64: 48}), {128: make_probe(128, step_seconds=0.01)}
+    sure, with_untried = (
+        build_answer(study_record(spec), spec, trials, known).within_5_percent
+        for known in (probes(), probes() | untried)
+    )
+    assert sure is not None and with_untried is not None and with_untried < sure
+
+
 def test_a_row_of_another_model_has_its_runs_own_step_time_and_no_product() -> None:
     spec = law_spec()
     trials = [
