@@ -254,7 +254,7 @@ def tuned_curves(
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
 ) -> list[BatchCurves]:
-    """Best configuration's curves at each timed batch size;  the keys of ``curves`` are trial numbers."""
+    """Best configuration's curves at each timed batch size; the keys of ``curves`` are trial numbers."""
     found = []
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():

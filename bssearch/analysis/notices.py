@@ -363,7 +363,7 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
     unlike = Notice(
         code="generalisation_contended",
         message=f"{shared} of {runs} runs of {found.train_seconds:g} s shared the device with other work "
-        "and may have trained for fewer steps;  repeat these runs on an idle machine",
+        "and may have trained for fewer steps; repeat these runs on an idle machine",
     )
     return [unlike] * bool(shared) + [
         Notice(code="generalisation_gap", message=_gap_sentence(found, row, row.gap, target))

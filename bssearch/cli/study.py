@@ -97,7 +97,7 @@ BASES = {
 MEANINGS = {
     "queued": "next",
     "running": "trains now",
-    "paused": "stopped early, slower than other trials",
+    "paused": "saved; may resume",
     "reached": "reached the target",
     "pruned": "stopped early, slower than other trials",
     "capped": "stopped at a multiple of the fastest trial's time",
