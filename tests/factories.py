@@ -11,6 +11,7 @@ from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.records import (
     Configuration,
     Environment,
+    NoiseRequest,
     Observation,
     ParameterValue,
     Phase,
@@ -113,6 +114,18 @@ def make_request(number: int, *, target: Target, **values: Any) -> TrialRequest:
     given = {name: values.pop(name) for name in ("configuration", "seed", "train_seconds_limit")}
     plan = TrialPlan(sampled=None, phase=Phase.SEARCH, **given)
     return changed(TrialRequest(number=number, plan=plan, target=target), **values)
+
+
+def make_noise_request(configuration: Configuration, **changes: Any) -> NoiseRequest:
+    """Request for a noise measurement, without limits unless given."""
+    given: dict[str, Any] = {
+        "seed": 3,
+        "target": Target(metric="accuracy", value=0.9),
+        "train_seconds_limit": 1e9,
+        "noise_seconds_limit": 1e9,
+        "eval_every_steps": 5,
+    }
+    return NoiseRequest(configuration=configuration, **{**given, **changes})
 
 
 def changed(

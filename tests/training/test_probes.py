@@ -39,7 +39,7 @@ from bssearch.training.probes import (
     median_interval,
 )
 from bssearch.training.trainer import WARM_UP_STEPS, Updates
-from tests.factories import not_none
+from tests.factories import make_noise_request, not_none
 from tests.training.toys import CPU, FakeTime, Toy, configuration, core_of_pace, metric_by_evaluation, on_cpu, toy_data
 
 Measure = Callable[..., StepTime]
@@ -395,16 +395,8 @@ def test_on_a_gpu_the_limit_is_that_of_the_allocator() -> None:
 
 
 def request(**changes: Any) -> NoiseRequest:
-    values: dict[str, Any] = {
-        "configuration": configuration(64),
-        "seed": 3,
-        "target": Target(metric="accuracy", value=0.9),
-        "train_seconds_limit": 20.0,
-        "noise_seconds_limit": 60.0,
-        "eval_every_steps": 5,
-        **changes,
-    }
-    return NoiseRequest(**values)
+    own = {"configuration": configuration(64), "train_seconds_limit": 20.0, "noise_seconds_limit": 60.0}
+    return make_noise_request(**{**own, **changes})
 
 
 def measured(toy: Toy, samples: int = 600, **changes: Any) -> NoiseMeasurement:

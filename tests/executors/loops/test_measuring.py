@@ -18,7 +18,6 @@ from bssearch.records import (
     NoiseMeasurement,
     NoiseRequest,
     StepTime,
-    Target,
     TrialState,
     WorkloadDescription,
 )
@@ -36,6 +35,7 @@ from tests.executors.loops.loops import (
     memory_request,
     step_time_request,
 )
+from tests.factories import make_noise_request
 from tests.training.toys import FakeTime, configuration, core_of_pace
 
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -245,16 +245,7 @@ class TestLightning:
 
 
 def noise_request(**changes: Any) -> NoiseRequest:
-    settings: dict[str, Any] = {
-        "configuration": configuration(20),
-        "seed": 3,
-        "target": Target(metric="accuracy", value=0.9),
-        "train_seconds_limit": 1e9,
-        "noise_seconds_limit": 1e9,
-        "eval_every_steps": 2,
-        **changes,
-    }
-    return NoiseRequest(**settings)
+    return make_noise_request(configuration(20), eval_every_steps=2, **changes)
 
 
 @pytest.mark.parametrize("limit", [1e9, 0.0])
