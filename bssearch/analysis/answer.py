@@ -98,7 +98,7 @@ class Optimal(Model):
     world_size: int = 1
     parameters: Parameters
     time_to_target_s: Time | None
-    objective_value: Figure | None
+    objective_value: Figure
     steps_to_target: int | None
     samples_to_target: float | None
     tokens_to_target: float | None

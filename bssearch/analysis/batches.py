@@ -168,13 +168,6 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
     return best.learning_rate in (min(rates, default=None), max(rates, default=None))
 
 
-def _rates_tried(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> int:
-    # 0 if unknown or not imported: a search by bssearch tunes
-    if not spec.is_imported or spec.is_tuned_elsewhere:
-        return 0
-    return len(rates_tried(trials, best))
-
-
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
     """Kaplan–Meier estimate over repeats under the same limit.
 
@@ -220,11 +213,12 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     slope_at = slopes(verdict.by_batch) if comparable else {}
     steep = {slope.since for slope in slope_at.values() if slope.is_too_steep}
     searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}
+    counts_rates = spec.is_imported and not spec.is_tuned_elsewhere  # a search by bssearch tunes
     reasons: dict[int, list[str]] = {}
     for size, candidate in verdict.by_batch.items():
         reached = [trial for trial in _at(trials, size) if trial.state is TrialState.REACHED]
         tuned = {trial.configuration.key for trial in reached}
-        rates = _rates_tried(spec, trials, candidate.configuration)
+        rates = len(rates_tried(trials, candidate.configuration)) if counts_rates else 0
         reasons[size] = [
             reason
             for reason, holds in (

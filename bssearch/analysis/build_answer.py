@@ -143,7 +143,7 @@ def build_answer(
     largest = _largest(spec, verdict, batches, memory)
     best = verdict.optimal.configuration.batch_size
     missing = missing_runs(trials, batches, best, worse) if spec.is_imported else []
-    environment = study.environment
+    environment, searched = study.environment, sum(one.phase is Phase.SEARCH for one in trials)
     # With an easier target, curves end at that target.
     final = generalisation(trials, verdict, study.target) if study.target == spec.record_target else None
     return Answer(
@@ -171,12 +171,12 @@ def build_answer(
         measured=known,
         recommendation=Recommendation(rule=verdict.rule, least_batch_size=verdict.least.configuration.batch_size),
         imported=spec.is_imported,
-        provisional=sure is None or sure.is_provisional or verdict.ignores_seeds,
+        provisional=drawn is None or not drawn.are_sure or verdict.ignores_seeds,
         within_5_percent=None if sure is None else sure.within_5_percent,
         configuration_within_5_percent=None if sure is None else sure.configuration_within_5_percent,
         would_settle=None if sure is None or spec.is_imported else sure.settles,
         runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
-        next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials), missing),
+        next=list(islice(next_steps(spec, verdict, sure, largest, searched, missing), MOST_STEPS)),
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed, devices=spec.executor.world_size),
         by_devices=by_devices(verdict, law, on_devices, everything) if verdict.optimal.objective.trials_race else [],
@@ -220,7 +220,8 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     tokens = next((one.tokens / one.samples for one in hits if one.tokens is not None and one.samples), None)
     samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)
-    parameters = parameters_of(configuration)
+    parameters, figure = parameters_of(configuration), figure_of(candidate)
+    assert figure is not None, "an optimum has a figure"
     named = {"learning_rate", *spec.set_parameters} if spec.is_program else parameters.keys()
     return Optimal(
         batch_size=configuration.batch_size,
@@ -229,7 +230,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         world_size=configuration.world_size,
         parameters={name: value for name, value in parameters.items() if name in named},
         time_to_target_s=time_of(candidate),
-        objective_value=figure_of(candidate),
+        objective_value=figure,
         steps_to_target=steps_to_target(candidate),
         samples_to_target=samples,
         tokens_to_target=None if samples is None or tokens is None else samples * tokens,
@@ -407,7 +408,7 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     )
 
 
-MOST = 2  # proposed commands
+MOST_STEPS = 2  # proposed commands
 
 MORE_TRIALS = 1.5  # proposed total of trials, as a multiple of the trials so far
 
@@ -419,19 +420,8 @@ def next_steps(
     largest: Largest,
     trials: int,
     missing: Sequence[MissingRun] = (),
-) -> list[NextStep]:
-    """The most useful commands; ``missing`` has the missing runs of an imported study."""
-    return list(islice(_proposed(spec, verdict, sure, largest, trials, missing), MOST))
-
-
-def _proposed(
-    spec: StudySpec,
-    verdict: Verdict,
-    sure: Certainty | None,
-    largest: Largest,
-    trials: int,
-    missing: Sequence[MissingRun],
 ) -> Iterator[NextStep]:
+    """Yield useful commands, the best first; ``missing`` has the missing runs of an imported study."""
     name = shlex.quote(spec.name)
     if missing:
         words = "; ".join(one.in_words for one in missing)

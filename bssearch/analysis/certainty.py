@@ -197,11 +197,6 @@ class Certainty:
     runs: int | None = None
     configuration_within_5_percent: float | None = None
 
-    @property
-    def is_provisional(self) -> bool:
-        """True if the probability is below `ENOUGH`."""
-        return self.within_5_percent < ENOUGH
-
 
 @dataclass(frozen=True, eq=False)
 class Beliefs:
@@ -300,13 +295,12 @@ class Beliefs:
 
     def certainty(self) -> Certainty:
         """Recommendation's certainty, with the remedy if provisional."""
-        found = Certainty(
+        own = self.figures[:, self._place(self.recommended)]
+        return Certainty(
             self.share,
-            configuration_within_5_percent=float(
-                (self.figures[:, self._place(self.recommended)] <= self.tuned.min(axis=1) + math.log(FLAT_RATIO)).mean()
-            ),
+            configuration_within_5_percent=float((own <= self.tuned.min(axis=1) + math.log(FLAT_RATIO)).mean()),
+            **({} if self.are_sure else self._what_settles()),
         )
-        return found if not found.is_provisional else replace(found, **self._what_settles())
 
     def _what_settles(self) -> dict[str, Any]:
         contending = {self._place(one) for one in self.contenders()}
@@ -509,8 +503,7 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 def _were_alone(runs: Sequence[TrialRecord]) -> bool:
     # True if enough runs shared the machine with no other work that some more runs would find such step times
-    alone = sum(run.outcome is not None and not run.outcome.contended for run in runs)
-    return alone >= ALONE_SHARE * len(runs)
+    return sum(run.outcome is not None and not run.outcome.contended for run in runs) >= ALONE_SHARE * len(runs)
 
 
 def _is_far(one: Candidate, least: Candidate) -> bool:
@@ -545,8 +538,7 @@ def _base(objective: Objective, steps: StepFigures, sizes: Sequence[int]) -> tup
     base = np.interp(
         np.log(np.array(sizes, dtype=float)), np.log(np.array(timed, dtype=float)), [known[size] for size in timed]
     )
-    errors = np.array([steps[size][1] if size in known else UNTIMED_ERROR for size in sizes])
-    return base, errors
+    return base, np.array([steps[size][1] if size in known else UNTIMED_ERROR for size in sizes])
 
 
 def _others_vary(trials: Sequence[TrialRecord]) -> bool:

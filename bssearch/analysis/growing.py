@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer
 from bssearch.analysis.optimum import Candidate, Verdict, median_steps, says_something
@@ -80,8 +81,7 @@ def _best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds
     most = max(map(len, repeated.values()), default=0)
     groups = [group for group in repeated.values() if len(group) == most] or searched
     groups = [group for group in groups if any(map(has_grown, group))]
-    runs = [run for group in groups for run in group]
-    objective = tuned.objective.between((*runs, *tuned.runs), step_seconds)
+    objective = tuned.objective.between((*chain.from_iterable(groups), *tuned.runs), step_seconds)
     found = [Candidate(group[0].configuration, tuple(group), objective) for group in groups]
     return min([one for one in found if math.isfinite(one.value)], key=lambda one: (one.value, one.mean), default=None)
 

@@ -16,9 +16,7 @@ from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, pl
 
 def headline(answer: Answer) -> str:
     """Answer in a few sentences."""
-    figure = answer.optimal.objective_value
-    assert figure is not None, "an optimum has a figure"
-    text = f"{_reaches(answer, figure)} ({figure.origin})"
+    text = f"{_reaches(answer)} ({answer.optimal.objective_value.origin})"
     better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
     return " ".join(filter(None, [text, what_else(answer), _how_sure(answer)]))
@@ -34,10 +32,10 @@ def comparisons(answer: Answer) -> tuple[str, str]:
     return _compared(over_largest, named, objective), _compared(found.over_default, "your default", objective)
 
 
-def _reaches(answer: Answer, figure: Figure) -> str:
+def _reaches(answer: Answer) -> str:
     objective = objective_in(answer)
     reaches = f"{'is predicted to reach' if answer.is_predicted else 'reaches'} {answer.target.in_words}"
-    shown = with_interval(figure, objective.digits, objective.unit)
+    shown = with_interval(answer.optimal.objective_value, objective.digits, objective.unit)
     provisional = "Provisional: batch" if answer.provisional else "Batch"
     return f"{provisional} {answer.optimal.batch_size} {objective.sentence(answer.target.metric, reaches, shown)}"
 
@@ -134,7 +132,7 @@ def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str
 def what_else(answer: Answer) -> str:
     """Sentence about other batch sizes within 5 %, if any."""
     best, objective = answer.optimal.objective_value, objective_in(answer)
-    if best is None or best.low is None or not objective.has_ratios:
+    if best.low is None or not objective.has_ratios:
         return ""  # fewer than three runs have no interval
     figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
     if answer.recommendation.rule == "law":

@@ -18,7 +18,6 @@ from bssearch.analysis.optimum import (
     plain_misses,
     plainly_missed,
     says_something,
-    too_few_runs,
 )
 from bssearch.analysis.shape import Interval, Notice, Predicted
 from bssearch.records import (
@@ -33,6 +32,7 @@ from bssearch.records import (
     grouped,
     student_t,
 )
+from bssearch.records.text import plural
 from bssearch.spec import StudySpec
 
 NOISE = 0.10  # a notice warns if the coefficient of variation over seeds is higher
@@ -172,7 +172,12 @@ def _about_the_choice(
         (
             "few_runs",
             0 < known.runs < FEWEST_RUNS and verdict.confirmed,
-            too_few_runs(known.runs, wanted=None if spec.is_imported else spec.confirm.runs),
+            f"the optimum has {plural(known.runs, 'confirmation run')}, but an interval needs {FEWEST_RUNS}; "
+            + (
+                "add runs with other seeds"
+                if spec.is_imported
+                else f"repeat with `bssearch study confirm --runs {max(FEWEST_RUNS, spec.confirm.runs)}`"
+            ),
         ),
         (
             "equal_runs",

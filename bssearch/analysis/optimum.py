@@ -51,31 +51,16 @@ BEATEN_FREEDOM = 4  # degrees of freedom from which repeats show the noise
 BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated tests
 
 
-@dataclass(frozen=True, slots=True)
-class PlainMiss:
-    """A configuration that surely misses the target in more than half of the runs with fresh seeds.
+def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
+    """Configurations that surely miss the target in more than half of the runs, ordered by first run.
 
-    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934).
+    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934). Each seed has one run.
     """
-
-    configuration: Configuration
-    reached: int
-    runs: int
-
-    @property
-    def at_most(self) -> float:
-        """Upper 95 % bound of the share of runs that reach the target."""
-        return at_most(self.reached, self.runs)
+    return [one for one in _confirmed(trials, objective) if at_most(_reached(one), len(one.runs)) < HALF]
 
 
-def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[PlainMiss]:
-    """Configurations that plainly miss the target, ordered by first run, with one run per seed."""
-    found = []
-    for one in _confirmed(trials, objective):
-        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in one.runs)
-        if at_most(reached, len(one.runs)) < HALF:
-            found.append(PlainMiss(one.configuration, reached, len(one.runs)))
-    return found
+def _reached(one: Candidate) -> int:
+    return sum(run.state is TrialState.REACHED or one.objective.figure(run) is not None for run in one.runs)
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
@@ -120,8 +105,7 @@ def compared(
 ) -> Objective:
     """Copy of the objective that compares the confirmation runs; see `Objective.between`."""
     counted = [trial for trial in trials if trial.state.has_result]
-    fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
-    return objective.between(fresh, step_seconds, counted)
+    return objective.between([one for one in counted if one.phase is Phase.CONFIRM], step_seconds, counted)
 
 
 def _on_a_quiet_device(trials: Iterable[TrialRecord], objective: Objective) -> list[Candidate]:
@@ -149,24 +133,13 @@ def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
     return alike >= FEWEST_ALIKE
 
 
-def plainly_missed(miss: PlainMiss) -> str:
+def plainly_missed(miss: Candidate) -> str:
     """Sentence about a plain miss."""
-    one = miss.configuration
+    one, reached, runs = miss.configuration, _reached(miss), len(miss.runs)
     return (
-        f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
-        f"with fresh seeds, so at most {miss.at_most:.0%} of runs do (95 % confidence)"
+        f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {reached} of {runs} runs with "
+        f"fresh seeds, so at most {at_most(reached, runs):.0%} of runs do (95 % confidence)"
     )
-
-
-def too_few_runs(runs: int, wanted: int | None) -> str:
-    """Sentence about too few runs; ``wanted`` is None for imported studies."""
-    made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
-    needs = f"an interval needs {FEWEST_RUNS}"
-    if wanted is None:
-        return f"{made} and {needs}; add runs with other seeds"
-    if wanted < FEWEST_RUNS:
-        return f"{made} (confirm.runs = {wanted}) and {needs}; set `confirm.runs: {FEWEST_RUNS}`"
-    return f"{made} and {needs}; add runs with `bssearch study confirm`"
 
 
 def says_something(trial: TrialRecord) -> bool:
@@ -196,8 +169,7 @@ def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective:
 
 
 def _need_no_more(trials: Sequence[TrialRecord], objective: Objective) -> set[str]:
-    missed = {one.configuration.key for one in plain_misses(trials, objective)}
-    return missed | beaten(trials, objective)
+    return {one.configuration.key for one in plain_misses(trials, objective)} | beaten(trials, objective)
 
 
 def _runs_by_configuration(trials: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
@@ -539,9 +511,8 @@ class Verdict:
         if batch_size == self.optimal.configuration.batch_size:
             return self
         least = self.least.configuration.batch_size
-        rule: Rule = "smallest_shown_within_5_percent" if batch_size < best == least else "law"
-        rule = "least" if batch_size == least else rule
-        return replace(self, optimal=self.by_batch[batch_size], rule=rule)
+        smaller: Rule = "smallest_shown_within_5_percent" if batch_size < best == least else "law"
+        return replace(self, optimal=self.by_batch[batch_size], rule="least" if batch_size == least else smaller)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
         """Answer's seconds to the target, by trial number."""

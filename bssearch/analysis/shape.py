@@ -16,6 +16,10 @@ class Model(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def document(self) -> dict[str, Any]:
+        """JSON values."""
+        return self.model_dump(mode="json")
+
     def __dir__(self) -> list[str]:  # without pydantic's methods
         own = {name for kind in type(self).__mro__ if issubclass(kind, Model) for name in vars(kind)}
         return sorted({*type(self).model_fields, *(name for name in own if not name.startswith(("_", "model_")))})
@@ -169,10 +173,6 @@ class BeyondPlan(Beyond):
     measured_batch_size: int
     notes: list[Notice]
 
-    def document(self) -> dict[str, Any]:
-        """Plan as JSON values."""
-        return self.model_dump(mode="json")
-
 
 class ScaleOfLaw(Model):
     """Study's measured B_crit, B_crit by the law, and AdamW timescale τ = B/(ηλD)."""
@@ -225,7 +225,3 @@ class LargerPlan(Model):
     scales: list[ScaleOfLaw]
     checks: list[ScaleCheck]
     notes: list[Notice]
-
-    def document(self) -> dict[str, Any]:
-        """Plan as JSON values."""
-        return self.model_dump(mode="json")

@@ -99,9 +99,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def _title(found: Answer) -> list[str]:
     train = f"Train with batch {found.optimal.batch_size}{' (predicted)' * found.is_predicted}."
     question = f"{found.study} · {found.target.in_words}"
-    figure = found.optimal.objective_value
-    assert figure is not None, "the best batch size has a figure"
-    objective = objective_in(found)
+    figure, objective = found.optimal.objective_value, objective_in(found)
     row = next((one for one in found.batches if one.batch_size == found.optimal.batch_size), None)
     seeds = plural(figure.runs, "fresh seed" if row is not None and row.confirmed else "run")
     over = "predicted, not measured" if found.predicted else f"over {seeds}"
@@ -150,7 +148,7 @@ def _default(found: Answer) -> Batch | None:
     # The default's row: the batch size's own row if retuning brought no gain
     ratio, best = found.speedup.over_default, found.optimal.objective_value
     row = next((one for one in found.batches if one.batch_size == found.speedup.default_batch_size), None)
-    if ratio is None or best is None or row is None:
+    if ratio is None or row is None:
         return None
     value = best.median * ratio.value
     figure = row.objective_lower_bound if row.objective_value is None else row.objective_value.median
@@ -389,7 +387,6 @@ def header(answer: Answer) -> list[str]:
 
 def _takes(answer: Answer) -> str:
     time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
-    assert figure is not None, "the best batch size has a figure"
     known = (
         f"with {with_interval(figure, unit=objective_in(answer).unit)}"
         if time is None

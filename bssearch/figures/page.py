@@ -690,7 +690,6 @@ def _tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
 
 def _figure_tile(answer: Answer) -> Tile:
     figure, objective = answer.optimal.objective_value, objective_in(answer)
-    assert figure is not None, "an optimum has a figure"
     low, high = figure.low, figure.high
     ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
     return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + figure.origin)

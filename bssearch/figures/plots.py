@@ -63,7 +63,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     title = f"{objective.axis_title.capitalize()} by batch size"
     if objective.stops_at_target:
         title += f": {answer.target.in_words}"
-    value = "" if best.objective_value is None else f" at {number(best.objective_value.median)}{objective.unit}"
+    value = f" at {number(best.objective_value.median)}{objective.unit}"
     figured = [row for row in answer.batches if row.objective_value is not None]
     seeds = " over fresh seeds" if all(row.confirmed for row in figured) else ""
     return picture(
@@ -326,7 +326,7 @@ def _lower_bounds(answer: Answer) -> Iterator[Series]:
 
 def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
     ratio, best = answer.speedup.over_default, answer.optimal.objective_value
-    if ratio is None or best is None:
+    if ratio is None:
         return
     value, longer = best.median * ratio.value, "longer than " if ratio.at_least else ""
     yield _apart(

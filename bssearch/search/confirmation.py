@@ -11,7 +11,7 @@ from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
 from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import (
     FAR_BEHIND,
-    PlainMiss,
+    Candidate,
     Verdict,
     beaten,
     compared,
@@ -148,7 +148,7 @@ def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool = True) -> list[TrialPlan]:
     """Missing runs, seed by seed over all finalists in random order.
 
-    Each configuration with runs stays a finalist. If ``spares``, the `beaten` and each `PlainMiss` get no more runs.
+    Each configuration with runs stays a finalist. If ``spares``, the `beaten` and `plain_misses` get no more runs.
     Lost and cancelled runs repeat; failed runs repeat once. After out of memory, all runs of the batch size repeat in
     smaller micro-batches.
     """
@@ -194,7 +194,7 @@ def _missed(history: History, trials: Sequence[TrialRecord]) -> set[str]:
     return {one.configuration.key for one in _plain_misses(history, trials)}
 
 
-def _plain_misses(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
+def _plain_misses(history: History, trials: Sequence[TrialRecord]) -> list[Candidate]:
     return plain_misses(in_force(history, trials), history.objective)
 
 

@@ -75,8 +75,8 @@ def spread(seconds: float, apart: float, count: int, turned: int = 0) -> list[fl
 def test_far_apart_is_sure_and_near_is_not() -> None:
     far = not_none(certainty(verdict_over(*runs(32, *spread(1.0, 0.05, 5)), *runs(64, *spread(3.0, 0.05, 5))), {}))
     near = not_none(certainty(verdict_over(*runs(32, *spread(1.0, 0.2, 5)), *runs(64, *spread(1.1, 0.2, 5, 1))), {}))
-    assert far.within_5_percent > 0.97 and not far.is_provisional
-    assert 0.4 < near.within_5_percent < ENOUGH and near.is_provisional
+    assert far.within_5_percent > 0.97
+    assert 0.4 < near.within_5_percent < ENOUGH
 
 
 def test_the_memory_of_many_runs_is_bounded() -> None:
@@ -131,7 +131,7 @@ def test_a_batch_size_that_was_not_confirmed_counts_by_its_one_trial() -> None:
     settled = [*runs(32, *spread(1.0, 0.05, 5)), *runs(64, *spread(3.0, 0.05, 5))]
     rival = make_trial(1, batch_size=128, seconds=0.99)
     alone, beside = certainty(verdict_over(*settled), {}), certainty(verdict_over(rival, *settled), {})
-    assert not_none(beside).is_provisional and not not_none(alone).is_provisional
+    assert not_none(beside).within_5_percent < ENOUGH <= not_none(alone).within_5_percent
 
 
 def share_of(own: list[float], other: list[float], dropout: float = 0.1) -> float:

@@ -2,6 +2,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import jsonschema
@@ -9,7 +10,7 @@ import pytest
 
 from bssearch import StudySpec, TargetNotReachedError
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Largest
-from bssearch.analysis.build_answer import MOST, build_answer, next_steps
+from bssearch.analysis.build_answer import MOST_STEPS, build_answer, next_steps
 from bssearch.analysis.certainty import Certainty
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.headline import about_columns, further_metrics, headline, speedup_shares, trade_off_rows
@@ -377,11 +378,11 @@ def test_a_notice_is_given_when_it_holds_and_not_otherwise(
     assert code not in codes(answer(untold))
 
 
-def test_as_many_runs_as_were_asked_for_are_few_below_three_and_the_setting_is_named() -> None:
+def test_as_many_runs_as_were_asked_for_are_few_below_three_and_the_remedy_is_named() -> None:
     spec = make_spec(confirm={"runs": 2})
     two = build_answer(study(spec), spec, [*searched(), *confirmed(32, 1.0, 1.1)], {})
     (note,) = (one.message for one in two.warnings if one.code == "few_runs")
-    assert "`confirm.runs: 3`" in note and "confirmation_incomplete" not in codes(two)
+    assert "--runs 3`" in note and "confirmation_incomplete" not in codes(two)
 
 
 def test_step_times_that_were_not_measured_alone_are_told() -> None:
@@ -700,7 +701,7 @@ def verdict(batch_size: int = 64, *, confirmed: bool = True) -> Verdict:
 
 
 def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, largest: Largest = LARGEST) -> list[str]:
-    return [step.command for step in next_steps(spec, found, sure, largest, trials=60)]
+    return [step.command for step in islice(next_steps(spec, found, sure, largest, trials=60), MOST_STEPS)]
 
 
 def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
@@ -719,7 +720,7 @@ def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
 )
 def test_a_provisional_answer_is_settled_first(settles: Settles, runs: int | None, command: str) -> None:
     told = commands(make_spec(name="mine"), verdict(), Certainty(0.6, settles, runs))
-    assert told[0] == command and len(told) == MOST
+    assert told[0] == command and len(told) == MOST_STEPS
     assert commands(make_spec(name="mine"), verdict(confirmed=False))[0] == "bssearch study confirm mine"
 
 

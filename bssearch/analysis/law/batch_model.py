@@ -327,12 +327,7 @@ class LawFit:
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """S(B); raises ValueError outside 1 to the largest batch size that ran."""
-        if not 1 <= batch_size <= self.largest_batch:
-            raise ValueError(
-                f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest size that ran; to "
-                "predict more, run a larger batch"
-            )
+        """S(B), for batch sizes up to the largest that ran."""
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:

@@ -219,16 +219,14 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Size of the ``ladder`` with the least expected log time; raises ValueError without step times."""
+    """Size of the ``ladder``, which has step times, with the least expected log time."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
-    if not (choices := [size for size in sizes if size in set(ladder)]):
-        raise ValueError(f"the batch sizes {', '.join(map(str, ladder))} have no step time")
-    logs = np.log([by_size[size].step_seconds for size in sizes])
-    times = posterior.log_steps(sizes) + logs  # (draws, sizes), up to the level of the law
+    # (draws, sizes), up to the level of the law
+    times = posterior.log_steps(sizes) + np.log([by_size[size].step_seconds for size in sizes])
     expected = posterior.weights @ (times - times.min(axis=1, keepdims=True))
     at = dict(zip(sizes, expected.tolist(), strict=True))
-    best = min(choices, key=at.__getitem__)
+    best = min(ladder, key=at.__getitem__)
     flat = around(sizes.index(best), expected <= max(at[best], expected.min() + math.log(FLAT_RATIO)))
     assert flat is not None, "the optimum is within 5 % of the optimum"
     return ExpectedOptimum(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import numpy as np
+
 from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
 from bssearch.analysis.build_answer import compared_trials
@@ -173,9 +175,10 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Judge if the largest batch size's metric at the full limit is over 2 points worse than the best."""
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
-        known = "fewer than two batch sizes trained to the same full limit"
-        cost = 2 * FEWEST_RUNS * spec.budget.trial_train_seconds
-        known += f", which takes at least {cost:.3g} train seconds"
+        known = (
+            "fewer than two batch sizes trained to the same full limit, which takes at least "
+            f"{2 * FEWEST_RUNS * spec.budget.trial_train_seconds:.3g} train seconds"
+        )
         return _not_run(Rule.GENERALISATION, None, known + command(spec, "study confirm", " --to-budget"))
     largest, points = found.batches[-1], found.notable_gap
     numbers = tuple(largest.trial_numbers)
@@ -489,8 +492,7 @@ def cases(
     if not sizes:
         reason = "the optimum and the largest confirmed batch size equal the default's, so the rule makes no change"
         return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), *others]
-    found = [_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes]
-    return [*found, *others]
+    return [*(_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes), *others]
 
 
 def tuned_optima(
@@ -540,24 +542,14 @@ def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | 
     ]
     if len(points) < FEWEST_SIZES:
         return None
-    low, estimate, high = _slope(points)
+    (slope, _), covariance = np.polyfit(*np.array(points).T, 1, cov=True)
+    half = student_t(len(points) - 2) * math.sqrt(covariance[0, 0])
     return LearningRateSlope(
-        estimate=estimate,
-        low=low,
-        high=high,
-        excludes=[one for one in SLOPES if not low - ROUNDING <= one <= high + ROUNDING],
+        estimate=float(slope),
+        low=float(slope - half),
+        high=float(slope + half),
+        excludes=[one for one in SLOPES if abs(one - slope) > half + ROUNDING],
     )
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    count = len(points)
-    middle_x, middle_y = (math.fsum(values) / count for values in zip(*points, strict=True))
-    spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
-    slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in points) / spread
-    half = student_t(count - 2) * math.sqrt(
-        math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in points) / (count - 2) / spread
-    )
-    return slope - half, slope, slope + half
 
 
 def _case(

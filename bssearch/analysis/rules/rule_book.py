@@ -306,8 +306,7 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
 
 
 def _log_figures(candidate: Candidate) -> dict[int, float]:
-    objective = candidate.objective
-    return {run.seed: log for run in candidate.runs if (log := objective.log_figure(run)) is not None}
+    return {run.seed: log for run in candidate.runs if (log := candidate.objective.log_figure(run)) is not None}
 
 
 def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:

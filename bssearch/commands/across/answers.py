@@ -145,13 +145,8 @@ def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFo
 def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[str]:
     for name in asked.conditions:
         near = [study for study in studies if asked.unmet(study) == {name}] or studies
-        yield f"{name}s {_nearest_first({_VALUES[name](study) for study in near}, str(getattr(asked, name)))}"
-
-
-def _nearest_first(values: set[str], asked: str) -> str:
-    likeness = {one: difflib.SequenceMatcher(None, one.lower(), asked.lower()).ratio() for one in values}
-    found = [one or "unknown" for one in sorted(values, key=lambda one: (-likeness[one], one))]
-    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+        values = {_VALUES[name](study) or "unknown" for study in near}
+        yield f"{name}s {', '.join(difflib.get_close_matches(str(getattr(asked, name)), values, MOST_NAMED, 0.0))}"
 
 
 _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
@@ -395,7 +390,7 @@ def _figures_are_apart(one: Finding, other: Finding) -> bool:
     if objective_in(one.answer).unit != objective_in(other.answer).unit or one.answer.clock != other.answer.clock:
         return False
     figures = [one.answer.optimal.objective_value, other.answer.optimal.objective_value]
-    known = [(one.low, one.high) for one in figures if one and one.low is not None and one.high is not None]
+    known = [(one.low, one.high) for one in figures if one.low is not None and one.high is not None]
     # An interval is missing if the runs are too few.
     return len(known) == 2 and max(low for low, _ in known) > min(high for _, high in known)
 
@@ -410,7 +405,6 @@ def _recommends(one: Finding) -> str:
 
 def _figure(one: Finding) -> str:
     figure, objective = one.answer.optimal.objective_value, objective_in(one.answer)
-    assert figure is not None, "only known figures differ"
     return with_interval(figure, objective.digits, objective.unit)
 
 
@@ -631,7 +625,7 @@ def answered_row(one: StudyAnswer) -> dict[str, Any]:
         **row,
         "optimal": one.optimal.batch_size,
         "learning_rate": one.optimal.parameters.get("learning_rate"),
-        "figure": figure and f"{with_interval(figure, unit=one.unit)} ({plural(figure.runs, 'run')})",
+        "figure": f"{with_interval(figure, unit=one.unit)} ({plural(figure.runs, 'run')})",
         "within 5 %": span(one.flat_range),
         "provisional": "yes" if one.provisional else "no",
     }
