@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, geometric_mean, median
 from typing import Any
 
 import numpy as np
@@ -304,13 +304,32 @@ def test_the_predicted_optimum_is_that_of_trying_everything(times: dict[tuple[in
 
 @pytest.mark.parametrize(
     ("workload", "b_crit", "verdict"),
-    [("resnet", (44_400, 49_600), "fits"), ("flux1", (2710, 4270), "fits"), ("bert", (10_600, 14_700), "poor")],
+    [
+        ("resnet", (44_400, 49_600), "fits"),
+        ("flux1", (2710, 4270), "fits"),
+        ("bert", (10_600, 14_700), "poor"),
+        ("retinanet", (0, math.inf), "poor"),
+    ],
 )
 def test_published_runs_give_the_published_b_crit(workload: str, b_crit: tuple[float, float], verdict: str) -> None:
     """95 % bootstrap intervals of a fit to one run per batch size; MLPerf's reference convergence points."""
     fit = fitted(rcp_points(workload))
     assert b_crit[0] < fit.b_crit < b_crit[1]
     assert fit.verdict == verdict
+    assert (4096 in rising(rcp_points(workload))) is (workload == "retinanet")
+
+
+def test_a_law_of_three_batch_sizes_predicts_the_published_samples_of_the_others() -> None:
+    errors = []
+    for workload in ("resnet", "flux1", "bert", "retinanet"):
+        smallest, *others, largest = sorted(rcp_points(workload), key=lambda point: point.batch_size)
+        middle = math.sqrt(smallest.batch_size * largest.batch_size)
+        third = others.pop(np.argmin([abs(math.log(point.batch_size / middle)) for point in others]))
+        fit = fitted([smallest, third, largest])
+        errors += [
+            point.batch_size * fit.steps(point.batch_size) / geometric_mean(point.samples) - 1 for point in others
+        ]
+    assert median(map(abs, errors)) <= 0.07
 
 
 def test_b_crit_is_sought_ten_thousandfold_beyond_the_sizes_run_and_nowhere_coarsely() -> None:

@@ -5,14 +5,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
 
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.errors import BSSearchError
+from bssearch.records import ProbeRecord, StudyRecord, TrialRecord
+from bssearch.spec import StudySpec
+from bssearch.spec.space import UNKNOWN
+from tests.factories import EPOCH, make_environment
 
 TEMPORARY = Path(tempfile.gettempdir())
 
@@ -56,6 +62,12 @@ def holds(interval: Any, truth: float) -> bool | None:
     if interval is None or interval.low is None or interval.high is None:
         return None
     return bool(interval.low <= truth <= interval.high)
+
+
+def answer_of(spec: StudySpec, trials: Collection[TrialRecord], probes: Mapping[int, ProbeRecord]) -> Answer:
+    """Return the answer of a real study with these trials; raise `TargetNotReachedError` without one."""
+    study = StudyRecord.created(spec.new_study("simulation"), EPOCH, make_environment())
+    return build_answer(study, spec, list(trials), dict(probes), UNKNOWN, [], [])
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

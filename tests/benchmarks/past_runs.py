@@ -1,12 +1,10 @@
-"""Past runs of the real libraries: from a folder of 24 runs to the answer, and the same task by a search.
+"""Past runs of the real libraries: from a folder of 24 runs to the answer.
 
-Run as ``python tests/benchmarks/past_runs.py [--source NAME] [--search]``. A small network learns scikit-learn's digits
+Run as ``python tests/benchmarks/past_runs.py [--source NAME] [--many]``. A small network learns scikit-learn's digits
 at six batch sizes and four learning rates. Each library logs the 24 runs; one command imports them.
 
 Bars: at most 20 s a source; each run's crossing as in the recorded curve to one evaluation; its effective batch size
-right. With ``--search``: the imported best batch size is at most one rung from a search's, or the answer names it
-untuned with the missing runs. Then a million evaluations in one table: at most 60 s and 1 GB. Exits 1 if a bar is
-missed.
+right. With ``--many``: a million evaluations in one table take at most 60 s and 1 GB. Exits 1 if a bar is missed.
 """
 
 if not __package__:
@@ -14,7 +12,6 @@ if not __package__:
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import resource
@@ -27,12 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from sklearn.datasets import load_digits
 
-import bssearch
 from bssearch.records import TrialRecord
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import one_of, script, seconds_of, verdict
@@ -82,13 +78,13 @@ class Made:
 Source = Callable[[Path], list[Made]]
 
 
-def trained(batch_size: int, rate: float, seed: int = 0, steps: int = STEPS) -> Made:
+def trained(batch_size: int, rate: float) -> Made:
     """Train in a plain loop."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     curve, seconds = [], 0.0
-    for step in range(1, steps + 1):
+    for step in range(1, STEPS + 1):
         began = time.thread_time()  # of the only thread, so that other work of the machine does not count
         batch = torch.randint(0, HELD_OUT.start, (batch_size,))
         loss = torch.nn.functional.cross_entropy(model(IMAGES[batch]), LABELS[batch])
@@ -336,69 +332,6 @@ def try_source(name: str, folder: Path) -> bool:
     return not wrong and seconds <= LONGEST_S and len(runs) == len(SIZES) * len(RATES)
 
 
-class Digits:
-    """The task as a workload of a search."""
-
-    metrics: ClassVar = {"accuracy": bssearch.MetricInfo(low=0, high=1, chance=0.1)}
-
-    def load(self, device: Any) -> bssearch.Data:
-        train = bssearch.Part(IMAGES[: HELD_OUT.start], LABELS[: HELD_OUT.start])
-        held_out = bssearch.Part(IMAGES[HELD_OUT], LABELS[HELD_OUT])
-        return bssearch.Data(train=train, validation=held_out, test=held_out)
-
-    def build_model(self, *, dropout: float) -> torch.nn.Module:
-        return network()
-
-    def loss(self, model: Any, inputs: Any, targets: Any, *, label_smoothing: float) -> Any:
-        return torch.nn.functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
-
-    def evaluate(self, model: Any, part: Any) -> dict[str, float]:
-        return {"accuracy": float((model(part.inputs).argmax(1) == part.targets).float().mean())}
-
-
-def compare_with_search(folder: Path) -> bool:
-    """Import runs that are tuned, and runs of one learning rate; compare both with a search."""
-    spec = bssearch.load_spec(
-        {
-            "name": "searched",
-            "target": {"metric": "accuracy", "value": TARGET},
-            "space": {
-                "batch_size": list(SIZES),
-                "learning_rate": {"reference_batch": 64, "low": 0.02, "high": 4.0, "rule": "sqrt"},
-                "optimizer": {"name": "sgd", "momentum": 0.0, "nesterov": False},
-                "warmup_epochs": 0,
-            },
-            "default": {"batch_size": 64, "learning_rate": 0.1},
-            "confirm": {"top": 3, "runs": 3},
-            "budget": {"trials": 40, "trial_train_seconds": 3},
-            "executor": {"device": "cpu"},
-        }
-    )
-    searched = bssearch.run_study(spec, bssearch.Launch(workload=Digits, db=f"sqlite:///{folder / 'bssearch.db'}"))
-    rates = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-    rungs = {size: place for place, size in enumerate(SIZES)}
-    is_good = True
-    for name, tried in (("tuned", rates), ("untuned", rates[1:2])):
-        runs = [trained(size, rate, seed, 600) for size in SIZES for rate in tried for seed in range(3)]
-        with (folder / f"{name}.jsonl").open("w") as file:
-            for number, one in enumerate(runs):
-                for step, seconds, value in one.curve:
-                    about = {"run": number, "batch_size": one.batch_size, "lr": one.rate, "seed": number % 3}
-                    file.write(json.dumps({**about, "step": step, "train_seconds": seconds, "val_acc": value}) + "\n")
-        command(folder, "import", "curves", f"{name}.jsonl", "--target", str(TARGET))
-        found = json.loads(command(folder, "best", name, "--format", "json")[1].stdout)
-        best = found["optimal"]["batch_size"]
-        apart = abs(rungs[best] - rungs[searched.optimal.batch_size])
-        untuned = [row["batch_size"] for row in found["batches"] if row["untuned"]]
-        missing = [one["why"] for one in found["next"] if "--to spec" in one["command"]]
-        is_good &= apart <= 1 if name == "tuned" else set(untuned) == set(SIZES) and bool(missing)
-        print(
-            f"{name}: batch {best}, {apart} rungs from the search's {searched.optimal.batch_size}; untuned: {untuned}"
-        )
-        print(f"    {missing}")
-    return is_good
-
-
 def many_rows() -> Iterator[str]:
     yield "run,step,elapsed,train_loss,val_acc,batch_size,lr\n"
     for run in range(100):
@@ -422,16 +355,13 @@ def try_many(folder: Path) -> bool:
 
 def main(
     source: Annotated[list[str] | None, one_of(SOURCES, "this source alone; may be repeated")] = None,
-    search: bool = False,
     many: bool = False,
 ) -> bool:
-    """Try the sources, or only the search or the million evaluations."""
+    """Try the sources, or only the million evaluations."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if many:
             return verdict(try_many(folder))
-        if search:
-            return verdict(compare_with_search(folder))
         return verdict(all([try_source(name, folder) for name in source or SOURCES]))
 
 

@@ -16,8 +16,7 @@ from collections import Counter
 import numpy as np
 
 from bssearch.records import Phase, TrialRecord
-from tests.benchmarks.harness import script
-from tests.benchmarks.simulate.studies import answer_of
+from tests.benchmarks.harness import answer_of, script
 from tests.factories import make_probe, make_spec, make_trial
 
 REPLICATES = 1000

@@ -26,9 +26,8 @@ from bssearch.records import FLAT_RATIO, Configuration, ParameterValue, Phase, P
 from bssearch.search import confirmation
 from bssearch.search.history import History
 from bssearch.spec import StudySpec
-from tests.benchmarks.harness import holds, script
+from tests.benchmarks.harness import answer_of, holds, script
 from tests.benchmarks.simulate.processes import PROCESSES, repeating
-from tests.benchmarks.simulate.studies import answer_of
 from tests.factories import make_probe, make_spec, make_trial, with_outcome
 
 SIZES = tuple(2**power for power in range(3, 11))

@@ -45,10 +45,9 @@ from bssearch.records import (
 )
 from bssearch.search.engine import Engine
 from bssearch.spec import ConfirmSpec, PrunerSpec, StudySpec
-from tests.benchmarks.harness import holds, script
+from tests.benchmarks.harness import answer_of, holds, script
 from tests.benchmarks.simulate.processes import PROCESSES, repeating
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, with_target
-from tests.benchmarks.simulate.studies import answer_of
 from tests.benchmarks.simulate.table_space import TableSpace, table_space
 from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
 from tests.benchmarks.simulate.tables import read_table

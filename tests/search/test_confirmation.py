@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bssearch.analysis.answer import Answer
-from bssearch.analysis.build_answer import build_answer
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
@@ -24,7 +22,6 @@ from bssearch.records import (
     Configuration,
     ParameterValue,
     Phase,
-    StudyRecord,
     TrialOutcome,
     TrialPlan,
     TrialRecord,
@@ -36,8 +33,9 @@ from bssearch.search.history import History, trial_seed
 from bssearch.search.leases import _start, is_alive, living, this_driver
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import answer_of
 from tests.benchmarks.settling import Cell, Lab, spec_of
-from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
+from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor, interrupt, trials_in, url_in
 from tests.waiting import Ear
 
@@ -332,7 +330,7 @@ def test_confirmation_proposes_no_runs_that_could_not_settle_the_answer(cell: Ce
     while (plan := next_run(made_up)) is not None:
         trial = lab.run(len(made_up.all_trials) + 1, plan.configuration, plan.seed, Phase.CONFIRM)
         made_up.take(replace(trial, sampled=plan.sampled))
-    said, answer = not_none(ending(made_up)), answer_in(made_up)
+    said, answer = not_none(ending(made_up)), answer_of(made_up.spec, made_up.all_trials, made_up.probes)
     assert f"probability of {math.floor(100 * not_none(answer.within_5_percent))} %" in said
     assert remaining(made_up, made_up.of_phase(Phase.CONFIRM)) == []
     assert answer.provisional == said.startswith("provisional")
@@ -341,11 +339,6 @@ def test_confirmation_proposes_no_runs_that_could_not_settle_the_answer(cell: Ce
         assert answer.would_settle in {"step_times", "tuning"}
         assert answer.runs_to_settle is None
     assert not [step for step in answer.next if "study confirm" in step.command]
-
-
-def answer_in(made_up: History) -> Answer:
-    study = StudyRecord.created(made_up.spec.new_study("test"), EPOCH, make_environment())
-    return build_answer(study, made_up.spec, list(made_up.all_trials), dict(made_up.probes))
 
 
 # With a driver, and runs that differ by their seeds.

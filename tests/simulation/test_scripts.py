@@ -15,9 +15,9 @@ import pytest
 from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Target
 from tests.benchmarks.harness import script as run
-from tests.benchmarks.simulate import pruning, searches, searching, studies
+from tests.benchmarks.simulate import pruning, searches, searching
 from tests.benchmarks.simulate.draws import PRUNERS
-from tests.benchmarks.simulate.processes import run_pairs as run_in_processes
+from tests.benchmarks.simulate.processes import repeating
 from tests.simulation.lines import Seconds, grid
 
 
@@ -76,11 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations run in this process: starting processes takes longer."""
 
-    def run_pairs(*arguments: Any, processes: int, **options: Any) -> Any:
-        return run_in_processes(*arguments, processes=0, **options)
-
-    for module in (searches, studies):
-        monkeypatch.setattr(module, "run_pairs", run_pairs)
+    monkeypatch.setattr(searches, "repeating", lambda one, shared, processes: repeating(one, shared, 0))
 
 
 def test_policies_are_compared_on_the_same_draws(folder: Path) -> None:
@@ -150,25 +146,6 @@ def test_a_search_is_printed_as_a_table_or_as_rows_and_uses_the_pruner_of_a_stud
     assert row.startswith("random,balanced,")
 
 
-STUDY = ("--study", "--repeats", "2", "--budget", "60")
-
-
-def studied(folder: Path, *words: str) -> str:
-    return printed(searching.simulate, "cells.csv.gz", *STUDY, *words, cwd=folder)
-
-
-def test_whole_studies_are_run_and_printed_as_json(folder: Path) -> None:
-    found = json.loads(studied(folder, "--sampler", "random", "--pruner", "cap", "--format", "json"))
-    assert list(found) == ["studies"]
-    assert list(found["studies"]) == ["random+cap"]
-    (one,) = found["studies"].values()
-    shares = {"recommended_within_5", "recommended_within_10", "claimed_within_5", "covered_95", "provisional"}
-    assert shares | {"cost_s", "runs"} <= set(one)
-    assert all(one[share] is None or 0 <= one[share] <= 1 for share in shares)
-    assert one["recommended_within_5"] <= one["recommended_within_10"]
-    assert (one["repeats"], sum(one["recommended"].values())) == (2, 2)
-
-
 SEARCH = ("cells.csv.gz", "--sampler", "random", "--budget", "9")
 
 
@@ -180,14 +157,12 @@ SEARCH = ("cells.csv.gz", "--sampler", "random", "--budget", "9")
         (pruning.simulate, ("lines.csv.gz", "lines.csv.gz"), 2, "named twice"),
         (pruning.simulate, ("lines.csv.gz", "--trials", "13"), 2, "trials = 13"),
         (pruning.simulate, ("lines.csv.gz", "--target", "2"), 2, "the best accuracy in it is 1"),
-        (searching.simulate, SEARCH[:-2], 2, "--budget SECONDS"),
+        (searching.simulate, SEARCH[:-2], 2, "--budget"),
         (searching.simulate, (*SEARCH, "--sampler", "best"), 2, "sampler = 'best'"),
         (searching.simulate, (*SEARCH, "--pruner", "best"), 2, "pruner = 'best'"),
         (searching.simulate, (*SEARCH, "--default", "batch_size=8"), 2, "has no learning_rate"),
         (searching.simulate, ("lines.csv.gz", *SEARCH[1:]), 2, "'param.batch_size'"),
-        (searching.simulate, ("lines.csv.gz", "--study"), 2, "'param.batch_size'"),
-        (searching.simulate, ("cells.csv.gz", "--study", "--sampler", "best"), 2, "'best'"),
-        (searching.simulate, ("cells.csv.gz", "--study", "--pruner", "race:lag=1"), 2, "lag = 1"),
+        (searching.simulate, (*SEARCH, "--pruner", "race:lag=1"), 2, "lag = 1"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -16,9 +16,7 @@ PROCESSES = 2  # more take memory, and most machines have two spare cores
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-Shared = TypeVar("Shared")
 Result = TypeVar("Result")
-Summary = TypeVar("Summary")
 
 _SHARED: Any = None  # shared by all simulations of a process of `repeating`
 
@@ -40,25 +38,6 @@ def repeating(one: Callable[..., Result], shared: object, processes: int) -> Ite
             yield lambda repeats, *given: pool.map(partial(_run, one, *given), repeats)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def run_pairs(
-    one: Callable[[Shared, str, str, int], Result],
-    shared: Shared,
-    pairs: Sequence[tuple[str, str]],
-    summarize: Callable[[Sequence[Result]], Summary],
-    *,
-    repeats: int,
-    processes: int,
-    done: Callable[[str, str], None],
-) -> dict[tuple[str, str], Summary]:
-    """Return the summary of every pair of a sampler and a pruner over its repeats; ``done`` is called after each."""
-    found = {}
-    with repeating(one, shared, processes) as mapped:
-        for sampler, pruner in dict.fromkeys(pairs):
-            found[sampler, pruner] = summarize(list(mapped(range(repeats), sampler, pruner)))
-            done(sampler, pruner)
-    return found
 
 
 def _run(one: Callable[..., Result], *given: object) -> Result:

@@ -27,7 +27,7 @@ from bssearch.search.samplers.time_model.sampler import TimeModelSampler
 from bssearch.spec import ConfirmSpec, PrunerSpec
 from tests.benchmarks.simulate.draws import UNTIMED, pruner_settings
 from tests.benchmarks.simulate.plain import plain
-from tests.benchmarks.simulate.processes import PROCESSES, run_pairs
+from tests.benchmarks.simulate.processes import PROCESSES, repeating
 from tests.benchmarks.simulate.replay import Replay, VirtualClock
 from tests.benchmarks.simulate.table_space import TableSpace
 from tests.benchmarks.simulate.table_study import (
@@ -99,12 +99,6 @@ class Plan:
             raise UsageError(f"workers = {self.workers} must be >= 1")
         if self.seed < 0:
             raise UsageError(f"seed = {self.seed} must be >= 0")
-
-
-def check_pair(sampler: str, pruner: str) -> None:
-    """Raise `UsageError` for an unknown sampler or pruner."""
-    registry.load("samplers", sampler)
-    pruner_settings(pruner)
 
 
 def search(plan: Plan, sampler: str, pruner: str, repeat: int) -> Search:
@@ -250,16 +244,13 @@ def _tell(study: OptunaSearch, runs: list[Run], clock: VirtualClock) -> None:
                 study.ended(number - 1, run)
 
 
-Progressed = Callable[[str, str], None]
-
-
 def simulate_searches(
     plan: Plan,
     pairs: Sequence[tuple[str, str]],
     *,
     repeats: int,
     processes: int = PROCESSES,
-    done: Progressed = lambda sampler, pruner: None,
+    done: Callable[[str, str], None] = lambda sampler, pruner: None,
 ) -> dict[tuple[str, str], SearchSummary]:
     """Run every pair of a sampler and a pruner ``repeats`` times; ``done`` is called after each pair.
 
@@ -267,8 +258,14 @@ def simulate_searches(
     `search` does, and for an unknown sampler or pruner.
     """
     for sampler, pruner in pairs:
-        check_pair(sampler, pruner)
-    return run_pairs(search, plan, pairs, summarize_searches, repeats=repeats, processes=processes, done=done)
+        registry.load("samplers", sampler)
+        pruner_settings(pruner)
+    found = {}
+    with repeating(search, plan, processes) as mapped:
+        for sampler, pruner in dict.fromkeys(pairs):
+            found[sampler, pruner] = summarize_searches(list(mapped(range(repeats), sampler, pruner)))
+            done(sampler, pruner)
+    return found
 
 
 def summarize_searches(searches: Sequence[Search]) -> SearchSummary:

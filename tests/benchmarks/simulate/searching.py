@@ -1,8 +1,8 @@
 """Train seconds of samplers with pruners to find the best of a recorded table.
 
 Run as ``python tests/benchmarks/simulate/searching.py TABLE.csv.gz --sampler S --pruner P --budget SECONDS
-[--repeats 50] [--default NAME=VALUE,…]``, or with ``--study`` for whole studies. Samplers and pruners are those of a
-study, those of installed packages too; without ``--study`` random, tpe and gp are plain studies of Optuna.
+[--repeats 50] [--default NAME=VALUE,…]``. Samplers and pruners are those of a study, also of installed
+packages; random, tpe and gp are plain studies of Optuna.
 """
 
 import sys
@@ -18,26 +18,11 @@ if not __package__:
 import typer
 
 from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
-from bssearch.errors import UsageError
 from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read
 from tests.benchmarks.simulate.searches import Plan, simulate_searches
-from tests.benchmarks.simulate.studies import simulate_studies
 from tests.benchmarks.simulate.table_space import table_space
 
-STUDY_TRIALS = 20  # default budget of a study's search, in trials that run to their limit
-
-STUDY_COLUMNS = (
-    "study",
-    "within 5 %",
-    "within 10 %",
-    "claims true",
-    "95 % covered",
-    "provisional",
-    "train s",
-    "runs",
-    "recommended batch × studies",
-)
 COLUMNS = (
     "search",
     "s to within 25 %",
@@ -53,15 +38,13 @@ def simulate(
     path: Annotated[
         Path, typer.Argument(metavar="TABLE.csv.gz", help="Recorded curves: `export STUDY --to curves` makes one.")
     ],
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="Of a search, in train seconds of all workers.")],
     sampler: Annotated[
         list[str] | None,
         typer.Option(help="A study's sampler; several times for several.", show_default="auto"),
     ] = None,
     pruner: Annotated[
         list[str] | None, typer.Option(help="A policy; several times for several.", show_default="balanced")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Of a search, in train seconds of all workers.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Searches with each sampler and pruner.")] = 50,
     default: Annotated[
@@ -70,7 +53,6 @@ def simulate(
             metavar="NAME=VALUE,…", help="The configuration that every search begins with.", show_default=False
         ),
     ] = None,
-    study: Annotated[bool, typer.Option("--study", help="Whole studies, with confirmation and verdict.")] = False,
     target: TargetOption = None,
     workers: WorkersOption = 1,
     seed: SeedOption = 0,
@@ -80,45 +62,25 @@ def simulate(
 
     Prints the median train seconds until the incumbent's mean over the seeds is within 25 % and 10 % of the best
     combination's.
-
-    With --study the searches are whole studies: their recommendations, costs, and shares of true claims. Fresh seeds
-    come from a smooth model of the table and the residuals of its other runs.
     """
     pairs = [(one, other) for one in sampler or ["auto"] for other in pruner or ["balanced"]]
-    table = read(path, target)
-    if budget is None and study:
-        budget = STUDY_TRIALS * (table.max_train_seconds or max(one.train_seconds[-1] for one in table.trials))
-    if budget is None:
-        raise UsageError("--budget SECONDS is missing: how long each search trains, over all workers")
-    space = table_space(table)
+    space = table_space(read(path, target))
     point = None if default is None else space.point_of(default)
     plan = Plan(space, budget, default=point, workers=workers, seed=seed)
-    run, key, columns = (
-        (simulate_studies, "studies", STUDY_COLUMNS) if study else (simulate_searches, "samplers", COLUMNS)
-    )
-    found = {pair: asdict(one) for pair, one in run(plan, pairs, repeats=repeats, done=_progress).items()}
+    found = {pair: asdict(one) for pair, one in simulate_searches(plan, pairs, repeats=repeats, done=_progress).items()}
     named = {f"{sampler}+{pruner}": one for (sampler, pruner), one in found.items()}
     if form is Format.TABLE:
-        cells = _study_cells if study else _cells
-        print_table([dict(zip(columns, (name, *cells(one)), strict=True)) for name, one in named.items()], columns)
+        print_table([dict(zip(COLUMNS, (name, *_cells(one)), strict=True)) for name, one in named.items()], COLUMNS)
     elif form is Format.JSON:
-        print_json({key: named})
+        print_json({"samplers": named})
     else:
-        rows = [{"sampler": sampler, "pruner": pruner, **one} for (sampler, pruner), one in found.items()]
-        print_rows([row | {"recommended": _counts(row["recommended"])} if study else row for row in rows], (), form)
-
-
-def _study_cells(one: Mapping[str, Any]) -> list[Any]:
-    shares = ("recommended_within_5", "recommended_within_10", "claimed_within_5", "covered_95", "provisional")
-    return [*map(_percent, map(one.get, shares)), one["cost_s"], one["runs"], _counts(one["recommended"])]
+        print_rows(
+            [{"sampler": sampler, "pruner": pruner, **one} for (sampler, pruner), one in found.items()], (), form
+        )
 
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.0f} %"
-
-
-def _counts(recommended: Mapping[str, int]) -> str:
-    return ", ".join(f"{size} × {count}" for size, count in recommended.items())
 
 
 def _progress(sampler: str, pruner: str) -> None:
