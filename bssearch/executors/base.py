@@ -100,10 +100,6 @@ class ExecutorSettings:
     optimizers: tuple[str, ...] = ()
     address: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.least_slots < 1:
-            raise ValueError(f"slots = {self.slots} must be at least 1")
-
     @property
     def least_slots(self) -> int:
         """Number of slots; 1 for ``auto``."""

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -107,8 +106,7 @@ class Gpus:
     def _hold(self, uuid: str) -> bool:
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            if sys.platform == "linux":
-                lock.bind(f"\0{_lock_of(uuid)}")
+            lock.bind(f"\0{_lock_of(uuid)}")
         except OSError as error:
             lock.close()
             if error.errno != errno.EADDRINUSE:

@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import psutil
 
@@ -67,7 +67,7 @@ def describe_exception(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     text += remedy_of(error)
     if "more than 1 value per channel" in text:  # torch's words for batch normalisation over one value
-        text += f"; the layer {_innermost_layer(error)} got one sample: use drop_last=True, or another batch size"
+        text += "; the layer got one sample: use drop_last=True, or another batch size"
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [
         frame
@@ -75,16 +75,6 @@ def describe_exception(error: BaseException) -> str:
         if frame.filename.startswith(_SHIPPED_WORKLOADS) or not frame.filename.startswith(("<", _PACKAGE, *LIBRARIES))
     ] or frames
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
-
-
-def _innermost_layer(error: BaseException) -> str:
-    # the layer's name in the outermost module, and its kind
-    selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-    modules: list[Any] = [one for one in selves if hasattr(one, "named_modules")]
-    if not modules:
-        return "of batch normalisation"
-    name = next((name for name, one in modules[0].named_modules() if one is modules[-1]), "")
-    return f"{repr(name) if name else ''} ({type(modules[-1]).__name__})".lstrip()
 
 
 def describe_exit(return_code: int, who: str = "worker") -> str:

@@ -237,8 +237,7 @@ def main() -> None:
     channel = Channel()
     watcher = Watcher(arguments.lifeline)
     faulthandler.enable()
-    if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     Worker(channel).serve()
     watcher.dismiss()
 

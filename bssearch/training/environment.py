@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -148,14 +149,20 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
 def library_versions() -> tuple[str, ...]:
     """Sorted ``name version`` of `DEPENDENCIES` and imported `OF_WORKLOADS`."""
     names = {*DEPENDENCIES, *(name for name in OF_WORKLOADS if name in sys.modules)}
-    return tuple(f"{name} {version}" for name in sorted(names) if (version := _version(name)) is not None)
+    return tuple(f"{name} {version}" for name in sorted(names) if (version := installed_version(name)) is not None)
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Version of a distribution, None if missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """First three numbers of a version, to compare versions."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.metadata
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from torch import nn
 from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import Configuration
 from bssearch.spec.space import OPTIMIZERS
+from bssearch.training.environment import numbers_of
 from bssearch.workloads.base import Workload
 
 
@@ -48,7 +48,7 @@ def timm_optimizers(name: str) -> ModuleType:
             f"optimizer = {name!r} needs timm >= {oldest}, which cannot be imported: {error}", hint=hint
         ) from error
     require(
-        tuple(map(int, re.findall(r"\d+", version)[:3])) >= OLDEST,
+        numbers_of(version) >= OLDEST,
         f"optimizer = {name!r} needs timm >= {oldest}; {version} is installed",
         hint=hint,
         error=LaunchError,

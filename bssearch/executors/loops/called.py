@@ -113,7 +113,7 @@ class CalledExecutor(SlotExecutor):
     slots_apart = False
     job_seconds = math.inf
 
-    def __init__(self, program: Program, device: str, threads: int, revision: str, allow_busy: bool = False) -> None:
+    def __init__(self, program: Program, device: str, threads: int, revision: str, allow_busy: bool) -> None:
         device = str(device_of(device, 0, allow_busy)[0])
         super().__init__(
             ExecutorSettings(workload="", program=program, device=device, threads=threads, hang_seconds=math.inf)

@@ -7,7 +7,6 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import FEWER_SAMPLES
 from bssearch.executors.loops.pitfalls import about_order
 from bssearch.training.advisor import BatchAdvisor
+from bssearch.training.environment import installed_version, numbers_of
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)  # because this module uses private attributes of these versions
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}  # distribution by module
@@ -36,17 +36,14 @@ def library() -> Any:
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which installs {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
-        try:
-            version = metadata.version(PACKAGES[module])
-        except metadata.PackageNotFoundError:
-            continue
-        numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:3])
-        require(
-            OLDEST <= numbers < BELOW,
-            f"{PACKAGES[module]} {version} is installed; a trial needs {wanted}",
-            hint=hint,
-        )
-        return importlib.import_module(module)
+        version = installed_version(PACKAGES[module])
+        if version is not None:
+            require(
+                OLDEST <= numbers_of(version) < BELOW,
+                f"{PACKAGES[module]} {version} is installed; a trial needs {wanted}",
+                hint=hint,
+            )
+            return importlib.import_module(module)
     raise UsageError(f"the package lightning is missing; a trial with a Lightning Trainer needs {wanted}", hint=hint)
 
 
@@ -261,9 +258,10 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
         batch_size: Samples per optimizer step, of all processes and micro-batches together.
     """
 
+    advisor: BatchAdvisor
+
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
-        self.advisor: BatchAdvisor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the advisor."""
@@ -271,13 +269,11 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Record a step."""
-        if self.advisor is not None and optimizer is trainer.optimizers[0]:
+        if optimizer is trainer.optimizers[0]:
             self.advisor.step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Print the report."""
-        if self.advisor is None:
-            return
         self.advisor.close()
         if trainer.is_global_zero:
             print(self.advisor.report())

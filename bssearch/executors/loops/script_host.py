@@ -27,6 +27,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bssearch.errors import TrialStopped, WorkloadError
 from bssearch.executors.base import TRIAL_VARIABLE
 from bssearch.executors.process import LIBRARIES, become_subreaper, die_with_parent, end_descendants, outlive_parent
@@ -75,10 +77,7 @@ def prepare_to_fork(script: Path) -> str | None:
     gc.freeze()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "the imports initialise CUDA"
-    try:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return "this system does not list threads"
+    threads = psutil.Process().num_threads()
     return None if threads == 1 else f"the imports start other threads ({threads - 1})"
 
 

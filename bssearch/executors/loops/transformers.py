@@ -2,11 +2,9 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import FEWER_SAMPLES
 from bssearch.executors.loops.trial_run import unmoved
 from bssearch.training.advisor import BatchAdvisor
+from bssearch.training.environment import installed_version, numbers_of
 from bssearch.training.schedule import warmup_steps
 
 __all__ = ["AdvisorCallback", "TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
@@ -29,16 +28,10 @@ LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}
 def check_libraries() -> None:
     """Raise `UsageError` for missing or old libraries."""
     for name, least in LEAST_VERSIONS.items():
-        wanted = f"{name}>={'.'.join(map(str, least))}"
-        try:
-            found = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            raise UsageError(
-                f"{name} is missing: a trial with a Trainer needs {wanted}", hint=f"pip install '{EXTRA}'"
-            ) from None
+        found = installed_version(name)
         require(
-            tuple(int(number) for number in re.findall(r"\d+", found)[:2]) >= least,
-            f"{name} {found} is too old: a trial with a Trainer needs {wanted}",
+            found is not None and numbers_of(found) >= least,
+            f"a trial with a Trainer needs {name}>={'.'.join(map(str, least))}; {found or 'no version'} is installed",
             hint=f"pip install '{EXTRA}'",
         )
 
@@ -213,8 +206,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
     """Callback for any training. ``advisor`` prints a report at the end."""
 
-    def __init__(self) -> None:
-        self.advisor: BatchAdvisor | None = None
+    advisor: BatchAdvisor
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -230,15 +222,12 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Record a step."""
-        if self.advisor is not None:
-            self.advisor.step()
+        self.advisor.step()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Print the report."""
-        if self.advisor is None:
-            return
         self.advisor.close()
         if state.is_world_process_zero:
             print(self.advisor.report())

@@ -4,7 +4,6 @@ import io
 import math
 import statistics
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from bssearch.errors import CheckpointError, require
 from bssearch.executors.base import Assign
@@ -116,7 +116,7 @@ RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 
 
 def contention_meter(
-    device: torch.device, threads: int, core: CorePace | None, others: Sequence[torch.device] = ()
+    device: torch.device, threads: int, core: CorePace | None, others: Sequence[torch.device]
 ) -> ContentionMeter:
     """Contention meter that ignores the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
@@ -162,8 +162,6 @@ class HostClock(Clock):
         """Wait for the device."""
         if self._device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        elif self._device.type == "mps":
-            torch.mps.synchronize()
 
 
 @dataclass(slots=True)
@@ -294,17 +292,9 @@ def generators_of(loader: object) -> list[torch.Generator]:
 def refuse_unreadable(state: dict[str, Any]) -> None:
     """Raise the error of `torch.load` for values that ``weights_only`` refuses. Copies no tensors."""
     file = io.BytesIO()
-    torch.save(_without_tensors(state), file)
+    torch.save(tree_map_only(torch.Tensor, lambda tensor: None, state), file)
     file.seek(0)
     torch.load(file, weights_only=True)
-
-
-def _without_tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return None
-    if type(value) in (dict, OrderedDict):
-        return {name: _without_tensors(one) for name, one in value.items()}
-    return [_without_tensors(one) for one in value] if type(value) in (list, tuple) else value
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:

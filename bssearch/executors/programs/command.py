@@ -446,7 +446,9 @@ class LoadedCommand(LoadedProgram):
                 if process.connects(is_over):
                     take = relaying(on_progress, on_observation)
                     found = Conversation(process, stop, take, process.kernel_kills).hold(self.assigned(request))
-                    return outcome_of(found, request, stop(), process.last_lines)
+                    state, reason = judge_command(found.exit_code, found.kernel_kills, process.last_lines)
+                    failed = TrialOutcome(state=state, reason=reason, traceback=process.last_lines or None)
+                    return outcome_of(found, request, stop(), failed, "the command")
                 if process.has_reported:
                     self.check_places(request.plan.configuration)
                 while not is_over() and process.goes_on():

@@ -43,7 +43,6 @@ from bssearch.executors.process import (
     end_descendants,
     has_exited,
     judge_command,
-    judge_exit,
     kernel_memory_kills,
     report_folder_prefix,
 )
@@ -214,23 +213,6 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
     return take
 
 
-def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
-    """Outcome of a trial stopped as ``asked``; a pause becomes pruned, because no checkpoint exists."""
-    state, reason = asked
-    return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
-
-
-def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialOutcome:
-    """Add a warning if the program failed, or bssearch killed the program, after the trial."""
-    if found.overstayed:
-        warning = f"bssearch killed {program}, which still ran {LEAVE_SECONDS:g} s after its trial had ended"
-    elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
-        warning = f"{program} failed after its trial had ended: {judge_exit(found.exit_code, None, who=program)[1]}"
-    else:
-        return outcome
-    return replace(outcome, warnings=(*outcome.warnings, warning))
-
-
 @dataclass(slots=True)
 class SilenceLimit:
     """Limit of silence since the ``last`` reply."""
@@ -264,21 +246,30 @@ def failure_of(state: TrialState, reason: str) -> WorkloadError:
 
 
 def outcome_of(
-    found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, printed: str
+    found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, failed: TrialOutcome, program: str
 ) -> TrialOutcome:
-    """Outcome of a connected command, from replies, ``asked`` or the exit code.
+    """Outcome of a connected program's trial, from replies, ``asked``, or the exit, judged as ``failed``.
 
-    An error exit before the time limit is a failure, even after a reported end.
+    An error exit before the time limit is a failure, even after a reported end. Without a reported end, a pause becomes
+    pruned, because no checkpoint exists.
     """
-    state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
     if not isinstance(found.reply, TrialEnded):
-        failed = TrialOutcome(state=state, reason=reason, traceback=printed or None)
-        return failed if asked is None else stopped(asked)
+        if asked is None:
+            return failed
+        state, reason = asked
+        return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
     outcome = found.reply.outcome
     left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.plan.train_seconds_limit
-    if left_early and found.exit_code != 0 and asked is None and not found.overstayed:
-        return replace(outcome, state=state, reason=f"{reason} after step {outcome.steps}", traceback=printed or None)
-    return with_end(outcome, found, "the command")
+    if found.overstayed:
+        warning = f"bssearch killed {program}, which still ran {LEAVE_SECONDS:g} s after its trial had ended"
+    elif found.exit_code == 0 or outcome.state in {TrialState.FAILED, TrialState.OOM}:
+        return outcome
+    elif left_early and asked is None:
+        reason = f"{failed.reason} after step {outcome.steps}"
+        return replace(outcome, state=failed.state, reason=reason, traceback=failed.traceback)
+    else:
+        warning = f"{program} failed after its trial had ended: {failed.reason}"
+    return replace(outcome, warnings=(*outcome.warnings, warning))
 
 
 REPORT_VARIABLE = "BSSEARCH_REPORT"  # path of the pipe for JSON lines

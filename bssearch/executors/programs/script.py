@@ -24,14 +24,12 @@ from bssearch.executors.programs.command_process import (
     LoadedProgram,
     answer_in,
     failure_of,
+    outcome_of,
     relaying,
-    stopped,
-    with_end,
 )
 from bssearch.records import (
     MAKE_TRAINER,
     Observation,
-    TrialEnded,
     TrialOutcome,
     TrialRequest,
     WorkloadDescription,
@@ -167,13 +165,8 @@ class LoadedScript(LoadedProgram):
     ) -> TrialOutcome:
         """Run a trial. Raises `LaunchError` if the script cannot start."""
         found = self._converse(request, stop, relaying(on_progress, on_observation))
-        asked = stop()
-        if isinstance(found.reply, TrialEnded):
-            return with_end(found.reply.outcome, found, THE_SCRIPT)
-        if asked is not None:
-            return stopped(asked)
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
-        return TrialOutcome(state=state, reason=reason)
+        return outcome_of(found, request, stop(), TrialOutcome(state=state, reason=reason), THE_SCRIPT)
 
     def _converse(
         self, work: Work, stop: AskStop = lambda: None, take: Callable[[Reply], None] = lambda reply: None

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-import psutil
-
 from bssearch.errors import LaunchError, UsageError, require
 from bssearch.executors.base import (
     Command,
@@ -204,7 +202,6 @@ class Cluster:
         )
         self.ray = _imported()
         self._is_own = not self.ray.is_initialized()
-        self._is_begun = self._is_own and address is None
         if not self._is_own:
             return
         hide_secrets()
@@ -252,8 +249,6 @@ class Cluster:
         """Disconnect, and stop a local Ray. Idempotent."""
         if self._is_own:
             self._is_own = False
-            if self._is_begun:
-                _kill_autoscaler()
             with _sigterm_as_it_is():
                 self.ray.shutdown()
 
@@ -264,14 +259,6 @@ def said_by(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     return lines[-1] if any(line.startswith('File "') for line in lines) else lines[0]
-
-
-def _kill_autoscaler() -> None:
-    # A local Ray's autoscaler delays shutdown by a second.
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
-                child.kill()
 
 
 def _imported() -> Any:

@@ -15,7 +15,7 @@ from tests.factories import not_none
 @pytest.fixture
 def executor() -> Iterator[CalledExecutor]:
     program = Program(default=request_trial(1).plan.configuration, metric="score")
-    with closing(CalledExecutor(program, "cpu", 1, "")) as made:
+    with closing(CalledExecutor(program, "cpu", 1, "", allow_busy=False)) as made:
         yield made
 
 

@@ -531,7 +531,6 @@ def test_the_advisor_s_callback_measures_the_noise_of_a_fit(
         Tiny(FakeTime()),
         DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=20 // accumulation),
     )
-    assert advisor.advisor is not None
     found = advisor.advisor.report()
     assert (found.batch_size, found.samples) == (20, 4000)
     assert found.measured_steps > 0

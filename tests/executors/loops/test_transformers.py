@@ -382,10 +382,10 @@ def trial_with(**parameters: Any) -> Trial:
 @pytest.mark.parametrize(
     ("name", "version", "message"),
     [
-        ("transformers", None, "transformers is missing: .*transformers>=5.22"),
-        ("transformers", "5.9.3", "transformers 5.9.3 is too old: a trial with a Trainer needs transformers>=5.22"),
-        ("accelerate", None, "accelerate is missing: .*accelerate>=1.15"),
-        ("accelerate", "0.99.0", "accelerate 0.99.0 is too old"),
+        ("transformers", None, "needs transformers>=5.22; no version is installed"),
+        ("transformers", "5.9.3", "needs transformers>=5.22; 5.9.3 is installed"),
+        ("accelerate", None, "needs accelerate>=1.15; no version"),
+        ("accelerate", "0.99.0", "needs accelerate>=1.15; 0.99.0"),
     ],
 )
 def test_a_library_that_is_missing_or_too_old_is_named_with_the_extra(
@@ -504,7 +504,6 @@ def test_the_advisor_s_callback_measures_the_noise_of_a_training(
     trainer.add_callback(advisor)
     trainer.remove_callback(TrialCallback)
     trainer.train()
-    assert advisor.advisor is not None
     report = advisor.advisor.report()
     assert (report.batch_size, report.samples) == (10, 400)
     assert report.measured_steps > 0
