@@ -138,7 +138,7 @@ class Executor(Protocol):
 
         Raises:
             LaunchError: the worker cannot start.
-            ValueError: no slot is free, or the trial is running.
+            ValueError: no slot is free.
         """
 
     def stop(self, stop: TrialStop) -> None:

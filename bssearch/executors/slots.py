@@ -362,13 +362,11 @@ class SlotExecutor(ABC):
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """See `TimesSideBySide.measure_step_times`."""
-        self._refuse_while_a_trial_runs()
         waves = [requests[first : first + self.slots] for first in range(0, len(requests), self.slots)]
         return [one for wave in waves for one in self._ask_all([*zip(self._slots, wave, strict=False)], StepTime)]
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         """See `TimesSideBySide.step_times_by_device`."""
-        self._refuse_while_a_trial_runs()
         found = self._ask_all([(slot, request) for slot in self._slots], StepTime)
         names = [slot.device_uuid or slot.device or f"of slot {slot.index}" for slot in self._slots]
         return dict(zip(names, found, strict=True))
@@ -389,13 +387,13 @@ class SlotExecutor(ABC):
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """See `Executor.measure_noise`."""
-        self._refuse_while_a_trial_runs()
         return self._ask(request, NoiseMeasurement)
 
     def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
         return self._ask_all([(self._slots[0], command)], kind)[0]
 
     def _ask_all(self, jobs: Sequence[Job], kind: type[T]) -> list[T]:
+        self._refuse_while_a_trial_runs()
         found = self._again(lambda: self._answers(jobs))
         return [one for one in found if isinstance(one, kind)]
 
@@ -457,8 +455,6 @@ class SlotExecutor(ABC):
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
         if len(running) == self.slots:
             raise ValueError(f"no slot is free for trial {request.number}: slots are busy with trials {running}")
-        if request.number in running:
-            raise ValueError(f"trial {request.number} is running already")
         world_size = request.plan.configuration.world_size
         if world_size == self._settings.devices[0]:
             self._start_all()

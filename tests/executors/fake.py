@@ -175,8 +175,6 @@ class FakeExecutor:
     def submit(self, request: TrialRequest) -> None:
         if len(self._playing) == self.slots:
             raise ValueError(f"no slot is free for trial {request.number}: {sorted(self._playing)} are running")
-        if request.number in self._playing:
-            raise ValueError(f"trial {request.number} is running already")
         self.requests.append(request)
         playing = self._playing[request.number] = _Playing(request, self._play(request), self.seconds)
         if request.resumes:

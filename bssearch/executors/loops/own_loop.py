@@ -40,7 +40,7 @@ MOST_SKIPPED = (
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
-# Members for a user's loop, which `dir` lists, of a trial and of the class. Others serve Trainers and the search.
+# Members for a user's loop, which `dir` lists. Others serve Trainers and the search.
 PUBLIC = (
     *(
         "accumulation_steps",
@@ -59,12 +59,7 @@ PUBLIC = (
 )
 
 
-class _ListsPublic(type):
-    def __dir__(cls) -> list[str]:
-        return [name for name in PUBLIC if hasattr(cls, name)]
-
-
-class Trial(metaclass=_ListsPublic):
+class Trial:
     """Trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
     ``rank`` is this process's number, below `world_size`. ``batch_size`` counts samples of all ranks, and

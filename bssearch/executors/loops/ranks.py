@@ -56,14 +56,14 @@ class LaunchedRanks:
 
 def ranks_of(environment: Mapping[str, str]) -> LaunchedRanks | None:
     """Launcher's ranks; None for a single process, `UsageError` without torch.distributed."""
-    if _number(environment, "WORLD_SIZE", 1) <= 1:
+    if int(environment.get("WORLD_SIZE", 1)) <= 1:
         return None
     require(
         distributed.is_available() and distributed.is_initialized(),
         f"WORLD_SIZE = {environment['WORLD_SIZE']}, but the script has not initialised torch.distributed",
         hint='call torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
     )
-    return LaunchedRanks(_number(environment, "LOCAL_RANK", 0))
+    return LaunchedRanks(int(environment.get("LOCAL_RANK", 0)))
 
 
 def check_ranks(ranks: int, devices: int) -> None:
@@ -74,12 +74,6 @@ def check_ranks(ranks: int, devices: int) -> None:
         hint=f"set executor.devices: {ranks if ranks > 1 else devices} in the spec, and command: "
         "[torchrun, '--nproc-per-node={devices}', ...]",
     )
-
-
-def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
-    text = environment.get(name, str(otherwise))
-    require(text.isdecimal(), f"{name} = {text!r} in the environment must be a whole number >= 0")
-    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

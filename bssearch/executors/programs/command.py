@@ -306,8 +306,6 @@ class ReportedTrial:
 
 LARGEST_FILE = 2**26  # bytes of a file that counts as code, because larger files are data
 
-LONGEST_NAME = 1000  # characters of a file name
-
 
 def revision_of(program: Program, folder: Path) -> str:
     """12 hex digits of the SHA-256 of a command, its report format and its files."""
@@ -326,7 +324,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
         name: folder / name
         for token in command
         for name in (token, token.partition("=")[2])
-        if name and len(name) <= LONGEST_NAME and os.path.isfile(folder / name)  # noqa: PTH113 - False for an invalid name
+        if name and os.path.isfile(folder / name)  # noqa: PTH113 - False for an invalid name
     }
 
 

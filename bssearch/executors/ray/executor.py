@@ -483,17 +483,16 @@ class RayExecutor(SlotExecutor):
         self._cluster.close()
 
     def _again(self, work: Callable[[], T]) -> T:
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return work()
-            except _NoNodeError:
-                raise
-            except _ActorLostError:
-                continue
-            except LaunchError:
-                if not any(slot.failure is not None and slot.failure.is_lost for slot in self._slots):
-                    raise
-        return work()
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt
+
+        retrying = Retrying(
+            retry=retry_if_exception(self._is_of_lost_node), stop=stop_after_attempt(ATTEMPTS), reraise=True
+        )
+        return retrying(work)
+
+    def _is_of_lost_node(self, error: BaseException) -> bool:
+        is_lost = any(slot.failure is not None and slot.failure.is_lost for slot in self._slots)
+        return isinstance(error, _ActorLostError) or (is_lost and type(error) is LaunchError)
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         for one in self._slots:  # all slots at once, because each slot takes a second or two

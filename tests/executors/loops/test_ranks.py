@@ -374,5 +374,3 @@ def test_ranks_need_torch_distributed_and_numbers() -> None:
     assert ranks_of({}) is None and ranks_of({"WORLD_SIZE": "1", "RANK": "0"}) is None
     with pytest.raises(UsageError, match=r"WORLD_SIZE = 2, but the script has not initialised torch"):
         ranks_of({"WORLD_SIZE": "2", "RANK": "0"})
-    with pytest.raises(UsageError, match="WORLD_SIZE = 'two' in the environment must be a whole number"):
-        ranks_of({"WORLD_SIZE": "two"})
