@@ -158,15 +158,11 @@ class Executor(Protocol):
 
 
 @runtime_checkable
-class TimesSideBySide(Protocol):
-    """Times steps on several devices at once."""
-
-    @property
-    def slots(self) -> int:
-        """Number of slots."""
+class TimesSideBySide(Executor, Protocol):
+    """Executor that times steps on several devices at once."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time the steps of each request, one request per slot at a time."""
+        """Time the steps of at most `slots` requests, one request per slot."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         """Time a configuration's steps in all slots."""

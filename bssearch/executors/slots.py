@@ -362,8 +362,7 @@ class SlotExecutor(ABC):
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """See `TimesSideBySide.measure_step_times`."""
-        waves = [requests[first : first + self.slots] for first in range(0, len(requests), self.slots)]
-        return [one for wave in waves for one in self._ask_all([*zip(self._slots, wave, strict=False)], StepTime)]
+        return self._ask_all([*zip(self._slots, requests, strict=False)], StepTime)
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         """See `TimesSideBySide.step_times_by_device`."""
