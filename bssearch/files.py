@@ -85,9 +85,9 @@ def make_private_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(path))
+        raise NotADirectoryError(errno.ENOTDIR, "the path is a link, not a folder", str(path))
     if found.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, f"it belongs to the user number {found.st_uid}", str(path))
+        raise PermissionError(errno.EPERM, f"the folder belongs to the user number {found.st_uid}", str(path))
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
 
@@ -110,13 +110,15 @@ def make_guarded_folder(path: Path) -> None:
         _make_for_a_group(path)
     found, group = path.lstat(), path.parent.stat().st_gid
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "the path is a link or a file; remove it or name another", str(path))
+        raise NotADirectoryError(
+            errno.ENOTDIR, "the path is a link or a file; remove the file or name another path", str(path)
+        )
     if found.st_uid == os.geteuid() and (found.st_gid != group or not is_for_a_group(path)):
         os.chown(path, -1, group)
         path.chmod(0o2770)
         found = path.lstat()
     if found.st_gid != group or not is_for_a_group(path):
-        what = f"it belongs to the user number {found.st_uid}, and is not for the group number {group} alone"
+        what = f"the folder belongs to the user number {found.st_uid}, and is not for the group number {group} alone"
         raise PermissionError(errno.EPERM, what, str(path))
 
 
@@ -176,7 +178,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
-    """Write drafts beside the paths and rename them at the end, all or none.
+    """Write drafts beside the paths and rename all drafts at the end, or no draft.
 
     Links stay; their targets are replaced. Raises `UsageError` for a database.
     """

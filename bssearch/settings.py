@@ -56,7 +56,7 @@ def _url_from_file() -> str | None:
         with Path(name).open(encoding="utf-8") as file:
             url = file.readline().strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not text"
         raise UsageError(
             f"{DATABASE_URL_FILE_VARIABLE} names {name}, which cannot be read: {reason}",
             hint=f"name a readable text file whose first line is a database URL, or set {DATABASE_URL_VARIABLE}",

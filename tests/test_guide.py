@@ -454,7 +454,7 @@ def test_the_script_and_spec_of_the_readme_are_right(tmp_path: Path) -> None:
 
 def test_the_set_up_is_two_commands() -> None:
     commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pip install")]
-    assert commands == ["pip install . && bssearch run studies/digits.yaml", "pip install '.[dev]' && pytest"]
+    assert commands == ["pip install . && bssearch run digits", "pip install '.[dev]' && pytest"]
     assert re.search(r"^pip install( --[-\w]+)* '\.\[dev\]'$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
 
 

@@ -66,7 +66,7 @@ class Time(Figure):
 class Ratio(Model):
     """Ratio of medians with its 95 % interval; ``at_least`` if half or more of the slower side's runs missed.
 
-    The interval between two confirmed batch sizes is the posterior's if known, else Welch's.
+    For two confirmed batch sizes, the interval is from the posterior if known, else from Welch's test.
     """
 
     value: float
@@ -90,7 +90,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration; its metrics are of the test part, "training …" of training samples."""
+    """The recommended configuration, with metrics of the test part, or "training …" of training samples."""
 
     batch_size: int
     micro_batch_size: int
@@ -230,9 +230,9 @@ class OnDevices(Model):
     """Best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
     ``seconds``: steps × step time of the ``runs``, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
-    share of a step that equal micro-batches on the search's devices do not need, mostly gradient reduction.
-    ``on_front``: True if no other number of devices is better in seconds and cost. ``contenders``: pairs (batch size,
-    micro-batch size) to run next, because one may be more than 5 % faster.
+    share of a step beyond equal micro-batches on the search's devices, mostly gradient reduction. ``on_front``: True if
+    no other number of devices is better in seconds and cost. ``contenders``: pairs (batch size, micro-batch size) to
+    run next, which may be more than 5 % faster.
     """
 
     world_size: int
@@ -367,7 +367,7 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """Clock of the seconds; None for bssearch's own."""
+        """Clock of the seconds; None if bssearch measured the seconds."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 

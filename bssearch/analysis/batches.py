@@ -64,7 +64,7 @@ def _own_step_seconds(candidate: Candidate) -> float | None:
 
 
 def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) if the study searches models that were not timed."""
+    """Yield (code, sentence) if the study searches untimed models."""
     if not spec.varied_in_model:
         return
     searched = ", ".join(spec.varied_in_model)
@@ -147,7 +147,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Default configuration; in imported studies, of the first run at the default batch size."""
+    """Default configuration; in imported studies, from the first run at the default batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)

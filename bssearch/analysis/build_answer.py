@@ -505,7 +505,7 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Trial's end at another target by the curve, without test metric if met; `UsageError` if met before step 1."""
+    """Trial's end at another target, from the curve; no test metric if met. `UsageError` if met before step 1."""
     if trial.outcome is None or trial.state.is_missing:
         return trial
     if (found := first_crossing(curve, target)) is None:

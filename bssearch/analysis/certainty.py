@@ -55,7 +55,7 @@ lower, because only contenders matter.
 def heights(
     verdict: Verdict, trials: Sequence[TrialRecord], configurations: Sequence[Configuration]
 ) -> tuple[Numbers, Numbers]:
-    """Log gains that configurations miss by their learning rates: means (c,) and covariances (c, c).
+    """Log gains of each configuration from a better learning rate: means (c,) and covariances (c, c).
 
     The gains are 0 if trials are too few or the optimizer is not the recommended one. Missed trials are lower bounds.
     """
@@ -140,7 +140,7 @@ HIDDEN_BY_NOISE = 0.2
 """
 
 OWN_SHARE = 0.1
-"""The share of a hidden gain's variance that two batch sizes with equal values do not have in common."""
+"""The share of a hidden gain's variance that differs between two batch sizes with equal values."""
 
 SEEN_ALONE = 0.01
 """The deviation of hidden gains if only learning rates vary; trials at other rates show most gains then."""
@@ -189,7 +189,7 @@ class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
     ``configuration_within_5_percent``: the same probability for the recommended values, without further tuning.
-    ``runs``: runs of each contending batch size that would settle the answer, for `idle_machine` on an idle machine.
+    ``runs``: runs of each contending batch size that would settle the answer; with `idle_machine`, on an idle machine.
     """
 
     within_5_percent: float
@@ -375,8 +375,8 @@ def beliefs(
 ) -> Beliefs | None:
     """Beliefs over all batch sizes; None without confirmation runs or a noise estimate.
 
-    ``steps``: see `step_figures`. Each configuration misses two tuning gains: of a better learning rate as ``trials``
-    show (`heights`), and hidden gains (`HIDDEN`).
+    ``steps``: see `step_figures`. Each configuration misses two gains: from a better learning rate (`heights` of
+    ``trials``), and hidden gains (`HIDDEN`).
     """
     # a batch size has no bound if all runs diverged or ran out of memory
     known = {size: one for size, one in verdict.by_batch.items() if one.log_bounds}

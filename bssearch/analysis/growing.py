@@ -108,7 +108,7 @@ def growing_batch(
 ) -> Configuration | str:
     """Best schedule, else doubling around the ``tuned`` batch size, or the reason why neither can run.
 
-    Doubling trains a third of the samples at half, one and two times the batch size each.
+    Doubling trains a third of the samples each at half, one and two times the batch size.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:
@@ -142,7 +142,7 @@ def judge_growing(
 ) -> Judgement:
     """Judge whether a growing batch beats the ``tuned`` constant batch, by the regret growing / constant.
 
-    Held if the whole interval is below 1. Broke if the interval is above 1 or all ``wanted`` runs missed the target.
+    The rule held if the whole interval is below 1, and broke if the interval is above 1 or all ``wanted`` runs missed.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret

@@ -1,6 +1,5 @@
 """Notices: the caveats of an answer."""
 
-import math
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 
@@ -30,7 +29,6 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
     grouped,
-    student_t,
 )
 from bssearch.records.text import plural
 from bssearch.spec import StudySpec
@@ -198,9 +196,8 @@ def _about_the_choice(
         (
             "seed_noise",
             variation > NOISE,
-            f"the seed-to-seed spread is {variation:.0%}: the mean of {known.reached} runs has an interval of ± "
-            f"{student_t(max(1, known.reached - 1)) * variation / math.sqrt(max(1, known.reached)):.0%}; more runs "
-            "narrow this interval",
+            f"the seed-to-seed spread is {variation:.0%}, so the interval of {known.reached} runs is wide; more runs "
+            "narrow the interval",
         ),
         (
             "chosen_by_law",

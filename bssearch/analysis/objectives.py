@@ -242,7 +242,7 @@ class Objective(ABC):
         return figure
 
     def in_own_unit(self) -> Objective:
-        """Copy with figures in the users' unit, which have ratios."""
+        """Copy with figures in the users' unit, for ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
@@ -357,7 +357,7 @@ class BySeconds(Objective):
 
 
 class TimeToTarget(BySeconds):
-    """Train seconds to the target, as without other work on the device."""
+    """Train seconds to the target, corrected for other work on the device."""
 
     name = "time_to_target"
     own_unit = " s"
@@ -515,7 +515,7 @@ class MetricInBudget(Objective):
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Best metric of a completed trial, with the sign that makes less better; else None."""
+        """Best metric of a completed trial, negated if the goal is to maximise; else None."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
@@ -528,7 +528,7 @@ class MetricInBudget(Objective):
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:
-        """Objective with plain metrics, which have ratios if positive."""
+        """Objective with plain metrics, for ratios of positive metrics."""
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:

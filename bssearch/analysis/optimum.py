@@ -64,10 +64,10 @@ def _reached(one: Candidate) -> int:
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Keys of configurations that are shown to be slower than the best by `BEATEN_MARGIN`.
+    """Keys of configurations shown to be slower than the best by `BEATEN_MARGIN`.
 
-    One run may suffice, because all repeats share a noise. A missed run counts with its last miss, but shows no noise.
-    Runs beside other work on the device do not count, unless the figure is steps × step time.
+    One run may suffice, because all repeats share one noise estimate. A missed run counts with its last miss, but shows
+    no noise. Runs beside other work on the device do not count, unless the figure is steps × step time.
     """
     known = _on_a_quiet_device(trials, objective)
     complete = [one for one in known if one.estimate.has_only_hits and len(one.runs) >= FEWEST_RUNS]
@@ -148,7 +148,7 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Fewest ended runs of a confirmed configuration, but for plain misses and `beaten`; else ``confirmation_runs``."""
+    """Fewest ended runs of a confirmed configuration, except plain misses and `beaten`; else ``confirmation_runs``."""
     excluded = _need_no_more(trials, objective)
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in excluded]
     return min(had, default=confirmation_runs)
@@ -552,7 +552,7 @@ def repeats(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[
 def first_runs(
     trials: Iterable[TrialRecord], key: Callable[[Configuration], str] = attrgetter("key")
 ) -> list[tuple[TrialRecord, ...]]:
-    """Runs of each configuration, with the first run of each seed; equal ``key``, equal configuration."""
+    """Runs of each configuration, with the first run of each seed; an equal ``key`` means an equal configuration."""
     by_seed = grouped(((key(one.configuration), one.seed), one) for one in trials)
     return list(map(tuple, grouped((name, runs[0]) for (name, _), runs in by_seed.items()).values()))
 

@@ -1,4 +1,4 @@
-"""The ``bssearch`` command with ``guide`` and ``schema``; imports other commands on use."""
+"""The ``bssearch`` command with ``guide`` and ``schema``; imports other commands on first use."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,7 +40,7 @@ def topics() -> dict[str, Path]:
 
 
 def topic_file(topic: str) -> Path:
-    """A topic's file; if unknown, `NotFoundError` with similar topics."""
+    """A topic's file; `NotFoundError` with similar topics if the topic is unknown."""
     from difflib import get_close_matches
 
     there = topics()
@@ -136,7 +136,7 @@ class _Commands(TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Refuse unknown and moved commands, and repeated options, of which Typer takes the last."""
+        """Refuse unknown and moved commands, and repeated options, because Typer would take the last value."""
         if args[0] in MOVED:
             raise UsageError(f"unknown command {args[0]!r}; use `bssearch {MOVED[args[0]]}`")
         name, command, rest = super().resolve_command(ctx, args)

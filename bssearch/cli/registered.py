@@ -1,4 +1,6 @@
-"""Commands made on use: ``import``, ``probe`` and ``export`` from the registry, ``plan`` from requests of planning."""
+"""Commands made on first use: ``import``, ``probe`` and ``export`` from the registry, ``plan`` from requests of
+planning.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +241,7 @@ def export(
         typer.Option(
             "--file",
             metavar="FILE|URL",
-            show_default="STUDY with the kind's ending",
+            show_default="STUDY with the format's ending",
             help="Destination of one study: a file, or a database's URL.",
         ),
     ] = None,

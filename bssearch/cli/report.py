@@ -51,7 +51,7 @@ def best(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Predict for another device: CSV of its batch_size and step_seconds, or JSON of `probe step-time`.",
+            help="Predict for another device: CSV of batch_size and step_seconds, or JSON of `probe step-time`.",
         ),
     ] = None,
     device: Annotated[

@@ -282,7 +282,10 @@ def check(
     ] = None,
     walk: Annotated[
         bool,
-        typer.Option("--walk", help="Walk from memory to the least time in six steps, with measured figures."),
+        typer.Option(
+            "--walk",
+            help="Explain the choice of a batch size in six steps with measured figures.",
+        ),
     ] = False,
     overrides: SetOption = None,
     form: FormatOption = Format.TABLE,

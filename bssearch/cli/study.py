@@ -105,7 +105,7 @@ MEANINGS = {
     "oom": "out of memory",
     "diverged": "loss not finite, or metric at chance",
     "failed": "ended with an error",
-    "lost": "its driver seems dead; retried",
+    "lost": "the driver seems dead; retried",
     "cancelled": "cancelled",
 }
 

@@ -121,7 +121,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     assert verdict is not None, "a study with an answer has a verdict"
     require(
         are_of_one_model(spec, verdict),
-        f"the best configurations of study {study!r} have different models, so bssearch predicts nothing",
+        f"the best configurations of study {study!r} have different models, so bssearch cannot predict",
         hint="fix the parameters in space.model in a new study",
     )
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]

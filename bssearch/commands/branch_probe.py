@@ -271,12 +271,13 @@ def answer(found: LocalCriticalBatch, base: int) -> str:
     """Checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
-            return f"the local critical batch size is {found.low}: batch size {found.high} loses."
+            return f"the local critical batch size is {found.low}: batch size {found.high} has a worse metric."
         case "at_least":
             return f"the local critical batch size is at least {found.low}: all batch sizes hold."
         case "below":
             return (
-                f"the local critical batch size is below {found.high}, which loses; the smallest batch size is {base}."
+                f"the local critical batch size is below {found.high}, whose metric is worse; the smallest batch size "
+                f"is {base}."
             )
         case "cannot_tell":
             return f"cannot tell: {found.reason}."
@@ -351,7 +352,8 @@ def branch(
 ) -> ProbeReport:
     """Find a run's critical batch size by branches from checkpoints.
 
-    Branches train on equal samples at batch sizes B, 2B, 4B, …; the answer is the largest size without loss.
+    Branches train on equal samples at batch sizes B, 2B, 4B, …; the answer is the largest size that does not worsen the
+    metric.
     """
     require(
         not spec.command,

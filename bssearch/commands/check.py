@@ -450,7 +450,7 @@ UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Upper bound of the number of `finalists`."""
+    """Largest number of `finalists`."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 

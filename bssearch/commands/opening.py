@@ -527,8 +527,8 @@ def stored_spec(
 ) -> tuple[StudySpec, Launch]:
     """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run`` refuses imported runs. ``runs_code`` refuses code, and ``connects`` a cluster or OptunaHub
-    package, other than in this user's last run here. ``answered`` raises `TargetNotReachedError`.
+    ``to_run`` refuses imported runs. ``runs_code`` refuses code, and ``connects`` a cluster or OptunaHub package, if
+    different from this user's last run here. ``answered`` raises `TargetNotReachedError`.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)

@@ -86,7 +86,7 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
 
 
 class LargerRequest(Request):
-    """A run that is too large to search, planned from studies of several scales."""
+    """A run too large to search, planned from studies of several scales."""
 
     studies: Annotated[
         Annotated[list[Name], Field(min_length=1)],
@@ -201,7 +201,7 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
-    """Yield stored audits' `JUDGED` verdicts on the rules; nothing if the default database is missing."""
+    """Yield stored audits' `JUDGED` verdicts on the rules; no verdict if the default database is missing."""
     usual = database_url()
     file = sqlite_file(parse_url(usual))
     if db in (None, usual) and file is not None and not file.exists():
@@ -226,7 +226,7 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 
 @planned(ScaleRequest)
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
-    """Time, cost and efficiency of up to ``devices`` devices, and the most devices that are worth their cost.
+    """Time, cost and efficiency of up to ``devices`` devices, and the most devices worth the cost.
 
     Stated values override ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
 

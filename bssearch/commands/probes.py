@@ -142,7 +142,7 @@ class ProbeReport:
 class Probe(Protocol):
     """A registered function that measures and stores figures.
 
-    Its docstring is the command's help. Its keyword-only parameters with an `Option` are the command's options.
+    The function's docstring is the command's help. Keyword-only parameters with an `Option` are the command's options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:

@@ -128,7 +128,7 @@ class QuickPlan:
         return plan
 
     def once(self, configuration: Configuration) -> NextRun:
-        """Planner of one run of a configuration that has not run yet."""
+        """Planner of one run of a new configuration."""
 
         def plan(history: History) -> TrialPlan | None:
             return None if ended_run(history, configuration) else self._run(history, configuration, self.seconds)

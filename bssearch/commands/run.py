@@ -63,7 +63,7 @@ def run_study(
     spec, launch = loaded(spec, launch)
     require(
         not from_quick or objective_of(spec).trials_race,
-        f"objective = {spec.objective!r} has no quick answer, which minimises the seconds to a target",
+        f"objective = {spec.objective!r} has no quick answer, because a quick answer minimises the seconds to a target",
         hint="run the study without --from-quick",
     )
     *smaller, spec = spec.at_scales

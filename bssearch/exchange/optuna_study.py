@@ -491,7 +491,7 @@ def _failures(url: URL, name: str) -> Iterator[None]:
     except IntegrityError:
         raise UsageError(
             f"{shown(url)} already has an Optuna study {name!r}",
-            hint="choose another database, or delete that study: optuna delete-study --study-name NAME --storage URL",
+            hint="choose another database, or delete the study: optuna delete-study --study-name NAME --storage URL",
         ) from None
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
         # The wrapped error has the reason; Optuna's own message is about the length of strings.
@@ -514,7 +514,9 @@ def _refuse_others(url: URL) -> None:
     tables = table_names(url)
     hint = "give a separate database with --file; bssearch creates a missing database"
     require(
-        "bss_study" not in tables, f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint
+        "bss_study" not in tables,
+        f"{shown(url)} is a bssearch database; Optuna's tables need another database",
+        hint=hint,
     )
     taken = sorted(tables & {"alembic_version", "studies", "trials"})
     if taken and "version_info" not in tables:

@@ -419,7 +419,7 @@ def _about_front(answer: Answer) -> list[str]:
     size, least = answer.optimal.batch_size, answer.recommendation.least_batch_size
     why = {
         "least": f"this batch has the least {objective_in(answer).noun}",
-        "law": f"the medians do not separate it from batch {least}, and the law and step times favour batch {size}",
+        "law": f"the medians of batch {least} and this batch are alike; the law and step times favour batch {size}",
         "smallest_shown_within_5_percent": f"this batch is the smallest size shown to be within 5 % of batch {least}",
     }[answer.recommendation.rule]
     return [f"Batch {size} is not on the line, but {why}."]
@@ -683,7 +683,7 @@ def _tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
         )
     if best.peak_memory_bytes is not None:
         is_of_device = best.peak_memory_basis in (None, MemoryBasis.DEVICE)
-        of = "of the optimum" if is_of_device else "growth of the process over a trial of the optimum"
+        of = "of the optimum" if is_of_device else "growth of the process's memory in a trial of the optimum"
         tiles.append(Tile("Peak memory", memory(best.peak_memory_bytes), of))
     return tiles
 

@@ -238,7 +238,7 @@ def shown_scale(plan: ScalePlan) -> Shown:
                 document,
                 "rows",
                 {name: words for name, words in DEVICES.items() if document["rows"][0][name] is not None},
-                caption="By number of devices; the last that pays is bold",
+                caption="By number of devices; the last number that pays is bold",
                 marked=lambda row: bool(row["devices"] == plan.pays_up_to.estimate),
                 is_shown=lambda row: row["devices"] in shown,
             )
@@ -295,7 +295,7 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
 
 
 def shown_larger(plan: LargerPlan) -> Shown:
-    """Display the plan of a run that is too large to search."""
+    """Display the plan of a run too large to search."""
     document = plan.document()
     shown = {
         "learning_rate": "Learning rate",

@@ -43,7 +43,7 @@ class Axis:
     has_grid: bool = True
 
     def share(self, value: float) -> float:
-        """Value's position, from 0 at the low end to 1 at the high end."""
+        """Value's position, 0 at the low end, 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)

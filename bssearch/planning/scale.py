@@ -245,7 +245,7 @@ class ScaleRequest(Request):
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),
-            f"step_times = {self.step_times} and alpha_s, beta_s contradict each other; give either",
+            f"step_times = {self.step_times} and alpha_s, beta_s contradict each other; give only one source",
         )
         require(
             (self.alpha_s is None) == (self.beta_s is None),

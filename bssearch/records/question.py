@@ -181,7 +181,7 @@ class Configuration:
         return replace(self, world_size=world_size).in_micro_batches(micro_batch_size)
 
     def trains_like(self, other: Configuration) -> bool:
-        """True if the configurations are equal but for micro-batch size and devices."""
+        """True if only micro-batch size and devices may differ between the configurations."""
         return self._whole == other._whole
 
     @property

@@ -388,7 +388,7 @@ def _within(domain: Domain, value: float) -> float:
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
     """Next run on more devices; None if no run remains.
 
-    Each number of devices on the front gets ``confirm.runs`` runs of its best batch size. If none of these has started
+    Each number of devices on the front gets ``confirm.runs`` runs of its best batch size. If no such run has started
     since ``runs_before``, one contender runs.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)

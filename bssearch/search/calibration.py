@@ -83,7 +83,7 @@ def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterabl
     """Batch sizes without accumulation and with an implausible step time.
 
     Two adjacent sizes are doubtful if the smaller size's step takes longer by more than `STANDARD_ERRORS`. A size is
-    doubtful if uncontended trials of the same `kind_of` had steps faster by more than a factor of `TOLERANCE`.
+    doubtful if uncontended trials of the same `kind_of` were faster by more than a factor `TOLERANCE`.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.is_whole]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]

@@ -264,7 +264,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """A message that the recommendation is final or provisional; None if there is no verdict."""
+    """A message that the recommendation is final or provisional; None without a verdict."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)

@@ -30,7 +30,7 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 
 
 def busy_seconds(trials: Iterable[TrialRecord], now: float, slots: int) -> float:
-    """Seconds until ``now`` during which at least one of the trials ran.
+    """Seconds until ``now`` during which at least one trial ran.
 
     A resumed trial counts from the last start, plus earlier seconds / slots. An ended trial counts at most the worker's
     duration.
@@ -106,13 +106,10 @@ INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 class History:
     """Study's trials, running trials included, and step times.
 
-    Attributes:
-        probes: Step times by batch size, in current micro-batches.
-        curves: Best gains so far, by search trial.
-        now: The last decision's time, in seconds since 1970.
-        all_trials, trials: Views of all trials and of the search trials.
-        ended: The number of ended search trials, paused trials excluded.
-        last_expectation: The expected improvement of the newest ended trial that has one.
+    Attributes: probes: Step times by batch size, in current micro-batches. curves: Best gains so far, by search trial.
+        now: The last decision's time, in seconds since 1970. all_trials, trials: Views of all trials and of the search
+        trials. ended: The number of ended search trials, paused trials excluded. last_expectation: The expected
+        improvement of the newest ended trial with a known expectation.
     """
 
     def __init__(

@@ -302,7 +302,7 @@ class ExecutorSpec(StrictModel):
     process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without
     progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses the smallest of
     several numbers; later the best batch sizes train on the other numbers. ``memory_limit_gib`` simulates a smaller
-    device; on the CPU it limits each worker's data segment.
+    device; on the CPU the limit is for each worker's data segment.
     """
 
     name: ExecutorName = "local"

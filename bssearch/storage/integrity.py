@@ -89,7 +89,7 @@ _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC
 
 
 class Kind(StrEnum):
-    """Kinds of rows, each after the kinds that its rows refer to."""
+    """Kinds of rows; each kind follows the kinds that its rows refer to."""
 
     ENVIRONMENT = "environment"
     STUDY = "study"

@@ -311,7 +311,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Schema revision of a database; None if it has no bssearch tables."""
+    """Schema revision of a database; None without bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
     with opened_engine(database, write=False) as engine:

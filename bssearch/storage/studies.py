@@ -147,7 +147,7 @@ class StudyStore(StorePart):
 
     @writes
     def archive(self, connection: Connection, study_id: int, archived: bool = True) -> None:
-        """Archive or unarchive a study; raise `UsageError` if the study to archive is running or queued."""
+        """Archive or unarchive a study; raise `UsageError` if a study to archive is running or queued."""
         own = STUDY_ROWS.c.id == study_id
         if not archived:
             connection.execute(update(STUDY_ROWS).where(own).values(archived_at=None))
@@ -204,7 +204,7 @@ class FindingStore(StorePart):
     ) -> None:
         """Replace a study's answer; ``stamp`` must be older than the answer.
 
-        ``is_news``: drivers notice the answer like a new probe.
+        ``is_news``: drivers read the answer as they read a new probe.
         """
         fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
         if not insert_if_absent(connection, FINDING_ROWS, {"study_id": study_id, **fields}):

@@ -180,7 +180,8 @@ class TrialStore(StorePart):
         steps_x_step_time_s: float | None,
         owner: str | None = None,
     ) -> TrialRecord:
-        """Store a trial's end; raise `DatabaseError` if it ended differently, or ``owner`` does not hold its lease.
+        """Store a trial's end; raise `DatabaseError` if the trial ended differently, or ``owner`` does not hold the
+        lease.
 
         Raises `ValueError` if ``outcome`` is not final. A resumed trial stays contended.
         """
@@ -230,7 +231,7 @@ class TrialStore(StorePart):
         phase: Phase | None = None,
         states: Collection[TrialState] | None = None,
     ) -> list[TrialRecord]:
-        """Trials by number; given a phase or states, only these."""
+        """Trials by number, only of ``phase`` and ``states`` if given."""
         query = TRIALS.where(TRIAL_ROWS.c.study_id == study_id)
         if phase is not None:
             query = query.where(TRIAL_ROWS.c.phase == phase)
@@ -250,7 +251,7 @@ class TrialStore(StorePart):
 
     @reads
     def fast(self, connection: Connection, study_id: int, phase: Phase | None = None) -> list[TrialRecord]:
-        """Fastest trial that was not contended, and all contended trials that reached the target."""
+        """Fastest uncontended trial, and all contended trials that reached the target."""
         one = TRIAL_ROWS.c
         reached = TRIALS.where(one.study_id == study_id, one.time_to_target_s.is_not(None))
         reached = reached if phase is None else reached.where(one.phase == phase)
@@ -336,9 +337,8 @@ class TrialStore(StorePart):
     ) -> frozenset[int]:
         """Store all observations, or no observation.
 
-        With ``owner``, skip trials whose lease this driver has lost, and return their numbers.
-
-        Raises `DatabaseError` if an observation at a step exists, unless an earlier try stored the same rows.
+        With ``owner``, skip trials whose lease this driver has lost, and return these trials' numbers. Raises
+        `DatabaseError` if an observation at a step exists, unless an earlier try stored the same rows.
         """
         if not rows:
             return frozenset()
@@ -405,7 +405,7 @@ class TrialStore(StorePart):
     def save_log(
         self, connection: Connection, study_id: int, number: int, text: str, *, owner: str | None = None
     ) -> None:
-        """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
+        """Replace a trial's log; with ``owner``, only while this driver holds the trial's lease."""
         for trial_id in trial_ids_of(connection, study_id, [number], owner).values():
             if not insert_if_absent(connection, LOG_ROWS, {"trial_id": trial_id, "text": text}):
                 connection.execute(update(LOG_ROWS).where(LOG_ROWS.c.trial_id == trial_id).values(text=text))

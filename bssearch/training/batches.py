@@ -55,9 +55,9 @@ Epochs = Generator[torch.Tensor, None, None]
 
 
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
-    """Place the data for training; return the training part's placement, too.
+    """Place the data for training; also return the training part's placement.
 
-    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory; None for all.
+    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory; None for all memory.
     """
     train, device, wanted = data.train, computation.device, computation.settings.data
     if wanted == "auto" and device.type != "cpu":

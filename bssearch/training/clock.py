@@ -39,8 +39,8 @@ LOOKS = 10  # attempts to read the time and the waits without a new wait between
 class Clock:
     """Times a trial on the CPU.
 
-    ``now`` returns wall seconds, ``cpu_now`` this thread's CPU seconds, ``delay_now`` the seconds that the thread
-    waited for a CPU, if known.
+    ``now`` returns wall seconds, ``cpu_now`` this thread's CPU seconds, ``delay_now`` the thread's seconds of waits for
+    a CPU, if known.
     """
 
     def __init__(

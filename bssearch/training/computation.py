@@ -171,7 +171,7 @@ GRAPHS_PER_FUNCTION = 4096
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model's forward pass, one graph per input shape; parameter names stay."""
+    """Compile a model's forward pass, one graph per input shape; parameter names stay the same."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION

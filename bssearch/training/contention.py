@@ -98,7 +98,7 @@ class ContentionMeter:
         self._gpu = DeviceWatch(device, others) if device.type == "cuda" else None
 
     def count_siblings(self) -> None:
-        """Count our parent's children (a trial's ranks) as ours; call before `start`."""
+        """Count the parent's children (a trial's ranks) as this process's; call before `start`."""
         self._read_cpu = cpu_use_of_siblings
 
     def start(self) -> None:
@@ -235,7 +235,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """CPU use so far; all children of our parent count as ours."""
+    """CPU use so far; all children of the parent count as this process's."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 

@@ -57,7 +57,7 @@ def timm_optimizers(name: str) -> ModuleType:
 
 
 class OptimizersAsOne(torch.optim.Optimizer):
-    """Several optimizers as one; loss scaling skips all or none."""
+    """Several optimizers as one optimizer; loss scaling skips all optimizers or no optimizer."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = tuple(parts)

@@ -65,8 +65,8 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
     """Median seconds of a step (with interval), its update and an evaluation.
 
     With ``trial_train_seconds``, steps run between evaluations, whose cold caches slow steps by 10% or more. Short runs
-    repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
-    unless fewer than six others remain. A lack of memory is an answer.
+    repeat until the median's 95% interval is within the precision, up to the limit. The timing drops runs on a slow
+    core if at least six other runs remain. A lack of memory is an answer.
     """
     try:
         return _measure(request, workload, data, computation)

@@ -427,8 +427,8 @@ def serve(
     """Serve database pages until Ctrl-C or SIGTERM.
 
     Pages require a token if other machines reach ``host``, or if ``asks_token``. ``tell`` gets the address with the
-    token once. ``port`` 0 takes a free port. ``names`` are more host names. Raises `UsageError` for an
-    unusable address.
+    token once. ``port`` = 0 takes a free port. ``names`` are more host names. Raises `UsageError` for an unusable
+    address.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)

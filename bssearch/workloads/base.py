@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class TrainingStep:
     """One optimizer step for ``training_step(step)``, which does forward, backward and update itself.
 
-    ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all of them.
+    ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all pairs.
     ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates, without
     gradients. ``number`` counts from 0. Autocast is on if the precision requires autocast.
 

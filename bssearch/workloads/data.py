@@ -98,12 +98,12 @@ class Part:
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def thinned(self, most: int) -> Part:
-        """Every n-th sample, ``most`` at most."""
+        """Every n-th sample, at most ``most`` samples."""
         rows = slice(None, None, -(-len(self) // most))
         return Part(_cut(self.inputs, rows), _cut(self.targets, rows))
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """Yield (inputs, targets) of ``size`` samples in order; the last may be smaller."""
+        """Yield (inputs, targets) of ``size`` samples in order; the last chunk may be smaller."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
             yield _cut(self.inputs, rows), _cut(self.targets, rows)

@@ -106,8 +106,8 @@ _PRETRAINING_RATE = 3e-3  # AdamW's learning rate, which decays linearly to zero
 class FineTune:
     """Classify five new classes with a network that knows five old classes.
 
-    New classes share ``train_samples`` equally. New classes give ``accuracy`` and ``loss``. Old classes give
-    ``old_accuracy`` and ``forgetting``, the fall of ``old_accuracy`` since pre-training.
+    New classes share ``train_samples`` equally, and give ``accuracy`` and ``loss``. Old classes give ``old_accuracy``
+    and ``forgetting``, the fall of ``old_accuracy`` since pre-training.
     """
 
     train_samples: int = 2500

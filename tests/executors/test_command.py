@@ -259,8 +259,8 @@ def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo oh no; exit 1", "the command exited with code 1; it printed:\noh no"),
-        ("exit 1", "the command exited with code 1; it printed nothing"),
+        ("echo oh no; exit 1", "the command exited with code 1; the program printed:\noh no"),
+        ("exit 1", "the command exited with code 1; the program printed no text"),
         (
             "echo done",
             'the command ended without a report: the command must print lines such as {"step": 100, "accuracy"',
@@ -304,7 +304,7 @@ def test_an_expression_that_finds_nothing_in_a_log_is_told_soon(script: str, sai
     with pytest.raises(WorkloadError) as caught:
         command.describe()
     assert time.monotonic() - began < 9.0, "long before it would count as hung"
-    assert said in caught.value.message and "it printed:" in caught.value.message
+    assert said in caught.value.message and "the program printed:" in caught.value.message
     assert ("report.accuracy: " in caught.value.message) is ("ACC" in script)
 
 

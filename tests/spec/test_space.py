@@ -167,7 +167,11 @@ def test_the_options_of_every_optimizer_can_be_searched(name: str, together: boo
         ),
         ("schedule", {"name": "warmup_stable_decay", "horizon_samples": 9, "decay_share": 0}, "must be in (0, 1]"),
         ("optimizer", {"name": "lars", "nesterov": [True, False], "momentum": 0}, "nesterov needs momentum > 0"),
-        ("optimizer", {"name": "adam", "momentum": 0.9}, "adam has no option 'momentum'; it has beta1, beta2, epsilon"),
+        (
+            "optimizer",
+            {"name": "adam", "momentum": 0.9},
+            "adam has no option 'momentum'; the options are beta1, beta2, epsilon",
+        ),
         ("optimizer", {"name": "adafactor", "beta2_decay": [-0.8, 0.1]}, "0.1 must be <= 0"),
         ("optimizer", {"name": "adafactor", "clipping_threshold": 0.5}, "0.5 must be >= 1"),
         ("optimizer", {"name": "lars", "trust_coefficient": 0}, "0 must be > 0"),

@@ -458,7 +458,7 @@ def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """First and last index of the run of True in ``holds`` around ``index``; None if False at ``index``."""
+    """First and last index of the consecutive True values of ``holds`` around ``index``; None if False at ``index``."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)

@@ -1,4 +1,4 @@
-"""The local critical batch size: the largest batch size with no worse a metric after equal samples."""
+"""The local critical batch size: the largest batch size that does not worsen the metric after equal samples."""
 
 # Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint at B, 2B, 4B, …. Unlike the paper,
 # the bound comes from the spread of branches at B with other data orders.

@@ -148,7 +148,7 @@ class ScalingLaw:
 
 
 def interval(drawn: Numbers) -> Interval:
-    """90 % interval of draws whose first is the estimate."""
+    """90 % interval of draws; the first draw is the estimate."""
     low, high = np.quantile(drawn[1:], TAILS)
     return Interval(value=float(drawn[0]), low=float(low), high=float(high))
 
@@ -191,7 +191,7 @@ def plan_larger_run(
     step_time: StepTimeFit | None,
     branches: Sequence[LocalBatch] = (),
 ) -> LargerPlan:
-    """Plan a run that cannot be searched; raises `UsageError` if the scales allow no prediction."""
+    """Plan a run too large to search; raises `UsageError` if the scales allow no prediction."""
     scales = sorted(scales, key=lambda one: one.samples)
     largest = scales[-1]
     different = len({one.samples for one in scales})
@@ -214,8 +214,8 @@ def plan_larger_run(
     law = ScalingLaw([point for one in scales for point in one.points], branches)
     require(
         law.is_shown,
-        f"a B_crit that grows with the samples fits no better than a constant B_crit (power {law.power.value:.2g}), so "
-        "the studies predict nothing",
+        f"a B_crit that grows with the samples fits no better than a constant B_crit (power {law.power.value:.2g}), "
+        f"so the studies allow no prediction",
         hint="search at scales that are farther apart, or confirm more runs",
     )
     return _larger(scales, law, parameters, samples, step_time)
@@ -327,7 +327,8 @@ def _notes(
     if samples > FARTHEST * largest.samples:
         yield (
             "far",
-            f"{samples / largest.samples:.3g} × the largest samples; tests of the intervals end at {FARTHEST:g} ×",
+            f"{samples / largest.samples:.3g} × the samples of the largest study; the intervals are tested up to "
+            f"{FARTHEST:g} ×",
         )
     if not law.knows(parameters, samples):
         yield "model", "N follows D in the studies, but not in this run; the law uses only D"

@@ -110,8 +110,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    Half widths of logarithms add in quadrature. Held if the ratio is within `SAME`, the ratio's interval within
-    `APART`, and the intervals overlap. Broke if the ratio's interval is beyond `APART`.
+    Half widths of logarithms add in quadrature. The rule held if the ratio is within `SAME`, the ratio's interval
+    within `APART`, and the intervals overlap; the rule broke if the interval is beyond `APART`.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -231,7 +231,7 @@ def _within(ratio: Regret, claimed: tuple[float, float]) -> Finding:
 
 
 def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[RuleFinding]:
-    """Compare step times with and without micro-batches; held if the ratio's interval is within `COSTS`."""
+    """Compare step times with and without micro-batches; the rule held if the ratio's interval is within `COSTS`."""
     found = []
     for size in sorted({one.batch_size for one in step_times}):
         here = sorted(
@@ -425,7 +425,7 @@ class Case:
 
     @property
     def can_be_decided(self) -> bool:
-        """False for LARS and LAMB below `LARGE_BATCH`, at which runs only inform."""
+        """False for LARS and LAMB below `LARGE_BATCH`; such runs only inform."""
         return self.rule is not Rule.LAYERWISE or self.batch_size >= LARGE_BATCH
 
 

@@ -251,8 +251,9 @@ def judge(
 ) -> Judgement:
     """Judge a rule's configuration against the tuned configuration.
 
-    Held if the regret's upper end is below `HELD`. Broke if the lower end is above `BROKE`, or if all ``wanted`` runs
-    missed the target. Misses of contended runs break a rule only if all diverged or the lower bound is above `BROKE`.
+    The rule held if the regret's upper end is below `HELD`, and broke if the lower end is above `BROKE` or all
+    ``wanted`` runs missed the target. Misses of contended runs break a rule only if all diverged or the lower bound is
+    above `BROKE`.
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)

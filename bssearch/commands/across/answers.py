@@ -303,7 +303,7 @@ class Agreement(Agreed):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Agreement of findings (at least one) in pairs."""
+    """Compare each pair of findings (at least one finding)."""
     named = labelled(without_copies(found))
     asked = grouped((tuple(one.question.in_words.values()), (label, one)) for label, one in named)
     questions = [_of_one_question(named) for named in asked.values()]

@@ -32,7 +32,7 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
     """Store and name of the given study, or of the only study.
 
-    A single store does not check the name; of several, exactly one must have the study.
+    With one store, the name is unchecked; of several stores, exactly one must have the study.
     """
     if given is None:
         return _only_study(stores)

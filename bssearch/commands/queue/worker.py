@@ -126,7 +126,7 @@ class End:
     failed_here: bool = False  # True if failures in a row lengthen the time
 
     def alone_after(self, failures: int) -> float:
-        """Seconds to skip after ``failures`` in a row."""
+        """Seconds to skip the study after ``failures`` in a row."""
         return min(REFUSED_FOR_S, self.alone_seconds * float(LONGER) ** max(0, failures - 1))
 
 

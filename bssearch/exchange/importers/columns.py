@@ -79,7 +79,7 @@ def fraction(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A parameter and the number that it stands for: ``2**log2_batch`` or ``16*batch_units``."""
+    """A formula of one parameter: ``2**log2_batch`` or ``16*batch_units``."""
 
     name: str
     of: Callable[[float], float] | None = None
@@ -147,7 +147,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column: ``theirs`` is its name in the file, ``ours`` our name, None for an ignored column."""
+    """A column: ``theirs`` is the name in the file, ``ours`` our name (None: ignored)."""
 
     theirs: str
     ours: str | None = None
@@ -227,13 +227,13 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
             theirs=name, ours=ours, formula=formula, seconds=factor if is_time else 1.0, is_whole=whole is not None
         )
     if not name:
-        return Column(theirs=name, why="it has no name")
+        return Column(theirs=name, why="without a name")
     if plain in COLUMNS and (prefix is None or plain in ("batch_size", "seed")):
         return Column(theirs=name, ours=plain)
     if part_of_batch(plain) is not None:
         return Column(theirs=name, ours=plain, why=f"a part of the batch, {part_of_batch(plain)}")
     if may_divide_batch(plain):
-        return Column(theirs=name, ours=PREFIX + plain, why="it may divide the batch")
+        return Column(theirs=name, ours=PREFIX + plain, why="may divide the batch")
     if logged == metric and "final_metric" not in own:
         return Column(theirs=name, ours="final_metric")
     if plain in TYPED or (prefix is not None and plain and plain not in COLUMNS):
@@ -246,7 +246,7 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
     if _CONSTRAINT.fullmatch(name):
         return Column(theirs=name, ours=CONSTRAINT + name)
     if ABOUT.fullmatch(name):
-        return Column(theirs=name, why="it describes the run")
+        return Column(theirs=name, why="describes the run")
     return Column(theirs=name, why=RESULT) if RESULT_NAME.fullmatch(name) else None
 
 

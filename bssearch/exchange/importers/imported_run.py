@@ -392,10 +392,10 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
             return True, f"{one.in_words(BATCH)} is not a multiple of {words} ({one.origin})"
     sizes, factors = {one.parts[BATCH] for one in given}, {one.factor for one in given}
     if len(sizes) == 1 and len(factors) > 1:
-        return True, f"it is {min(sizes)} in all runs, and {_factors(several)} varies"
+        return True, f"batch_size is {min(sizes)} in all runs, and {_factors(several)} varies"
     micro = {one.parts[BATCH] // one.factor for one in given}
     if len(micro) == 1 and len(factors) > 1:
-        return False, f"divided by {_factors(several)} it is {min(micro)} in all runs"
+        return False, f"batch_size divided by {_factors(several)} is {min(micro)} in all runs"
     first = several[0]
     raise UsageError(
         f"{first.in_words(BATCH)} may be per device or per step, with "
@@ -467,7 +467,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` is for the first if new. ``dry_run`` stores nothing."""
+    """Whole studies; ``name`` is for the first study if new. ``dry_run`` stores nothing."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -482,11 +482,11 @@ StudyName = Annotated[str | None, Option("Name of the study.", shown_default="th
 class Importer(Protocol):
     """A registered function that makes studies of a file.
 
-    Its docstring is its help, its parameters annotated with `Option` its file and options.
+    The docstring is the help; parameters annotated with `Option` are the file and options.
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Studies, to be stored all or none."""
+        """Studies; the caller stores all or no studies."""
 
 
 def import_study(

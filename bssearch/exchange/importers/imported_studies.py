@@ -89,7 +89,7 @@ def make_studies(
     unpowered = next((run.origin for run in runs if run.reached and not run.mean_power_watts), None)
     require(
         objective != EnergyToTarget.name or unpowered is None,
-        f"--objective {objective} needs the mean power of each run that reached the target; {unpowered} has none",
+        f"--objective {objective} needs the mean power of each run that reached the target, also of {unpowered}",
         hint=f"import logs with the setting {POWER}, or choose another objective",
     )
     studies: list[FinishedStudy] = []
@@ -113,8 +113,8 @@ def make_studies(
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
     """Studies to store, names of stored studies to replace, and notes.
 
-    An import of more runs replaces the imported study of its name, but raises `UsageError` without a stored run. Stored
-    runs keep their numbers.
+    An import with more runs replaces the imported study of this name; `UsageError` if the import lacks a stored run.
+    Stored runs keep their numbers.
     """
     wanted, replaced, notes = [], [], []
     for study in studies:

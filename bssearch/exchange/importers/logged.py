@@ -260,7 +260,7 @@ def _metric(there: Sequence[str], place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Evaluations in order, whether the run diverged, and how often it resumed or repeated a step."""
+    """Evaluations in order, whether the run diverged, and the numbers of resumes and repeated steps."""
 
     observations: tuple[Observation, ...]
     has_diverged: bool

@@ -41,7 +41,7 @@ SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too sho
 """Seconds of a Trainer's steps; its log has only the total of the last launch."""
 
 CLOCK = "_timestamp"
-"""Seconds since 1970, as Weights & Biases calls them; other tools' clocks get this name."""
+"""Weights & Biases' name of the seconds since 1970, also given to other tools' clocks."""
 
 RUN_NAMES = frozenset(
     {"run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment", "exp", "name", "id"}
@@ -306,7 +306,7 @@ def _mlflow_server(address: str) -> Iterator[Log]:
 
 
 def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
-    """Named or only entry of ``found``, empty if ``found`` is; `UsageError` with the names."""
+    """Named or only entry of ``found``, or empty if ``found`` is empty; `UsageError` with the names."""
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
             f"{place} has the {what} {', '.join(map(str, found))}",
@@ -345,7 +345,7 @@ _WANDB_HEADER, _BLOCK_BYTES, _PARTS = b":W&B\xe1\xbe\0", 32 * 1024, (2, 3)
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last one may be incomplete."""
+    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last record may be incomplete."""
     # wandb 0.31 has the records' classes, but no reader of the file
     record_of = _library("wandb.proto.wandb_internal_pb2", file).Record
     messages = _library("google.protobuf.message", file)

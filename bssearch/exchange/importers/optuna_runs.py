@@ -189,7 +189,7 @@ def import_optuna(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, Option("Batch size of trials without one.", min=1, shown_default="none: they are left out")
+        int | None, Option("Batch size of trials without a batch size.", min=1, shown_default="none: they are left out")
     ] = None,
     seconds: Annotated[
         str | None,
@@ -230,8 +230,8 @@ def import_optuna(
     """Make a study from the finished trials of an Optuna study.
 
     A trial reached the target if a report or its value meets it. FAIL, RUNNING and WAITING trials, and trials that
-    violate a constraint, are left out. --seconds and --steps name the sources of seconds and steps; a study written
-    by `export --to optuna` needs neither.
+    violate a constraint, are left out. --seconds and --steps name the sources of seconds and steps; a study written by
+    `export --to optuna` needs neither option.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.exchange.importers.imported_studies import make_studies

@@ -50,7 +50,7 @@ from bssearch.registry import Option
 
 
 class FiguresAt(StrEnum):
-    """When seconds and steps of a run that reached the target were taken."""
+    """Moment at which seconds and steps of a run that reached the target were measured."""
 
     TARGET = "target"
     END = "end"
@@ -236,7 +236,7 @@ def import_runs(
         RunsObjective, Option("Cost minimized by the best batch size.")
     ] = RunsObjective.TIME_TO_TARGET,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
-    precision: Annotated[str | None, Option("Precision of runs without one in the table.")] = None,
+    precision: Annotated[str | None, Option("Precision of runs without a precision in the table.")] = None,
     figures_at: Annotated[
         FiguresAt | None,
         Option(
@@ -355,8 +355,8 @@ def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str
     first = {tuple(texts): line for line, texts in reversed(found)}
     if copies := [line for line, texts in found if first[tuple(texts)] != line]:
         yield (
-            f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
-            "separate runs; remove copies that are no runs"
+            f"{len(copies)} of {len(found)} rows are copies of other rows (first: {source}:{copies[0]}) and count as "
+            "separate runs; remove accidental copies"
         )
 
 
@@ -436,7 +436,8 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     low, high = min(known), max(known)
     require(
         not target.is_in_other_unit(low, high) or (target.is_above_one(high) and high <= FEW_SUMMED),
-        f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one may be in percent ({source})",
+        f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one value may be in percent "
+        f"({source})",
         hint=f"use --target {target.in_unit_of(high):g}",
     )
     require(

@@ -18,7 +18,7 @@ WATCHED_STEPS = 3  # first steps to check, because an average that follows micro
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
-    """Modules that an optimizer among the objects trains, or all modules if there is no optimizer."""
+    """Modules that an optimizer among the objects trains, or all modules without an optimizer."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
     if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]

@@ -103,7 +103,7 @@ class RankWork(Assignment):
 
 
 class FollowerWork(RankWork):
-    """Work of each rank but rank 0."""
+    """Work of each rank except rank 0."""
 
     def __init__(self, assign: Assign, ranks: LaunchedRanks) -> None:
         super().__init__(assign.configuration, assign)

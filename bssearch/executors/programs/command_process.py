@@ -356,7 +356,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
     def shown_lines(self) -> str:
         """Last output lines, for a message."""
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
-        return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
+        return "; the program printed:\n" + "\n".join(lines) if lines else "; the program printed no text"
 
     def failure(self, code: int) -> WorkloadError:
         """Error of an exit code, see `failure_of`."""

@@ -107,9 +107,8 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> ReportPac
 class ReportReader:
     """Parses reports from a byte stream.
 
-    ``expressions`` map names, including ``step``, to regular expressions with one group. If there are no
-    expressions, the lines are JSON. ``step`` must be a number, and ``metric`` (the target's), seconds and loss a number
-    or null.
+    ``expressions`` map names, including ``step``, to regular expressions with one group. Without expressions, the lines
+    are JSON. ``step`` must be a number, and ``metric`` (the target's), seconds and loss a number or null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:

@@ -1,7 +1,8 @@
 """Models for a traced memory plan, with random weights and no network access.
 
 ``package.module:attribute`` or ``path/file.py:attribute`` returns a module, or a module and ``loss(module, size)``.
-``transformers:Class`` has its default configuration; ``transformers:PATH`` reads ``config.json``. Or ``timm:name``.
+``transformers:Class`` has its default configuration; ``transformers:PATH`` reads ``config.json``; ``timm:name`` is a
+model of timm.
 """
 
 import importlib

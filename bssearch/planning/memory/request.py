@@ -600,7 +600,7 @@ class MemoryPlanRequest(Request):
 
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
-        lacking = f"{', '.join(missing)}, a transformer's dimensions; give them, too"
+        lacking = f"{', '.join(missing)}, a transformer's dimensions; give these dimensions, too"
         require(self.model_settings is None, "model_settings needs a model; give both or none")
         self._agrees_about_network()
         require(

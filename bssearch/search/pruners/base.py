@@ -78,7 +78,7 @@ class Pruner:
 
 
 class Cap(Pruner):
-    """Stops trials only at the cap; a slack of 1 never stops the fastest trial."""
+    """Stops trials only at the cap, which never stops the fastest trial if ``slack`` is 1."""
 
     caps = True
 

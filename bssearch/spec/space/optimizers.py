@@ -65,7 +65,7 @@ class OptimizerOptions(StrictModel):
     @classmethod
     def _unknown(cls, key: str) -> PydanticCustomError:
         context = {"key": key, "name": cls.optimizer_name(), "has": ", ".join(cls.option_defaults())}
-        return PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; it has {has}", context)
+        return PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; the options are {has}", context)
 
     @field_validator("*")
     @classmethod
@@ -198,7 +198,7 @@ class Muon(OptimizerOptions):
 class Lamb(_Moments):
     """LAMB (You et al. 2020, arXiv 1904.00962), as in timm: AdamW's update times a trust ratio per tensor.
 
-    After the space's ``clip_norm``, it clips the gradient's norm to ``max_gradient_norm``.
+    After the space's ``clip_norm``, LAMB clips the gradient's norm to ``max_gradient_norm``.
     """
 
     name: Literal["lamb"]
@@ -382,7 +382,7 @@ def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
     if twice := [name for name, found in by_name.items() if len(found) > 1]:
         raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove one")
     if (count := len(by_name)) > MOST_OWN:
-        raise ValueError(f"{', '.join(groups)} have {count} parameters together; they must be at most {MOST_OWN}")
+        raise ValueError(f"{', '.join(groups)} have {count} parameters together; at most {MOST_OWN} are allowed")
 
 
 def kind_of_value(value: ParameterValue) -> Kind:

@@ -719,8 +719,8 @@ def lock_tables(connection: Connection, names: Collection[str], mode: str = ONE_
 def limited_waits(connection: Connection, *states: str) -> Iterator[None]:
     """Limit each wait for a lock to `LONGEST_WAIT_S` until the transaction ends.
 
-    Longer waits inside the block, and errors with one of the SQLSTATEs ``states``, raise `BlockedError` with the
-    blocking sessions.
+    Longer waits inside the block, and errors with SQLSTATEs in ``states``, raise `BlockedError` with the blocking
+    sessions.
     """
     if connection.dialect.name != "postgresql":
         yield

@@ -1,7 +1,7 @@
 """A workload for bssearch: a language model that predicts the next byte of a text.
 
 The file runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate,
-clock, stopping at the target. bssearch sets the seed before each training.
+clock, stopping at the target.
 """
 
 import math

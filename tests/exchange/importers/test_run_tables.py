@@ -223,7 +223,7 @@ def test_a_list_of_devices_is_their_number() -> None:
 
 def test_rows_that_are_copies_are_noted() -> None:
     table = parse("batch_size,reached,train_seconds", "32,1,2.5", "32,1,2.6", "32,1,2.5")
-    assert any("1 of 3 rows are copies of others (first: runs.csv:4)" in one for one in table.notes)
+    assert any("1 of 3 rows are copies of other rows (first: runs.csv:4)" in one for one in table.notes)
 
 
 def test_devices_on_several_nodes_are_asked_for() -> None:

@@ -1,8 +1,8 @@
 """The knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time to the target.
 
-The next run is of the configuration that should most lower the least mean of tried configurations per unit of cost.
-The posterior is a mixture over laws, departures and seed noise. Each component is a Gaussian process around a law with
-a free level.
+The next run is of the configuration with the largest expected fall of the tried configurations' least mean per unit of
+cost. The posterior is a mixture over laws, departures and seed noise. Each component is a Gaussian process around a law
+with a free level.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ class KnowledgeGradient:
     def contenders(self, runs: Sequence[Run]) -> list[int]:
         """Batch sizes that may match the incumbent, in ascending order; before a hit, all batch sizes.
 
-        A mean less one standard deviation within `FLAT_RATIO` of the incumbent's mean may match.
+        A batch size may match if its mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:

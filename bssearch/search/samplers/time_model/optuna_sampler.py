@@ -135,7 +135,8 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):
                 raise ValueError(
-                    f"default has {param_name} = {value!r}, which is not in {param_distribution}; change one"
+                    f"default has {param_name} = {value!r}, which is not in {param_distribution}; change the default "
+                    f"or the distribution"
                 )
             return value
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
