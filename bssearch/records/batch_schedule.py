@@ -216,10 +216,8 @@ def _stages(text: str, *, is_measured: bool) -> list[Stage]:
 
 def _rate_rule(parameters: Mapping[str, ParameterValue]) -> LearningRateRule:
     given = parameters.get(RATE_RULE)
-    try:
-        return LearningRateRule(str(given))
-    except ValueError:
-        raise UsageError(f"{RATE_RULE} = {given!r} must be one of {', '.join(LearningRateRule)}") from None
+    require(given in {*LearningRateRule}, f"{RATE_RULE} = {given!r} must be one of {', '.join(LearningRateRule)}")
+    return LearningRateRule(str(given))
 
 
 def _noise_share(parameters: Mapping[str, ParameterValue]) -> float:

@@ -204,8 +204,7 @@ def _visit_side_by_side(
                 on_too_large(_too_large(measured))
                 continue
             check()
-            probe = probe_record(measured, spec.budget.trial_train_seconds)
-            probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
+            probe = probe_record(measured, spec.budget.trial_train_seconds, cadences.get(measured.batch_size))
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)
 
 
@@ -429,6 +428,5 @@ def time_on_devices(
                 too_large.add(place)
                 continue
             check()
-            probe = probe_record(measured, spec.budget.trial_train_seconds)
-            probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
+            probe = probe_record(measured, spec.budget.trial_train_seconds, known[size].eval_every_steps)
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)

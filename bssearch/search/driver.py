@@ -355,11 +355,10 @@ class Driver:
                         self._do(self.engine.slot_free(self._began + time.monotonic()))
                 if not self._is_done:
                     self._wait()
-                self._raise_if_failed()
 
     def time_on_devices(self) -> None:
         """Time the batch sizes on more devices, one driver at a time."""
-        with self._ready(), self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)):
+        with self._ready(), self._leases.held(TIMING, self._wait_to_time):
             time_on_devices(self.spec, self.store, self.executor, self.environment, self._check_timing)
 
     def run_planned(self, next_run: NextRun, phase: Phase) -> None:
@@ -384,7 +383,8 @@ class Driver:
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._raise_if_failed()
-                self._try_to_save()
+                if self._checkpoints.are_saved and not self._checkpoints.is_writable():
+                    self._do(self.engine.cannot_save(self._checkpoints.refusal))
                 yield
                 save_finding(self.store, self.spec.name)
         except KeyboardInterrupt:
@@ -460,21 +460,12 @@ class Driver:
             self._saved = found
             self._do(self.engine.found_saved(*found))
 
-    def _try_to_save(self) -> None:
-        can_wait = self.engine.pruning.standings.can_wait
-        if self._checkpoints.are_saved and self._checkpoints.is_writable() is not can_wait:
-            refusal, engine = self._checkpoints.refusal, self.engine
-            self._do(engine.cannot_save(refusal) if can_wait else engine.can_save())
-
     def _time_steps(self, visits: int, compared: frozenset[int] | None) -> None:
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         missing_sizes = partial(missing_step_times, *asked, visits, trials=trials, compared=compared)
         while missing_sizes():
             refuse_where_nothing_fits(*asked)
-            with (
-                suppress(ClaimLostError),
-                self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)),
-            ):
+            with suppress(ClaimLostError), self._leases.held(TIMING, self._wait_to_time):
                 missing = missing_sizes()
                 if missing:
                     self._shift.work()
@@ -493,8 +484,8 @@ class Driver:
                 break
         self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
-    def _wait_for_claim(self, name: str) -> None:
-        self._note_once(f"waiting for another driver ({name})")
+    def _wait_to_time(self) -> None:
+        self._note_once(f"waiting for another driver ({TIMING})")
         self._shift.wait()
         self._raise_if_interrupted()
         self._shift.raise_if_over()

@@ -15,7 +15,6 @@ from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.analysis.optimum import says_something
 from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError, TargetNotReachedError
 from bssearch.records import (
-    COULD_NOT_PAUSE,
     Configuration,
     Observation,
     Phase,
@@ -180,10 +179,12 @@ class Planner:
         if not self._pruning.limits or (uncapped and best is None):
             return full
         slack = FIRST_HERE if uncapped and here is None else self._pruning.standings.slack
-        timed = replace(history.probes[size], step_seconds=history.step_seconds(configuration))
+        probe = history.probes[size]
+        timed = replace(probe, step_seconds=history.step_seconds(configuration))
         seconds = history.objective.seconds_as_good_as(best, timed, full)
         limit = slack * seconds if isfinite(seconds) else self._first_limit()
-        return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
+        # until the second evaluation, because shorter curves are hardly informative
+        return min(full, max(limit, 2 * history.eval_every_steps(size) * (probe.step_seconds or 0.0)))
 
     def _first_limit(self) -> float:
         # The limit before a hit is a quarter of the full limit in the first sweep of batch sizes, half in the second.
@@ -194,12 +195,6 @@ class Planner:
     @property
     def _full_limit(self) -> float:
         return self.spec.budget.trial_train_seconds
-
-
-def _seconds_to_look_twice(probe: ProbeRecord) -> float:
-    # Train seconds to the second evaluation, because shorter curves are hardly informative
-    assert probe.eval_every_steps is not None and probe.step_seconds is not None, "a feasible batch size has step times"
-    return 2 * probe.eval_every_steps * probe.step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +277,6 @@ Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in 
 FAILURES_IN_A_ROW = 5  # this many failures end the run if no trial ran before
 
 LEAST_STEPS = 10  # of the default in a full trial; fewer are a limit in another unit
-OVERRUN = 1.05  # the message explains a trial that exceeds the limit by a larger factor
 
 NextRun = Callable[[History], TrialPlan | None]  # returns None if all runs have started
 
@@ -343,7 +337,6 @@ class Engine:
         self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
         self.running: dict[int, Running] = {}
         """Running trials of this driver, by number."""
-        self._is_new = True
         self._was_timed = False
         self._has_claim = False
         self._has_repeated = False
@@ -515,11 +508,6 @@ class Engine:
             if trial.number in evaluations:
                 self.history.observe(trial.number, evaluations[trial.number])
             self._take(trial)
-        if self._is_new:
-            self._is_new = False
-            pruned = [trial.outcome for trial in trials if trial.state is TrialState.PRUNED]
-            if any(one is not None and COULD_NOT_PAUSE in one.reason for one in pruned):
-                self.pruning.standings.can_wait = False
         problems = (_wrong_target(trial, self.history) for trial in trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
@@ -545,11 +533,6 @@ class Engine:
             return []
         number = self.pruning.least_promising()
         return [] if number is None else [SettlePaused([number], TrialState.PRUNED, for_disk=True)]
-
-    def can_save(self) -> list[Action]:
-        """Allow pausing again."""
-        self.pruning.standings.can_wait = self.spec.pruner.checkpoint_gib > 0
-        return []
 
     def cannot_save(self, reason: str) -> list[Action]:
         """From now on, stop trials instead of pausing them."""
@@ -655,13 +638,8 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f" with best {target.metric} {best:.4g}"
     advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
-    seconds, limit = outcome.train_seconds, spec.budget.trial_train_seconds
-    waited = seconds - (outcome.undelayed_train_seconds or seconds)
-    late = " (trials end at the next step or report)" if seconds - waited > OVERRUN * limit else ""
-    if waited > (OVERRUN - 1) * limit:
-        late = f" plus {waited:.3g} s of waits for a CPU{late}"
+    seconds = outcome.undelayed_train_seconds or outcome.train_seconds
     return (
-        f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
-        f"{target.value:g} in trial {trial.number}{came} after {seconds:.3g} train seconds; limit {limit:g}{late}"
-        f"{advice}"
+        f"the default configuration (batch {trial.configuration.batch_size}) missed {target.in_words} in trial "
+        f"{trial.number}{came} after {seconds:.3g} train seconds; limit {spec.budget.trial_train_seconds:g}{advice}"
     )

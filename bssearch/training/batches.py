@@ -241,17 +241,12 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
             yield train.gather(rows)
 
 
-def start_method(
-    train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY
-) -> Literal["forkserver"] | None:
+def start_method(train: Part, device: torch.device) -> Literal["forkserver"] | None:
     """Forkserver for CUDA and plain tensors that fit free shared memory twice, else the default."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
-    try:
-        free = shutil.disk_usage(shared_memory).free
-    except OSError:
-        return None
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.exists() else 0
     return "forkserver" if 2 * train.bytes <= free else None
 
 
@@ -269,21 +264,14 @@ def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
     try:
         yield from batches
     except RuntimeError as error:
-        if any(phrase in str(error) for phrase in _PHRASES_OF_FULL_SHARED_MEMORY):
-            raise shared_memory_is_full(error) from error
-        raise
-
-
-def shared_memory_is_full(error: Exception, shared_memory: Path = SHARED_MEMORY) -> LaunchError:
-    """Error for loader processes that ran out of shared memory."""
-    try:
-        size = f"{shared_memory} has {shutil.disk_usage(shared_memory).total / 2**20:,.0f} MiB"
-    except OSError:
-        size = f"{shared_memory} does not exist"
-    return LaunchError(
-        f"a data loader process ran out of shared memory: {size}; give the container more (docker run "
-        f"--shm-size=8g, --ipc=host), or set training.loader_workers = 0 ({first_line(error)})"
-    )
+        if not any(phrase in str(error) for phrase in _PHRASES_OF_FULL_SHARED_MEMORY):
+            raise
+        mebibytes = shutil.disk_usage(SHARED_MEMORY).total / 2**20
+        raise LaunchError(
+            f"a data loader process ran out of shared memory: {SHARED_MEMORY} has {mebibytes:,.0f} MiB; give the "
+            "container more (docker run --shm-size=8g, --ipc=host), or set training.loader_workers = 0 "
+            f"({first_line(error)})"
+        ) from error
 
 
 def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:

@@ -237,15 +237,10 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"
     if wanted not in available:
-        described = str(device)
-        if device.type == "cuda":
-            major, minor = torch.cuda.get_device_capability(device)
-            described += f" ({torch.cuda.get_device_name(device)}, compute capability {major}.{minor})"
         raise LaunchError(
-            f"precision = {wanted!r} is not available on {described}; choose from {', '.join(available)}",
+            f"precision = {wanted!r} is not available on {device}; choose from {', '.join(available)}",
             hint="use another precision: tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 "
-            "also runs on the CPU), "
-            "fp16 any CUDA device",
+            "also runs on the CPU), fp16 any CUDA device",
         )
     return wanted
 

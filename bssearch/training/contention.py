@@ -25,7 +25,7 @@ from bssearch.training.nvml import (
     other_processes,
     throttle_reasons,
 )
-from bssearch.training.process_times import children_of, descendants_seconds, process_seconds
+from bssearch.training.process_times import children_of, descendants_seconds, found_in, process_seconds
 
 FULL_SHARE = 0.6  # busier CPUs slow each other, because CPUs share caches, memory bandwidth, boost clock and cores
 
@@ -150,7 +150,7 @@ class ContentionMeter:
         return Contention(bool(reasons), "; ".join(reasons) or None, unknown)
 
     def _slow_looks(self) -> tuple[int, int]:
-        slow = 0 if self._core is None else sum(map(self._core.is_slow, self._looks))
+        slow = sum(self._core is not None and look > self._core.slow_above for look in self._looks)
         return self._slow_before + slow, self._looks_before + len(self._looks)
 
 
@@ -248,15 +248,8 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
 
 def _driver_seconds(pid: int) -> float:
     # Boards that ended count until the driver reaps them; otherwise their seconds would look like another program's.
-    boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
+    boards = [child for child in children_of(pid) if found_in(Path(f"/proc/{child}/comm"), "(.*)") == BOARD_PROCESS]
     return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
-    except OSError:
-        return ""
 
 
 SLOW = 1.4  # in a measurement, a core with a busy sibling hardware thread took 1.7 times as long
@@ -299,10 +292,6 @@ class CorePace:
         """Seconds above which a look is slow."""
         return SLOW * min(self._looks)
 
-    def is_slow(self, seconds: float) -> bool:
-        """True if a look was slow."""
-        return seconds > self.slow_above
-
 
 class ReferenceKernel:
     """Times fixed matrix products in CPU seconds, if one CPU thread computes the steps.
@@ -328,9 +317,10 @@ class ReferenceKernel:
         if not self._is_useful or now < self._next:
             return
         self._next = now + self._period
-        self._multiply(1)
+        torch.mm(self._matrix, self._matrix)
         started = time.thread_time()
-        self._multiply(PRODUCTS)
+        for _ in range(PRODUCTS):
+            torch.mm(self._matrix, self._matrix)
         self._looks.append(time.thread_time() - started)
 
     def state(self) -> dict[str, Any]:
@@ -340,10 +330,6 @@ class ReferenceKernel:
     def restore(self, state: dict[str, Any]) -> None:
         """Add the looks saved at a pause."""
         self._looks = [*state["looks"], *self._looks]
-
-    def _multiply(self, times: int) -> None:
-        for _ in range(times):
-            torch.mm(self._matrix, self._matrix)
 
 
 def _spin_seconds() -> float:

@@ -42,10 +42,9 @@ def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit:
     return max(1, math.ceil(min(max(by_number, by_share), full_limit / (FEWEST_EVALUATIONS * step_seconds))))
 
 
-def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:
-    """Add the cadence to a step-time measurement."""
-    cadence = None
-    if measured.step_seconds is not None and measured.evaluation_seconds is not None:
+def probe_record(measured: StepTime, full_limit: float, cadence: int | None = None) -> ProbeRecord:
+    """Add the ``cadence`` to a step-time measurement, or by default the cadence that follows from the times."""
+    if cadence is None and measured.step_seconds is not None and measured.evaluation_seconds is not None:
         cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)
     return ProbeRecord(**asdict(measured), eval_every_steps=cadence)
 

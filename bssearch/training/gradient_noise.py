@@ -117,7 +117,7 @@ class GradientPasses:
         # gradient of the batch's summed loss, and the weight of the sum
         trainer, computation = self._trainer, self._trainer.computation
         inputs, targets = moved(trainer.train.gather(rows), computation.device)
-        loss = trainer.loss(trainer.model, computation.inputs(trainer.augment(inputs)), targets)
+        loss = trainer.loss(computation.inputs(trainer.augment(inputs)), targets)
         if not isinstance(loss, WeightedLoss):
             loss = WeightedLoss(loss * len(rows), len(rows))
         found = torch.autograd.grad(loss.total, self._parameters, allow_unused=True)

@@ -287,8 +287,7 @@ class TrialLoop:
     def _out_of_memory(self, error: Exception) -> Ending:
         when = "before the first step" if self._trainer is None else where(self._trainer.now, self._trainer.steps)
         now = self._plan.configuration if self._trainer is None else self._trainer.now
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        return Ending(TrialState.OOM, f"out of memory, micro-batch {now.micro_batch_size}, {when}: {first}")
+        return Ending(TrialState.OOM, f"out of memory, micro-batch {now.micro_batch_size}, {when}: {first_line(error)}")
 
     def _tokens(self, trainer: Trainer | None) -> int | None:
         if trainer is not None and isinstance(trainer.train, TokenPart):

@@ -18,6 +18,7 @@ from bssearch.records import Configuration
 from bssearch.spec.space import OPTIMIZERS
 from bssearch.training.environment import numbers_of
 from bssearch.workloads.base import Workload
+from bssearch.workloads.data import in_words
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -232,26 +233,19 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     require(
-        optimizers,
-        f"build_optimizer() returned an empty {type(built).__name__}; return at least one optimizer",
+        optimizers and all(isinstance(one, torch.optim.Optimizer) for one in optimizers),
+        f"build_optimizer() returned {in_words(built)}; return a torch.optim.Optimizer, or a tuple, list or dict of "
+        "at least one optimizer",
         error=WorkloadError,
     )
     parameters = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
-        returned = f"build_optimizer() returned a {type(optimizer).__name__}"
-        require(
-            isinstance(optimizer, torch.optim.Optimizer),
-            f"{returned}; return a torch.optim.Optimizer, or a tuple, list or dict of optimizers",
-            error=WorkloadError,
-        )
         require(
             any(id(parameter) in parameters for parameter in trained_by(optimizer)),
-            f"{returned} over parameters outside the model",
+            f"build_optimizer() returned a {type(optimizer).__name__} over parameters outside the model",
             hint="build the optimizer over the parameters of the given model",
             error=WorkloadError,
         )
-        lacking = [index for index, group in enumerate(optimizer.param_groups) if "lr" not in group]
-        require(not lacking, f"{returned} without 'lr' in its parameter groups {lacking}; set lr", error=WorkloadError)
     return optimizers
 
 

@@ -23,7 +23,7 @@ from bssearch.records.noise_scale import FEWEST_PASSES, Pass, gradient_noise
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
-from bssearch.training.course import Approach, eval_every_steps
+from bssearch.training.course import Approach, eval_every_steps, first_line
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.memory import (
     allocation_retries,
@@ -168,7 +168,7 @@ class WorkTiming:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> WorkTiming:
-    """Timing of runs at full pace, or of all runs if fewer than six are; `ValueError` below six runs."""
+    """Timing of runs at full pace, or of all runs if fewer than six are; needs six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -269,14 +269,12 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Distribution-free 95 % interval of the median of independent values; raises `ValueError` below six values."""
+    """Distribution-free 95 % interval of the median of at least six independent values."""
     # From the k-th smallest to the k-th largest value, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David &
     # Nagaraja, Order Statistics, § 7.1).
     from scipy.special import bdtrik
 
     k = math.ceil(bdtrik(0.025, len(values), 0.5))
-    if k < 1:
-        raise ValueError(f"{len(values)} values have no 95 % interval of the median; give at least 6")
     ordered = sorted(values)
     return ordered[k - 1], ordered[-k]
 
@@ -323,7 +321,7 @@ def measure_memory(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
     return MemoryUse(
         micro_batch_size=request.configuration.micro_batch_size,
         fits=reason is None,

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import distributed, nn
 
-from bssearch.errors import LaunchError, WorkloadError, require
+from bssearch.errors import WorkloadError, require
 from bssearch.records import Branch, Configuration
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
@@ -112,8 +112,6 @@ class Ranks:
         """Replace dense tensors by rank 0's."""
         dense = (tensor.detach() for tensor in tensors if _is_dense(tensor))
         views = [tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense]
-        if not views:
-            return
         content = torch.cat(views)
         self._group.broadcast([content], distributed.BroadcastOptions()).wait()
         for view, piece in zip(views, torch.split(content, [len(view) for view in views]), strict=True):
@@ -158,12 +156,6 @@ class _Sum(torch.autograd.Function):
 def _group(rank: int, size: int, device: torch.device, path: Path, timeout: timedelta) -> Any:
     store = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]
     if device.type == "cuda":
-        require(
-            distributed.is_nccl_available(),
-            f"{size} GPUs train together only with NCCL, which this PyTorch lacks",
-            hint="install PyTorch for CUDA on Linux, or set executor.devices: 1",
-            error=LaunchError,
-        )
         nccl = distributed.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
         return distributed.ProcessGroupNCCL(store, rank, size, nccl)

@@ -100,14 +100,13 @@ class OwnSchedule(RateSchedule):
 
     def factor(self, step: int) -> float:
         """Factor on the rate; `WorkloadError` if not a number >= 0."""
-        factor = self.factor_at(step)
-        try:
-            value = float(factor)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not 0 <= value < math.inf:
-            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; expected a number >= 0")
-        return value
+        factor = float(self.factor_at(step))
+        require(
+            0 <= factor < math.inf,
+            f"build_schedule()'s function gave {factor} at step {step}; expected a number >= 0",
+            error=WorkloadError,
+        )
+        return factor
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:

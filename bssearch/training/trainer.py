@@ -102,7 +102,6 @@ class Updates:
     ) -> None:
         self.optimizers = optimizers
         self._model = model
-        self._learning_rate = self._peak_learning_rate = configuration.learning_rate
         self._peak_rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
         clip_norm, decay = (configuration.parameters.get(name) for name in OPTIONAL)
         self._clip_norm = None if clip_norm is None else float(clip_norm)
@@ -115,13 +114,9 @@ class Updates:
 
     def begin(self, factor: float) -> None:
         """Clear gradients; set rates to ``factor`` × the initial rates."""
-        learning_rate = self._peak_learning_rate * factor
-        if learning_rate != self._learning_rate:
-            self._learning_rate = learning_rate
-            for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * factor
-        for optimizer in self.optimizers:
+        for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
             clear_gradients(optimizer)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -169,7 +164,6 @@ class Updates:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
-            "learning_rate": self._learning_rate,
             "average": None if self.average is None else self.average.averages,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "skipped": self.skipped,
@@ -187,7 +181,6 @@ class Updates:
         optimizers = [state["optimizer"]] if len(self.optimizers) == 1 else state["optimizer"]
         for optimizer, saved in zip(self.optimizers, optimizers, strict=True):
             optimizer.load_state_dict(saved)
-        self._learning_rate = state["learning_rate"]
         if self.average is not None:
             self.average.restore(state["average"])
         if self.scaler is not None:
@@ -251,11 +244,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             self._workload = workload
             augment: Callable[..., Any] = getattr(workload, "augment", None) or (lambda inputs, **_: inputs)
             self.augment = partial(augment, **parameters_of_group(configuration.parameters, "augmentation"))
-            own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
-            self.loss: Callable[..., torch.Tensor | WeightedLoss]
-            self.loss = partial(
-                getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own
-            )
+            self._of_loss: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
             self._configurations = constant_configurations(configuration)
             self.configuration, self.now = configuration, self._configurations[0]
             self.computation = computation
@@ -280,6 +269,11 @@ class Trainer(AbstractContextManager["Trainer"]):
         found = [tensor for pair in pairs for tensor in pair if tensor is not None]
         average = self.updates.average
         return found if average is None else [*found, *average.averages_of(found)]
+
+    def loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
+        """Workload's loss of a (micro-)batch."""
+        smoothing = self.configuration.label_smoothing
+        return self._workload.loss(self.model, inputs, targets, label_smoothing=smoothing, **self._of_loss)
 
     def together(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
         """See `Ranks.together`; does nothing on one device."""
@@ -541,7 +535,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
         with self.computation.training():
-            loss = self.loss(self.model, inputs, targets)
+            loss = self.loss(inputs, targets)
         require(
             _scalar(loss, "loss", "a scalar tensor or a WeightedLoss with a scalar total").requires_grad,
             "loss() returned a tensor without a gradient; the loss must depend on the model",
@@ -598,10 +592,6 @@ def check_ranks(configuration: Configuration, workload: Workload, computation: C
     }
     found = [name for name, is_used in unsupported.items() if is_used]
     require(size == 1 or not found, f"world_size = {size} must be 1 for a trial with {' and '.join(found)}")
-
-
-def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
-    raise WorkloadError("the workload has its own training_step() and no loss(); write a loss()")
 
 
 class LossSum:

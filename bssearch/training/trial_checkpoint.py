@@ -186,7 +186,9 @@ class RandomState:
 def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:
     try:
         with zipfile.ZipFile(path) as archive:
-            saved, measured = map(json.loads, _texts(archive))
+            _check_archive(archive)
+            texts = (_part(archive, archive.getinfo(name), LARGEST_JSON) for name in (IDENTITY, _MEASURED))
+            saved, measured = map(json.loads, texts)
             _check(path, saved, identity)
             content = io.BytesIO()
             with archive.open(TRAINING) as member:
@@ -200,11 +202,6 @@ def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tu
         raise
     except Exception as error:
         raise _cannot_resume(path, error) from error
-
-
-def _texts(archive: zipfile.ZipFile) -> list[bytes]:
-    _check_archive(archive)
-    return [_part(archive, archive.getinfo(name), LARGEST_JSON) for name in (IDENTITY, _MEASURED)]
 
 
 def _part(archive: zipfile.ZipFile, part: zipfile.ZipInfo, most: int) -> bytes:
@@ -348,7 +345,6 @@ class SavedRun:
 def read_checkpoint(path: Path) -> SavedRun:
     """Read a checkpoint; `NotFoundError` if missing, `UsageError` if unusable."""
     require(path.exists(), f"checkpoint {path} does not exist; check the path", error=NotFoundError)
-    require(not path.is_dir(), f"checkpoint {path} is a folder; expected a file", hint=FORMAT_HINT)
     saved = _of_trial(path) or _of_run(path, _load(path))
     for name, value in saved.model.items():
         if (

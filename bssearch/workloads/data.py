@@ -349,27 +349,20 @@ def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
 
 
 def _check_rows(part: Part, name: str) -> None:
-    rows: dict[str, int] = {}
+    rows: set[int] = set()
     for field in ("inputs", "targets"):
         value = getattr(part, field)
-        found = places(value)
-        if not found:
-            raise _refused(value, f"{name}.{field}", "")
-        for place, leaf in found:
+        for place, leaf in places(value) or [("", None)]:
             if not (isinstance(leaf, torch.Tensor) and leaf.ndim and not leaf.is_nested):
                 raise _refused(value, f"{name}.{field}", place, leaf)
-            rows[f"{field}{place}"] = len(leaf)
-    if len(set(rows.values())) > 1 or not rows["inputs" + places(part.inputs)[0][0]]:
-        counts = ", ".join(f"{count} {place}" for place, count in rows.items())
-        described = "".join(
-            f"; {name}.{field} is {in_words(getattr(part, field))}"
-            for field in ("inputs", "targets")
-            if len(places(getattr(part, field))) > 1
-        )
-        raise WorkloadError(
-            f"load() returned {counts} as {name}; the numbers must be equal and at least 1{described}",
-            hint=_HINT,
-        )
+            rows.add(len(leaf))
+    require(
+        len(rows) == 1 and rows != {0},
+        f"load() returned {in_words(part.inputs)} as {name}.inputs and {in_words(part.targets)} as {name}.targets; all "
+        "tensors must have equally many rows, at least 1",
+        hint=_HINT,
+        error=WorkloadError,
+    )
 
 
 _HINT = (
@@ -378,7 +371,7 @@ _HINT = (
 )
 
 
-def _refused(whole: object, field: str, place: str, leaf: object = None) -> WorkloadError:
+def _refused(whole: object, field: str, place: str, leaf: object) -> WorkloadError:
     which = f"; {field}{place} is {kind_of(leaf)}" if place else ""
     return WorkloadError(
         f"load() returned {in_words(whole)} as {field}{which}; expected a tensor of shape (samples, …), "

@@ -74,15 +74,9 @@ class Digits(TenClasses):
 
 def _read() -> tuple[np.ndarray, np.ndarray]:
     # Read images (1797, 8, 8) as float32 in 0 … 1, and digits (1797,) as int64.
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise WorkloadError("the digits are part of scikit-learn, which is not installed; pip install scikit-learn")
+    found = importlib.util.find_spec("sklearn")  # the slow import of sklearn is not needed
+    assert found is not None and found.origin is not None, "scikit-learn is a dependency"
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    require(
-        path.is_file(),
-        f"this scikit-learn has no digits data: no file {path}; reinstall scikit-learn",
-        error=WorkloadError,
-    )
     with gzip.open(path, "rt", encoding="ascii") as lines:
         table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
     return table[:, :-1].reshape(-1, 8, 8) / 16, table[:, -1].astype(np.int64)

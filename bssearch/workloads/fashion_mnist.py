@@ -48,25 +48,20 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
         root = Path(given).expanduser()
-        require(
-            root.is_dir(),
-            f"--data-dir or {DATA_DIR_VARIABLE} names no folder: {given}; {WAYS}",
-            error=WorkloadError,
-        )
         folders = [root, root / "fashion-mnist", root / "FashionMNIST" / "raw"]
         found = _first(folders)
-        if found is None:
-            raise WorkloadError(
-                f"the folder of --data-dir or {DATA_DIR_VARIABLE} has no {FILES[0]}, with or without .gz, in "
-                f"{', '.join(map(str, folders))}; without this folder, bssearch searches "
-                f"{debian_folder}; {WAYS}"
-            )
+        require(
+            found,
+            f"the folder of --data-dir or {DATA_DIR_VARIABLE} has no {FILES[0]}, with or without .gz, in "
+            f"{', '.join(map(str, folders))}; without this folder, bssearch searches {debian_folder}; {WAYS}",
+            error=WorkloadError,
+        )
         return found
     cache = cache_folder() / "fashion-mnist"
     return _first([debian_folder, cache]) or _downloaded(cache)
 
 
-def _first(folders: list[Path]) -> dict[str, Path] | None:
+def _first(folders: list[Path]) -> dict[str, Path]:
     for folder in folders:
         places = [(name, folder / f"{name}{ending}") for name in FILES for ending in (".gz", "")]
         found = {name: path for name, path in places if path.is_file()}
@@ -76,7 +71,7 @@ def _first(folders: list[Path]) -> dict[str, Path] | None:
                 not missing, f"{folder} lacks {' and '.join(missing)}, with or without .gz; {WAYS}", error=WorkloadError
             )
             return found
-    return None
+    return {}
 
 
 def _downloaded(folder: Path) -> dict[str, Path]:
@@ -100,10 +95,7 @@ def _downloaded(folder: Path) -> dict[str, Path]:
             f"the images of Fashion-MNIST are not on this machine, and torchvision could not download them into "
             f"{folder}: {type(error).__name__}: {error}; {WAYS}"
         ) from error
-    found = _first([folder])
-    if found is None:
-        raise WorkloadError(f"torchvision downloaded no file named {FILES[0]} into {folder}; {WAYS}")
-    return found
+    return _first([folder])
 
 
 # idx files (MNIST's format): two zero bytes, the type (8: unsigned byte), the number of dimensions, each dimension
@@ -171,27 +163,25 @@ _LABELS_CRC32 = {"train": 0x2ED6E46A, "t10k": 0x242BC73F}
 class FashionMnist(TenClasses):
     """Classify the images; 55,000 train, up to 5,000 validate, and 10,000 test, in a fixed stratified split.
 
-    ``model`` is ``resnet`` or ``mlp``. ``norm`` of the resnet is ``group`` (default) or ``batch``; with ``batch``,
+    ``model`` is ``resnet`` or ``mlp``. ``norm`` of the resnet is ``group`` or ``batch``; with ``batch``,
     accumulation changes the result. ``augment`` moves training images by up to two pixels and mirrors half of them.
     """
 
     def __init__(
         self,
         model: str = "resnet",
-        norm: str | None = None,
+        norm: str = "group",
         validation_samples: int = HELD_OUT,
         augment: bool = False,
     ) -> None:
         if model not in MODELS:
             raise ValueError(f"model = {model!r} must be one of {', '.join(MODELS)}")
-        if norm is not None and norm not in NORMS:
+        if norm not in NORMS:
             raise ValueError(f"norm = {norm!r} must be one of {', '.join(NORMS)}")
-        if norm is not None and model == "mlp":
-            raise ValueError(f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; omit norm")
         if type(augment) is not bool:
             raise ValueError(f"augment = {augment!r} must be true or false")
         self.model = model
-        self.norm = norm or "group"
+        self.norm = norm
         self.validation_samples = validation_samples
         check_whole(self, "validation_samples", high=HELD_OUT)
         self._augments = augment

@@ -129,7 +129,7 @@ class Call:
 
 EVENTS = {
     *("changed", "slot_free", "started", "evaluated", "ended", "timed"),
-    *("claimed", "found_saved", "can_save", "cannot_save", "interrupted"),
+    *("claimed", "found_saved", "cannot_save", "interrupted"),
 }
 
 

@@ -28,7 +28,6 @@ from bssearch.training.batches import (
     place,
     placement_of,
     rows_of_steps,
-    shared_memory_is_full,
     start_method,
 )
 from bssearch.training.computation import Computation
@@ -259,12 +258,8 @@ class OwnTuple(tuple[torch.Tensor, ...]):
 def test_beside_cuda_plain_tensors_are_loaded_by_processes_that_are_not_forked(
     inputs: Any, free: int | None, method: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def usage(path: object) -> SimpleNamespace:
-        if free is None:
-            raise FileNotFoundError(path)
-        return SimpleNamespace(free=free)
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(batches_module, "SHARED_MEMORY", Path("/absent" if free is None else "/dev/shm"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     train = Part(inputs, torch.zeros(100))
     assert start_method(train, torch.device("cuda")) == method
     assert start_method(train, torch.device("cpu")) is None
@@ -296,7 +291,7 @@ FULL = (LaunchError, r"/dev/shm has [\d,]+ MiB.*--shm-size.*loader_workers = 0")
     ],
 )
 def test_shared_memory_that_is_too_small_is_named_with_its_size_and_the_remedy_and_other_errors_stay(
-    sentence: str, error: type[Exception], said: str, tmp_path: Path
+    sentence: str, error: type[Exception], said: str
 ) -> None:
     def broken() -> Iterator[Any]:
         yield FIRST
@@ -306,7 +301,6 @@ def test_shared_memory_that_is_too_small_is_named_with_its_size_and_the_remedy_a
     assert next(made) is FIRST
     with pytest.raises(error, match=said):
         next(made)
-    assert "does not exist" in str(shared_memory_is_full(RuntimeError(sentence), tmp_path / "shm"))
 
 
 # Batches that grow ----------------------------------------------------------------------------------------------------

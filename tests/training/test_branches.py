@@ -235,7 +235,7 @@ def test_a_file_of_something_else_a_folder_and_no_file_are_refused(tmp_path: Pat
     (tmp_path / "c.pt").write_text("not a checkpoint")
     with pytest.raises(UsageError, match="cannot be read as tensors"):
         read_checkpoint(tmp_path / "c.pt")
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="Is a directory"):
         read_checkpoint(tmp_path)
     with pytest.raises(NotFoundError, match="does not exist"):
         read_checkpoint(tmp_path / "none.pt")

@@ -306,7 +306,7 @@ def test_a_look_is_the_fastest_of_a_few_spins() -> None:
 def test_a_look_is_slow_by_the_fastest_of_all_looks_even_a_later_one() -> None:
     core = core_of_pace(2.0, 1.0, 1.3)
     first, fastest, near = core.look(), core.look(), core.look()
-    assert [core.is_slow(look) for look in (first, fastest, near)] == [True, False, False]
+    assert [look > core.slow_above for look in (first, fastest, near)] == [True, False, False]
 
 
 def test_the_work_of_a_look_takes_a_fraction_of_a_millisecond() -> None:
@@ -337,10 +337,10 @@ def test_a_pace_that_was_not_kept_up_is_forgotten() -> None:
     core = core_of_pace(0.5, *[1.0] * REMEMBERED)
     core.look()
     later = core.look()
-    assert core.is_slow(later)
+    assert later > core.slow_above
     for _ in range(REMEMBERED - 1):
         core.look()
-    assert not core.is_slow(later)
+    assert later <= core.slow_above
 
 
 @pytest.fixture

@@ -251,11 +251,6 @@ def test_the_interval_of_the_median_has_the_ranks_of_the_sign_test(count: int, r
     assert median_interval(range(1, count + 1)) == (rank, count + 1 - rank)
 
 
-def test_five_values_have_no_interval() -> None:
-    with pytest.raises(ValueError, match="5 values have no 95 % interval"):
-        median_interval([1, 2, 3, 4, 5])
-
-
 @given(st.lists(st.floats(0, 1e3), min_size=6, max_size=60))
 def test_the_interval_holds_the_median_of_the_values(values: list[float]) -> None:
     low, high = median_interval(values)
@@ -326,7 +321,7 @@ def test_three_whole_steps_and_an_evaluation_are_run() -> None:
 def test_out_of_memory_is_an_answer_wherever_it_comes_and_has_its_reason(where: str) -> None:
     failing: Any = {f"on_{where}": Mock(side_effect=MemoryError("no room\nfor that"))}
     use = measure_memory(REQUEST, Toy(**failing), toy_data(), on_cpu())
-    assert (use.fits, use.reason) == (False, "no room")
+    assert (use.fits, use.reason) == (False, "MemoryError: no room")
 
 
 def test_other_errors_of_the_workload_are_raised() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import UsageError
 from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.rank_workers import RankProcesses
 from bssearch.records import (
@@ -383,9 +383,3 @@ def test_trials_that_ranks_cannot_train_are_refused(workload: Toy, precision: st
     computation.ranks = None
     with pytest.raises(UsageError, match="world_size = 2 must be 1, the processes of this trial"):
         Trainer(workload, asked, toy_data().train, computation, 0)
-
-
-def test_gpus_without_nccl_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    with pytest.raises(LaunchError, match="2 GPUs train together only with NCCL, which this PyTorch lacks"):
-        Ranks(0, 2, torch.device("cuda"), folder=tmp_path, seconds=1)
