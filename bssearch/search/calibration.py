@@ -3,12 +3,13 @@
 A visit times a batch size for `SECONDS_LIMIT` seconds. Visits alternate between batch sizes.
 """
 
+import functools
 import itertools
 import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bssearch.analysis.objectives import kind_of
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
@@ -130,82 +131,85 @@ def measure_step_times(
         for trial in trials
         if trial.state is not TrialState.QUEUED
     }
-
+    timer = _Timer(spec, store, executor, environment, check, tell, cadences)
     _confirm_out_of_memory(spec, store, executor, environment, check, trials=trials, tell=tell)
     default = spec.default_configuration.batch_size
 
-    def on_too_large(memory: MemoryUse) -> None:
-        check()
-        store.probes.save_memory(spec.name, environment, memory)
+    @functools.cache
+    def devices_that_agree() -> TimesSideBySide | None:
+        alone = store.probes.by_batch_size(spec.name, environment)[default]
+        request = default_at(spec, default, alone.micro_batch_size)
+        return _devices_that_agree(executor, request, alone, tell, is_cpu=environment.device_type == "cpu")
 
-    together: TimesSideBySide | None = None
-    is_asked = False
     for _ in range(MOST_VISITS):
         missing = missing_step_times(spec, store, environment, visits, trials=trials, compared=compared)
         if not missing:
             break
         known = store.probes.by_batch_size(spec.name, environment)
-        if len(missing) > 1 and {default, *missing} <= known.keys():
-            if not is_asked:
-                is_asked = True
-                request = default_at(spec, default, known[default].micro_batch_size)
-                together = _devices_that_agree(
-                    executor, request, known[default], tell, is_cpu=environment.device_type == "cpu"
-                )
-            if together is not None:
-                _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large, check)
-                refuse_where_nothing_fits(spec, store, environment)
-                continue
-        visit = None
-        waiting = deque(missing)
+        devices = devices_that_agree() if len(missing) > 1 and {default, *missing} <= known.keys() else None
+        if devices is None:
+            timer.visit(missing, default)
+        else:
+            timer.visit_side_by_side(missing, devices)
+        refuse_where_nothing_fits(spec, store, environment)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    # Times batch sizes for `measure_step_times`; ``cadences`` are the steps between evaluations of started trials.
+
+    spec: StudySpec
+    store: Store
+    executor: Executor
+    environment: Environment
+    check: Callable[[], None]
+    tell: Callable[[str], None]
+    cadences: Mapping[int, int]
+
+    def visit(self, sizes: Sequence[int], default: int) -> None:
+        spec, store, visit = self.spec, self.store, None
+        waiting = deque(sizes)
         while waiting:
             size = waiting.popleft()
-            check()
-            memory = store.probes.memory_boundary(spec.name, environment)
+            self.check()
+            memory = store.probes.memory_boundary(spec.name, self.environment)
             try:
-                probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
+                probe = measure_step_time_at(spec, self.executor, size, memory, self._save_too_large)
             except WorkloadError as error:
-                if size == default or size in store.probes.by_batch_size(spec.name, environment):
+                if size == default or size in store.probes.by_batch_size(spec.name, self.environment):
                     raise
                 if default in waiting:
                     waiting.append(size)
                     continue
                 probe = _refused(spec, size, memory, str(error))
-                tell(
+                self.tell(
                     f"left out batch size {size}, because its training fails: {error} "
                     f"(to try again, run `bssearch probe step-time {spec.name}`)"
                 )
             if probe is None:
                 break
-            probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
-            check()
-            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
-        refuse_where_nothing_fits(spec, store, environment)
+            probe = replace(probe, eval_every_steps=self.cadences.get(size, probe.eval_every_steps))
+            self.check()
+            visit = store.probes.add_step_time(spec.name, self.environment, probe, visit)
 
+    def visit_side_by_side(self, sizes: Sequence[int], devices: TimesSideBySide) -> None:
+        spec, visit = self.spec, None
+        memory = self.store.probes.memory_boundary(spec.name, self.environment)
+        splits = [(size, _micro_batch_at(spec, size, memory)) for size in sizes]
+        requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
+        for first in range(0, len(requests), devices.slots):
+            self.check()
+            for measured in devices.measure_step_times(requests[first : first + devices.slots]):
+                if measured.out_of_memory:
+                    self._save_too_large(_too_large(measured))
+                    continue
+                self.check()
+                probe = probe_record(measured, spec.budget.trial_train_seconds, self.cadences.get(measured.batch_size))
+                visit = self.store.probes.add_step_time(spec.name, self.environment, probe, visit)
 
-def _visit_side_by_side(
-    spec: StudySpec,
-    store: Store,
-    executor: TimesSideBySide,
-    environment: Environment,
-    sizes: Sequence[int],
-    cadences: Mapping[int, int],
-    on_too_large: Callable[[MemoryUse], None],
-    check: Callable[[], None],
-) -> None:
-    memory = store.probes.memory_boundary(spec.name, environment)
-    splits = [(size, _micro_batch_at(spec, size, memory)) for size in sizes]
-    requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
-    visit = None
-    for first in range(0, len(requests), executor.slots):
-        check()
-        for measured in executor.measure_step_times(requests[first : first + executor.slots]):
-            if measured.out_of_memory:
-                on_too_large(_too_large(measured))
-                continue
-            check()
-            probe = probe_record(measured, spec.budget.trial_train_seconds, cadences.get(measured.batch_size))
-            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
+    def _save_too_large(self, memory: MemoryUse) -> None:
+        self.check()
+        self.store.probes.save_memory(self.spec.name, self.environment, memory)
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
@@ -221,7 +225,7 @@ def _confirm_out_of_memory(
     check: Callable[[], None],
     *,
     trials: Iterable[TrialRecord],
-    tell: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None],
 ) -> None:
     # Retry the smallest micro-batch size that ran out of memory in only one trial, in a fresh process. If the size
     # fits, trials use the size until a second trial runs out of memory. External programs need no retry, because their

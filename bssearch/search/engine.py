@@ -638,8 +638,9 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f" with best {target.metric} {best:.4g}"
     advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
-    seconds = outcome.undelayed_train_seconds or outcome.train_seconds
+    seconds, limit = outcome.undelayed_train_seconds or outcome.train_seconds, spec.budget.trial_train_seconds
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.in_words} in trial "
-        f"{trial.number}{came} after {seconds:.3g} train seconds; limit {spec.budget.trial_train_seconds:g}{advice}"
+        f"{trial.number}{came} after {seconds:.3g} train seconds; the limit of {limit:g} ends a "
+        f"trial at the next step or report{advice}"
     )
