@@ -213,7 +213,7 @@ class InlineExecutor:
             except BaseException as error:
                 outcome = failed(error)
             else:
-                trial.observe(observation)
+                trial.observations.append(observation)
                 self._events.append(TrialObserved(trial.request.number, observation))
                 return
             self._end(trial, outcome)

@@ -87,15 +87,7 @@ class RunningTrial:
     device_uuid: str | None = None
     started: float = field(default_factory=time.monotonic)
     contended: bool = False
-    last: Observation | None = None
-    best_metric: float | None = None
-
-    def observe(self, observation: Observation) -> None:
-        """Record an evaluation."""
-        gain = self.request.target.gain
-        if self.best_metric is None or gain(observation.metric) > gain(self.best_metric):
-            self.best_metric = observation.metric
-        self.last = observation
+    observations: list[Observation] = field(default_factory=list)
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
         """Add contention, device and the last evaluation to an outcome."""
@@ -106,17 +98,19 @@ class RunningTrial:
             device_uuid=outcome.device_uuid or self.device_uuid,
             wall_seconds=outcome.wall_seconds or time.monotonic() - self.started,
         )
-        if self.last is not None and outcome.final_metric is None:
+        if self.observations and outcome.final_metric is None:
+            target, last = self.request.target, self.observations[-1]
+            best = max((one.metric for one in self.observations), key=target.gain)
             outcome = replace(
                 outcome,
-                steps=self.last.step,
-                samples=self.last.samples,
-                train_seconds=self.last.train_seconds,
-                final_metric=self.last.metric,
-                best_metric=self.best_metric,
+                steps=last.step,
+                samples=last.samples,
+                train_seconds=last.train_seconds,
+                final_metric=last.metric,
+                best_metric=best,
             )
-            if self.best_metric is not None and not self.request.target.is_met_by(self.best_metric):
-                outcome = replace(outcome, last_miss_step=self.last.step, last_miss_seconds=self.last.train_seconds)
+            if not target.is_met_by(best):
+                outcome = replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
         return outcome
 
 
@@ -203,7 +197,7 @@ class Slot:
                 if self.state is not SlotState.CONDEMNED:
                     self._move(SlotState.REFUSED, SlotState.LOADING, SlotState.ANSWERING)
             case TrialObserved() if self.trial is not None:
-                self.trial.observe(reply.observation)
+                self.trial.observations.append(reply.observation)
                 return reply
             case TrialEnded():
                 self._has_done(SlotState.TRAINING)
@@ -240,7 +234,7 @@ class Slot:
         """→ EMPTY: reap a dead worker; end its trial, or else set ``failure``."""
         worker = self._living
         death = worker.bury()
-        self.worker = self.device = self.answer = None
+        self.worker = self.answer = None
         self.state = SlotState.EMPTY
         start = self._job_log if self.trial is None else self.trial.log_start
         state, reason = self._verdict or death.judged(words_of_no_memory(self.log, start))
@@ -258,7 +252,7 @@ class Slot:
 
     @property
     def place(self) -> Place | None:
-        """Machine and device of a loaded worker, if any."""
+        """Machine and device of the worker, if the slot has loaded before."""
         return (self.worker.place, self.device_uuid or self.device) if self.worker and self.device else None
 
     @property
@@ -319,7 +313,6 @@ class SlotExecutor(ABC):
         self._events: list[Event] = []
         self._revision: str | None = None
         self._devices: int | None = None
-        self._devices_of: dict[int, str] = {}
         self._has_gpus = False
         self._leased: Gpus | None = None
 
@@ -330,7 +323,7 @@ class SlotExecutor(ABC):
     def _load_of(self, slot: Slot) -> Load:
         # A slot keeps its device.
         return Load(
-            settings=replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device)),
+            settings=replace(self._settings, device=slot.device or self._settings.device),
             slot=slot.index,
             revision=self._revision,
             devices=self._devices,
@@ -566,7 +559,7 @@ class SlotExecutor(ABC):
             while True:
                 self._take(*self._inbox.get_nowait())
         for slot in self._slots:
-            compiles = self._settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
+            compiles = self._settings.training.compile != "none" and (slot.trial is None or not slot.trial.observations)
             slot.end_if_hung(max(self._settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0))
 
     def _take(self, worker: WorkerHandle, reply: Reply | None) -> None:
@@ -575,7 +568,6 @@ class SlotExecutor(ABC):
             return
         if isinstance(reply, Loaded):
             self._revision = self._revision or reply.revision
-            self._devices_of[worker.slot] = reply.device
             if self._devices is None:
                 self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
                 if self._settings.slots == "auto":

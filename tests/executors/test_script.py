@@ -2,17 +2,20 @@
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import ExecutorSettings, Load, Program
+from bssearch.executors.loops import script_host
 from bssearch.executors.process import THREAD_VARIABLES
 from bssearch.executors.programs import command_process
 from bssearch.executors.programs.script import LoadedScript
@@ -85,6 +88,9 @@ def evaluate():
 def step(batch):
     if behaviour == "raise" and trial.steps == 3:
         raise RuntimeError("the user's own mistake")
+    if behaviour == "closes" and trial.steps == 4:
+        trial.close()
+        raise RuntimeError("after the early end")
     if behaviour == "memory" and trial.steps == 3:
         raise MemoryError("no more of it")
     if behaviour == "slow":
@@ -221,12 +227,32 @@ def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_t
     assert stayed.warnings[-1] == "bssearch killed the script, which still ran 0.5 s after its trial had ended"
 
 
+def test_a_script_that_fails_after_an_early_end_has_failed(script: Script) -> None:
+    outcome, _ = script.run("closes")
+    assert (outcome.state, outcome.reason) == (TrialState.FAILED, "the script exited with code 1 after step 4")
+    assert outcome.final_metric is not None
+
+
 def test_a_script_ends_as_an_interpreter_does(script: Script) -> None:
     outcome, _ = script.run("leaves")
     assert outcome.state is TrialState.REACHED and not [one for one in outcome.warnings if "script" in one]
     assert (script.folder / "log").read_text() == "the last line"
     assert (script.folder / "exited").exists() and (script.folder / "waited").exists()
     assert not list(script.folder.glob("kept*"))
+
+
+def test_a_server_that_cannot_fork_spares_its_own_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(script_host, "end_descendants", ended.append)
+    for name in ("become_subreaper", "outlive_parent"):
+        monkeypatch.setattr(script_host, name, lambda: None)
+    monkeypatch.setattr(script_host, "_forked", Mock(side_effect=BlockingIOError("no more processes")))
+    worker, server = socket.socketpair()
+    with worker, server:
+        socket.send_fds(worker, [b"1"], [os.open(os.devnull, os.O_RDONLY)])
+        with pytest.raises(BlockingIOError):
+            script_host.serve(server, "train.py", [], None)
+    assert ended == []
 
 
 def test_what_a_script_has_started_ends_with_its_trial_in_whichever_session(script: Script) -> None:

@@ -99,7 +99,6 @@ class LoopStages:
 
     def keep_micro_batches(self) -> None:
         """Grow only accumulation. Raises `UsageError` if the micro-batch size does not divide a batch size."""
-        self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
             require(
@@ -310,12 +309,8 @@ class Alone(Assignment):
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation; the last step ends the run. `UsageError` unless ``metrics`` is a mapping."""
+        """Print an evaluation; the last step ends the run."""
         self.is_over = step >= self._most_steps
-        require(
-            isinstance(metrics, Mapping),
-            f"evaluate() returned a {type(metrics).__name__}; expected a mapping of metrics",
-        )
         if self._prints:
             print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})
 

@@ -37,9 +37,6 @@ MOST_SKIPPED = (
     100  # batches in a row without an optimizer step, because a gradient scaler settles within about 20 batches
 )
 
-SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
-
-
 # Members for a user's loop, which `dir` lists. Others serve Trainers and the search.
 PUBLIC = (
     *(
@@ -649,7 +646,8 @@ class Trial:
         if self._skipped < MOST_SKIPPED:
             return
         error = self._no_steps()
-        if not self.steps or not self._assignment.diverged(f"{error.message}: {SKIPPED}"):
+        why = "a gradient scaler skips the steps whose gradients are not finite"
+        if not self.steps or not self._assignment.diverged(f"{error.message}: {why}"):
             raise error
 
     def _no_steps(self) -> UsageError:

@@ -103,7 +103,8 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
             _tell(worker, {"pid": group})
             code = _waited_for(ranks, worker)
         finally:
-            end_descendants(group)
+            if group:  # else `fork` failed, and group 0 would be this process's own
+                end_descendants(group)
         if code is None:
             return
         _tell(worker, {"exit": code})

@@ -18,9 +18,6 @@ from bssearch.training.advisor import BatchAdvisor
 from bssearch.training.environment import installed_version, numbers_of
 from bssearch.training.schedule import warmup_steps
 
-__all__ = ["AdvisorCallback", "TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
-
-EXTRA = "bssearch[transformers]"
 # the oldest tested versions, because older Trainers have other events
 LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}
 
@@ -32,7 +29,7 @@ def check_libraries() -> None:
         require(
             found is not None and numbers_of(found) >= least,
             f"a trial with a Trainer needs {name}>={'.'.join(map(str, least))}; {found or 'no version'} is installed",
-            hint=f"pip install '{EXTRA}'",
+            hint="pip install 'bssearch[transformers]'",
         )
 
 

@@ -164,6 +164,8 @@ CONNECT_SECONDS = 30.0  # seconds for a cluster to answer
 
 STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB, because actors' replies need no store
 
+QUIET = {"log_to_driver": False, "configure_logging": False}  # stdout is for the answer
+
 # environment of a local Ray
 OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
@@ -205,6 +207,7 @@ class Cluster:
         if not self._is_own:
             return
         hide_secrets()
+        logging.getLogger("ray").setLevel(logging.ERROR)
         with _unchanged_by_ray():
             if address is None:
                 self._begin()
@@ -214,7 +217,7 @@ class Cluster:
     def _begin(self) -> None:
         try:
             with environment_with(OWN_RAY):
-                self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
+                self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **QUIET)
         except Exception as error:
             raise LaunchError(f"Ray does not start on this machine: {said_by(error)}") from error
 
@@ -223,7 +226,7 @@ class Cluster:
 
         def connect() -> None:
             try:
-                self.ray.init(address=address, **_quiet())
+                self.ray.init(address=address, **QUIET)
             except Exception as error:
                 failures.append(error)
 
@@ -270,12 +273,6 @@ def _imported() -> Any:
         if error.name != "ray":
             raise
         raise UsageError("Ray is missing; the executor ray needs Ray", hint="pip install 'bssearch[ray]'") from None
-
-
-def _quiet() -> Mapping[str, Any]:
-    # stdout is for the answer
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    return {"log_to_driver": False, "configure_logging": False}
 
 
 @contextmanager
