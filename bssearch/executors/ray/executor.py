@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -279,37 +279,31 @@ def _imported() -> Any:
 def _unchanged_by_ray() -> Iterator[None]:
     """Hide secret variables, command line and stdout from Ray, and keep the SIGTERM handler."""
     # Ray's processes inherit the environment, and clusters show command lines. Both may hold secrets.
-    private = importlib.import_module("ray._private")
-    instead = {
-        (private.utils, "get_entrypoint_name"): lambda: "bssearch",
-        (private.worker, "listen_error_messages"): lambda *_: None,
-    }
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
     secrets = {name: value for name, value in os.environ.items() if is_secret(name, value)}
     for name in secrets:
         del os.environ[name]
     try:
-        with _sigterm_as_it_is(), ExitStack() as stack:
-            for (module, name), function in instead.items():
-                if hasattr(module, name):
-                    stack.enter_context(mock.patch.object(module, name, function))
+        with (  # `create`, because another version of Ray may lack the functions
+            mock.patch("ray._private.utils.get_entrypoint_name", lambda: "bssearch", create=True),
+            mock.patch("ray._private.worker.listen_error_messages", lambda *_: None, create=True),
+            _sigterm_as_it_is(),
+        ):
             yield
     finally:
         os.environ.update(secrets)
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
     # Ray replaces the handler from any thread, but `signal` restores a handler only in the main thread.
-    libc = ctypes.CDLL(None)
+    libc, handler = ctypes.CDLL(None), signal.getsignal(signal.SIGTERM)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)
     try:
         yield
     finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
         libc.sigaction(signal.SIGTERM, before, None)
 
 
