@@ -83,20 +83,17 @@ def list_trials(
     batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
 ) -> None:
     """List the trials of a study."""
-    from bssearch.exchange.trial_rows import matching_trials, trial_row, trial_rows
-
     with study_to_read(db, study) as (store, name):
-        found = store.trials.of(name)
-        kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
-        rows = [trial_row(one) for one in kept] if form is Format.TABLE else trial_rows(store, name, found, kept)
-    if form is Format.TABLE:
-        from bssearch.records import sizes_in_words
+        if form is Format.TABLE:
+            rows = store.trials.brief(name, TRIAL_COLUMNS, phase=phase, state=state, batch_size=batch_size)
+        else:
+            from bssearch.exchange.trial_rows import matching_trials, trial_rows
 
-        rows = [
-            {**row, "batch_size": sizes_in_words(trial.configuration)} if trial.configuration.grows else row
-            for trial, row in zip(kept, rows, strict=True)
-        ]
-    print_rows(rows, TRIAL_COLUMNS if console().width >= ROOMY else TRIAL_COLUMNS[:-2], form)
+            found = store.trials.of(name)
+            kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
+            rows = trial_rows(store, name, found, kept)
+    columns = TRIAL_COLUMNS if console().width >= ROOMY else TRIAL_COLUMNS[:-2]
+    print_rows(rows, columns, form)
 
 
 @app.command("show")

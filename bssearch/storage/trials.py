@@ -11,7 +11,19 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, s
 from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError, UsageError
-from bssearch.records import Environment, Lease, Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.records import (
+    BATCH_SCHEDULE,
+    Configuration,
+    Environment,
+    Lease,
+    Observation,
+    Phase,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+    sizes_in_words,
+)
 from bssearch.storage.database import Database, StorePart, inside, patiently, reads, writes
 from bssearch.storage.models import (
     CLAIM_ROWS,
@@ -21,6 +33,7 @@ from bssearch.storage.models import (
     SPEC_ROWS,
     STUDY_ROWS,
     TRIAL_ROWS,
+    column_types,
     database_now,
     database_started,
     from_columns,
@@ -62,6 +75,9 @@ _STATE = select(
 ).where(TRIAL_ROWS.c.study_id == bindparam("study_id"))
 
 _ADDED = insert(TRIAL_ROWS)
+
+# Columns that hold 0 or "" until a trial ends, and in imported trials.
+UNKNOWN_IF_EMPTY = ("train_seconds", "reason")
 
 
 def archived(name: str) -> UsageError:
@@ -239,6 +255,29 @@ class TrialStore(StorePart):
             query = query.where(TRIAL_ROWS.c.state.in_(states))
         found = [trial_record(row) for row in connection.execute(query).mappings()]
         return self._probes.timed(connection, study_id, found)
+
+    @reads
+    def brief(
+        self,
+        connection: Connection,
+        study_id: int,
+        names: Collection[str],
+        *,
+        phase: Phase | None = None,
+        state: TrialState | None = None,
+        batch_size: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Columns of the trials by number, without building records; an unknown value is None."""
+        columns = {*names, *column_types(Configuration)}
+        wanted = {"phase": phase, "state": state, "batch_size": batch_size}
+        query = select(*(TRIAL_ROWS.c[name] for name in columns)).where(TRIAL_ROWS.c.study_id == study_id)
+        query = query.filter_by(**{name: value for name, value in wanted.items() if value is not None})
+        rows = []
+        for row in connection.execute(query.order_by(TRIAL_ROWS.c.number)).mappings():
+            grows = BATCH_SCHEDULE in row["parameters"]
+            sizes = sizes_in_words(from_columns(Configuration, row)) if grows else row["batch_size"]
+            rows.append({**row, "batch_size": sizes, **{name: row[name] or None for name in UNKNOWN_IF_EMPTY}})
+        return rows
 
     @reads
     def counts(self, connection: Connection, study_id: int) -> list[tuple[Phase, TrialState, int, float]]:

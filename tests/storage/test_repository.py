@@ -316,6 +316,23 @@ class TestTrials:
         store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
         assert not start_queued(store, number, "a")
 
+    def test_brief_rows_hold_what_the_records_hold(self, store: Store) -> None:
+        grows = {"batch_schedule": "milestones", "batch_stages": "512:64", "batch_rate_rule": "sqrt"}
+        growing = Configuration(batch_size=16, micro_batch_size=16, learning_rate=0.1, parameters=grows)
+        start(store)
+        store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
+        start(store, configuration=growing)
+        enqueue(store)
+        names = ("number", "state", "train_seconds", "steps_to_target", "reason")
+        rows = [[row[name] for name in (*names, "batch_size")] for row in store.trials.brief("toy", names)]
+        assert rows == [
+            [1, TrialState.REACHED, 1.25, 118, "reached accuracy 0.9", 32],
+            [2, TrialState.RUNNING, None, None, None, "16 → 64"],
+            [3, TrialState.QUEUED, None, None, None, 32],
+        ]
+        assert [row["number"] for row in store.trials.brief("toy", names, state=TrialState.QUEUED)] == [3]
+        assert [row["number"] for row in store.trials.brief("toy", names, batch_size=16, phase=Phase.SEARCH)] == [2]
+
     def test_tokens_are_kept_and_never_negative(self, store: Store) -> None:
         start(store)
         with pytest.raises(DatabaseError, match="tokens_not_negative"):
