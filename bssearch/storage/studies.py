@@ -80,7 +80,10 @@ def bind_study(
 
 
 def _taken(name: str) -> UsageError:
-    return UsageError(f"study {name!r} already exists", hint="resume this study, or choose another name")
+    return UsageError(
+        f"study {name!r} already exists",
+        hint=f"choose another name, or delete the study by `bssearch study delete {name}`",
+    )
 
 
 def _refuse_busy(connection: Connection, study_id: int, name: str, doing: str) -> None:
@@ -137,11 +140,9 @@ class StudyStore(StorePart):
             return
         _refuse_busy(connection, study_id, old, "renamed")
         check_study_name(new)
-        if connection.scalar(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == new)) is not None:
-            raise _taken(new)
         try:
             connection.execute(update(STUDY_ROWS).where(own).values(name=new, spec={**spec, "name": new}))
-        except IntegrityError:  # another process created the study in the meantime
+        except IntegrityError:
             raise _taken(new) from None
         rename_submission(connection, old, new)
 
@@ -285,7 +286,7 @@ def add_study(connection: Connection, finished: FinishedStudy, time: datetime, e
     """Store a study and its trials as created at ``time``."""
     study = StudyRecord.created(finished.study, time)
     check_study_name(study.name)
-    _create(connection, study)
+    create_study(connection, study, again=False)
     study_id = connection.execute(select(STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == study.name)).scalar_one()
     bind_study(connection, study_id, finished.environment, environment_id, again=False)
     revision = raise_revision(connection, study_id)
@@ -315,18 +316,6 @@ def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -
     return row is not None and study_record(row) == study
 
 
-def _create(connection: Connection, study: StudyRecord) -> None:
-    try:
-        create_study(connection, study, again=False)
-    except UsageError as error:
-        raise UsageError(
-            error.message,
-            hint=f"delete the old study by `bssearch study delete {study.name}`, or keep both with another --name",
-        ) from None
-
-
 def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
-    if not trial.outcome.state.is_finished:
-        raise ValueError(f"{trial.outcome.state} is not a final state")
     queued = TrialRecord.planned(trial, number=number, lease=None, created_at=time)
     return replace(queued, state=trial.outcome.state, ended_at=time, outcome=trial.outcome)

@@ -475,12 +475,6 @@ class TestImports:
         assert store.studies.get("first").environment == make_study().environment
         assert store.studies.get("other").environment == other
 
-    def test_a_study_with_a_running_trial_is_not_imported(self, store: Store) -> None:
-        running = replace(OUTCOME, state=TrialState.RUNNING)
-        with pytest.raises(ValueError, match="running is not a final state"):
-            store.transfer.import_finished([make_study("first"), make_study("second", OUTCOME, running)])
-        assert store.studies.summaries() == []
-
     def test_an_import_that_was_committed_unnoticed_is_not_made_again(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -25,8 +25,10 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 from bssearch.errors import DatabaseError, UsageError, require
 from bssearch.settings import NETWORK_FILE_VARIABLE, in_parent_folder, user_name
 
-URL_FORMS = "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME"
-ENCODE_HINT = "within user, password, database and options write @ as %40, : as %3A and / as %2F"
+URL_FORMS = (
+    "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME; "
+    "within user, password, database and options write @ as %40, : as %3A and / as %2F"
+)
 
 _DRIVERS = {
     "sqlite": "sqlite",
@@ -73,13 +75,10 @@ def parse_url(text: str | URL) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         # Drop the cause, because its text holds the URL, or a password in the port's place.
-        raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from None
+        raise UsageError(f"{masked(text)!r} is not a database URL", hint=URL_FORMS) from None
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
-        raise UsageError(
-            f"{masked(text)!r} has an unsupported scheme: {url.drivername}",
-            hint=_nearest_driver(url.drivername) + URL_FORMS,
-        )
+        raise UsageError(f"{masked(text)!r} has an unsupported scheme: {url.drivername}", hint=URL_FORMS)
     url = url.set(drivername=driver)
     if driver == "sqlite":
         return _checked_sqlite(url)
@@ -98,27 +97,10 @@ def parse_url(text: str | URL) -> URL:
     return url
 
 
-def _form_for(text: object) -> str:
-    if not isinstance(text, str):
-        return URL_FORMS
-    if text.count("@") > 1:
-        return f"{ENCODE_HINT}; {URL_FORMS}"
-    # A text with = has libpq's form, which may hold a password.
-    if text and not set(text) & set(":@="):
-        return f"for a file write sqlite:///{text}; {URL_FORMS}"
-    return _nearest_driver(text) + URL_FORMS
-
-
-def _nearest_driver(text: str) -> str:
-    [scheme] = re.findall(r"^[\w+]*", text.lstrip(" '\"").lower())
-    near = difflib.get_close_matches(scheme, _DRIVERS, n=1, cutoff=0.7)
-    return f"did you mean {near[0]}://? " if near and not text.startswith(f"{near[0]}://") else ""
-
-
 def _check_at_signs(text: str | URL, url: URL) -> None:
     # An unescaped @ would end the password early, and show the rest as the host.
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
-    require(given.count("@") <= expected, f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)
+    require(given.count("@") <= expected, f"{masked(text)!r}: unexpected '@'", hint=URL_FORMS)
 
 
 def _checked_sqlite(url: URL) -> URL:

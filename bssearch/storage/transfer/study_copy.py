@@ -19,7 +19,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Executable,
     delete,
     insert,
     select,
@@ -284,7 +283,11 @@ class _Join:
         is_changed = self.is_new or binds or bool(self.replaced) or any(new.values())
         if is_changed:
             self.revision = raise_revision(self.connection, self.study_id)
-            self._store(new, binds)
+            try:
+                self._store(new, binds)
+            except (IntegrityError, DataError) as error:
+                problem = str(error.orig).partition("\n")[0]
+                raise UsageError(f"{self.copy.source}: a row cannot be stored: {problem}", hint=EXPORT_AGAIN) from None
         return Joined(
             study=self.here.name,
             source=self.copy.source,
@@ -389,28 +392,12 @@ class _Join:
         for table in (OBSERVATION_ROWS, LOG_ROWS):
             self.connection.execute(delete(table).where(table.c.trial_id == trial_id))
         columns = {**self._columns(Kind.TRIAL, row), "lease_owner": None, "lease_expires_at": None}
-        self._execute(Kind.TRIAL, row, update(TRIAL_ROWS).where(TRIAL_ROWS.c.id == trial_id).values(columns))
+        self.connection.execute(update(TRIAL_ROWS).where(TRIAL_ROWS.c.id == trial_id).values(columns))
 
     def _insert(self, kind: Kind, rows: Sequence[Row]) -> None:
-        statement = insert(LAYOUTS[kind].table)
         for start in range(0, len(rows), AT_ONCE):
-            chunk = rows[start : start + AT_ONCE]
-            try:
-                with self.connection.begin_nested():
-                    self.connection.execute(statement, [self._columns(kind, row) for row in chunk])
-            except (IntegrityError, DataError):
-                for row in chunk:  # retry row by row, to name the refused row
-                    self._execute(kind, row, statement.values(self._columns(kind, row)))
-
-    def _execute(self, kind: Kind, row: Row, statement: Executable) -> None:
-        try:
-            with self.connection.begin_nested():
-                self.connection.execute(statement)
-        except (IntegrityError, DataError) as error:
-            problem = str(error.orig).partition("\n")[0]
-            raise UsageError(
-                f"{self.copy.source}: {words(kind, row)} cannot be stored: {problem}", hint=EXPORT_AGAIN
-            ) from None
+            values = [self._columns(kind, row) for row in rows[start : start + AT_ONCE]]
+            self.connection.execute(insert(LAYOUTS[kind].table), values)
 
     def _columns(self, kind: Kind, row: Row) -> dict[str, Any]:
         values, table = dict(row), LAYOUTS[kind].table

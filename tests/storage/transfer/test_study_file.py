@@ -161,8 +161,8 @@ def test_a_row_that_no_study_has_is_named_with_its_line(file: Path, name: str) -
 
 
 JOINED: dict[str, tuple[Callable[[Lines], object], str]] = {
-    "rule": (lambda lines: row(lines, "trial").update(batch_size=0), "trial 1 cannot be stored: "),
-    "running": (lambda lines: row(lines, "trial", 1).update(state="running"), "trial 2 cannot be stored: "),
+    "rule": (lambda lines: row(lines, "trial").update(batch_size=0), "a row cannot be stored: "),
+    "running": (lambda lines: row(lines, "trial", 1).update(state="running"), "a row cannot be stored: "),
     "question": (lambda lines: row(lines, "study").update(spec_hash="x"), "spec_hash = 'x'"),
     "name": (lambda lines: row(lines, "study")["spec"].update(name="x"), "'x'"),
     "newer spec": (lambda lines: row(lines, "study")["spec"].update(new_field=1), "spec: unknown key"),
