@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -178,7 +177,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
-    """Write drafts beside the paths and rename all drafts at the end, or no draft.
+    """Write drafts beside the paths, and rename all drafts once they are complete.
 
     Links stay; their targets are replaced. Raises `UsageError` for a database.
     """
@@ -186,11 +185,13 @@ def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[A
     for path in targets:
         with naming(path):
             _refuse_database(path)
-    drafts = [_beside(target, "new") for target in targets]
+    drafts = [target.with_name(f".bssearch-{os.getpid()}-new-{target.name[-40:]}") for target in targets]
     try:
         with ExitStack() as stack:
             yield [stack.enter_context(_opened(path, draft, binary)) for path, draft in zip(paths, drafts, strict=True)]
-        _rename(paths, drafts, targets)
+        for path, draft, target in zip(paths, drafts, targets, strict=True):
+            with naming(path):
+                draft.replace(target)
     finally:
         for draft in drafts:
             with suppress(OSError):
@@ -201,34 +202,6 @@ def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[A
 def _opened(path: Path, draft: Path, binary: bool) -> Iterator[Any]:
     with naming(path), draft.open("wb") if binary else draft.open("w", encoding="utf-8", newline="") as file:
         yield file
-
-
-def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
-    # On failure, the earlier files are restored.
-    aside = [_beside(target, "old") for target in targets[:-1]]
-    placed: list[Path] = []
-    try:
-        for path, draft, target, old in zip_longest(paths, drafts, targets, aside):
-            with naming(path):
-                if old is not None and target.exists():
-                    target.replace(old)
-                draft.replace(target)
-            placed.append(target)
-    except BaseException:
-        for target, old in zip(targets, aside, strict=False):
-            with suppress(OSError):
-                if old.exists():
-                    old.replace(target)
-                elif target in placed:
-                    target.unlink()
-        raise
-    for old in aside:
-        with suppress(OSError):
-            old.unlink(missing_ok=True)
-
-
-def _beside(target: Path, what: str) -> Path:
-    return target.with_name(f".bssearch-{os.getpid()}-{what}-{target.name[-40:]}")
 
 
 Row = Mapping[str, Any]

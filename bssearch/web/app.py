@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import hmac
 import ipaddress
@@ -485,21 +484,8 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _not_ours(error, host, port) from None
+        raise UsageError(
+            f"listening on --host {host} --port {port} failed: {error.strerror}",
+            hint="use --port 0 for a free port, or --host 0.0.0.0 for all addresses of this machine",
+        ) from None
     return listener
-
-
-def _not_ours(error: OSError, host: str, port: int) -> UsageError:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return UsageError(f"another program uses port {port} of {host}", hint="use --port 0 for a free port")
-        case errno.EACCES:
-            return UsageError(f"--port {port} needs the superuser", hint="use a port from 1024 on")
-        case errno.EADDRNOTAVAIL:
-            return UsageError(
-                f"--host {host} is not an address of this machine", hint="use 0.0.0.0 for all addresses of this machine"
-            )
-        case _:
-            return UsageError(
-                f"listening on --host {host} --port {port} failed: {error.strerror}", hint="try another host or port"
-            )

@@ -84,7 +84,7 @@ class TestServing:
         with serving("--db", searched, "--port", "0", cwd=tmp_path) as (_, lines):
             port = port_of(lines)
             error = refused(tmp_path, "serve", "--db", searched, "--port", str(port), code=2)
-            assert f"another program uses port {port}" in error and "--port 0" in error
+            assert f"--port {port} failed" in error and "--port 0" in error
             assert get(port, "/studies")[0] == 200
 
     def test_a_malformed_request_does_not_stop_the_server(self, searched: str, tmp_path: Path) -> None:

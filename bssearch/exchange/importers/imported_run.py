@@ -115,16 +115,14 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
     """Yield non-blank rows with their first line number; `UsageError` if invalid."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise UsageError(f"{source}:{line} is not valid CSV: {error}", hint="correct this line") from None
-        if cells is None:
-            return
-        if cells:
-            yield line, cells
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UsageError(f"{source}:{line} is not valid CSV: {error}", hint="correct this line") from None
 
 
 def number(text: str) -> float:

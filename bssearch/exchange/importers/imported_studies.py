@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, filterfalse
 
 from bssearch.analysis.headline import headline
 from bssearch.analysis.objectives import EnergyToTarget, SamplesToTarget, TimeToTarget
@@ -210,11 +211,8 @@ def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str],
     names: dict[tuple[str, str], str] = {}
     for device, precision in kinds:
         wanted = f"{name}-{_slug(device)}" + (f"-{_slug(precision)}" if devices.count(device) > 1 else "")
-        taken, number = set(names.values()), 2
-        free = wanted
-        while free in taken:
-            free, number = f"{wanted}-{number}", number + 1
-        names[device, precision] = free
+        numbered = (wanted, *(f"{wanted}-{number}" for number in range(2, len(kinds) + 2)))
+        names[device, precision] = next(one for one in numbered if one not in names.values())
     return names
 
 
@@ -226,30 +224,18 @@ def _with_seeds(runs: Sequence[ImportedRun]) -> tuple[list[_SeededRun], list[str
     # Make seeds unique; return the changed places and the fewest repeats
     known = {id(one): one.key for one in {id(run.configuration): run.configuration for run in runs}.values()}
     keys = [known[id(run.configuration)] for run in runs]
-    taken: dict[str, set[int]] = {key: set() for key in keys}
-    seeds: list[int | None] = []
-    for key, run in zip(keys, runs, strict=True):
-        own = run.seed if run.seed not in taken[key] else None
-        seeds.append(own)
-        if own is not None:
-            taken[key].add(own)
-    renumbered: list[str] = []
-    next_free: dict[tuple[str, int], int] = {}
+    given = grouped(zip(keys, (run.seed for run in runs), strict=True))
+    free = {key: filterfalse(set(seeds).__contains__, count()) for key, seeds in given.items()}
+    used: set[tuple[str, int]] = set()
     seeded = []
-    counts = Counter(keys)
-    for key, run, own in zip(keys, runs, seeds, strict=True):
-        seed = own
-        if seed is None:
-            start = (key, run.seed or 0)
-            seed = next_free.get(start, start[1])
-            while seed in taken[key]:
-                seed += 1
-            taken[key].add(seed)
-            next_free[start] = seed + 1
-            if run.seed is not None:
-                renumbered.append(run.origin)
-        seeded.append(_SeededRun(run, seed, Phase.CONFIRM if counts[key] > 1 else Phase.SEARCH))
-    return seeded, renumbered, min((count for count in counts.values() if count > 1), default=0)
+    for key, run in zip(keys, runs, strict=True):
+        seed = run.seed
+        if seed is None or (key, seed) in used:
+            seed = next(free[key])
+        used.add((key, seed))
+        seeded.append(_SeededRun(run, seed, Phase.CONFIRM if len(given[key]) > 1 else Phase.SEARCH))
+    renumbered = [one.run.origin for one in seeded if one.run.seed not in (None, one.seed)]
+    return seeded, renumbered, min((len(seeds) for seeds in given.values() if len(seeds) > 1), default=0)
 
 
 def _spec(
