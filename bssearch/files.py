@@ -209,19 +209,6 @@ Row = Mapping[str, Any]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-OTHER_SEPARATORS = (";", "\t", "|")  # Spreadsheets write semicolons in locales with decimal commas
-
-
-def check_separator(header: Sequence[str], origin: str) -> None:
-    """Raise `UsageError` if another separator is in a header's only column."""
-    found = next((one for one in OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
-    if found is not None:
-        raise UsageError(
-            f"the columns are separated by {found!r}; they must be separated by commas ({origin})",
-            hint="write the table again with commas between columns, and points in decimal numbers",
-        )
-
-
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Write a header and rows; write lists and mappings as JSON, and skip keys outside ``columns``."""
     writer = csv.writer(file, lineterminator="\n")

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bssearch.errors import UsageError, require
-from bssearch.exchange.importers.imported_run import SPLIT, TYPED, may_divide_batch, number, part_of_batch
+from bssearch.exchange.importers.imported_run import (
+    SPLIT,
+    TYPED,
+    comma_hint,
+    may_divide_batch,
+    number,
+    part_of_batch,
+)
+
+LONGEST_S = 1e9  # 30 years: more is a mistake
 
 COLUMNS = (
     *("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision"),
@@ -70,6 +79,14 @@ def seconds(text: str) -> float:
         return 86400.0 * int(days) + 3600.0 * int(hours) + 60.0 * int(minutes) + float(rest)
     unit = re.fullmatch(r"(.*\d) ?(ms|s|sec|seconds|min|minutes|h|hours)", text)
     return number(text) if unit is None else number(unit[1]) * scale(unit[2])
+
+
+def checked_seconds(found: float, given: object, label: str, reached: bool, origin: str) -> float:
+    """Seconds of a run; raise `UsageError` if out of bounds or NaN."""
+    if not (0 < found <= LONGEST_S or (found == 0 and not reached)):
+        bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
+        raise UsageError(f"{label} = {given!r} must be seconds {bound} ({origin})", hint=comma_hint(str(given)))
+    return found
 
 
 def fraction(text: str) -> float:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from bssearch.errors import UsageError, require
-from bssearch.exchange.importers.columns import seconds_of_unit
+from bssearch.exchange.importers.columns import LONGEST_S, seconds_of_unit
 from bssearch.exchange.importers.imported_run import LARGEST, comma_hint
 from bssearch.exchange.importers.logs import CLOCK, SPREAD_SECONDS, Log, Row, number_in
-from bssearch.exchange.importers.runs import LONGEST_S, LOSS
+from bssearch.exchange.importers.runs import LOSS
 from bssearch.records import Observation, is_metric
 
 # Names of optimizer steps and of seconds since a run began, the surest first, and of seconds since 1970

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from bssearch.errors import UsageError, require
-from bssearch.exchange.importers.columns import Formula, check_epochs, mappings, seconds_of_unit
+from bssearch.exchange.importers.columns import Formula, check_epochs, checked_seconds, mappings, seconds_of_unit
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
     SPLIT,
@@ -28,7 +28,7 @@ from bssearch.exchange.importers.imported_run import (
     part_of_batch,
     step_batches,
 )
-from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective, check_scale
+from bssearch.exchange.importers.runs import LARGEST_SEED, FiguresAt, RunsObjective, check_scale
 from bssearch.records import Crossing, Goal, Observation, ParameterValue, Target, TrialState, first_crossing, is_metric
 from bssearch.registry import Option
 
@@ -100,16 +100,13 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
     return frozenset(found)
 
 
-def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Seconds of a value in its name's unit (default: seconds), if any; `UsageError` if out of bounds."""
+def _seconds_of(value: Any, name: str, reached: bool, origin: str) -> float | None:
+    # Seconds of a value in its name's unit, if any
     if value is None:
         return None
     found = number(value)
-    seconds = None if found is None else found * seconds_of_unit(name)
-    if seconds is None or not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
-        bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
-        raise UsageError(f"{name} = {value!r} must be seconds {bound} ({origin})")
-    return seconds
+    seconds = math.nan if found is None else found * seconds_of_unit(name)
+    return checked_seconds(seconds, value, name, reached, origin)
 
 
 def number(value: Any) -> float | None:
@@ -782,11 +779,11 @@ class _Reader:
             return None
         if self._seconds_name is not None:
             name = self._seconds_name
-            seconds = checked_seconds(trial.user_attrs.get(name), name, reached, origin)
+            seconds = _seconds_of(trial.user_attrs.get(name), name, reached, origin)
             share = self._share_of(name, trial) if reached else 1.0
             return None if seconds is None or share is None else seconds * share
         if self.seconds == VALUE:
-            return checked_seconds(trial.value, "value", reached, origin) if reached else None
+            return _seconds_of(trial.value, "value", reached, origin) if reached else None
         if self.seconds == STEP_MS:
             if reached:
                 return (hit.train_seconds or None) if hit is not None else None
@@ -800,7 +797,7 @@ class _Reader:
     def _own_seconds(self, trial: FrozenTrial, reached: bool, origin: str) -> float | None:
         attributes = trial.user_attrs
         if not reached:
-            return checked_seconds(attributes.get(OWN_SECONDS), OWN_SECONDS, reached, origin)
+            return _seconds_of(attributes.get(OWN_SECONDS), OWN_SECONDS, reached, origin)
         if attributes.get("contended") and self.own_values_are_seconds:
-            return checked_seconds(trial.value, "value", reached, origin)
-        return checked_seconds(attributes.get(OWN_TIME), OWN_TIME, reached, origin)
+            return _seconds_of(trial.value, "value", reached, origin)
+        return _seconds_of(attributes.get(OWN_TIME), OWN_TIME, reached, origin)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import median_low
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import (
@@ -20,6 +20,7 @@ from bssearch.exchange.importers.columns import (
     STATE,
     Column,
     check_kind,
+    checked_seconds,
     fraction,
     recognize,
     seconds,
@@ -44,7 +45,6 @@ from bssearch.exchange.importers.imported_run import (
     read_text,
     step_batches,
 )
-from bssearch.files import check_separator
 from bssearch.records import LARGEST_METRIC, Configuration, Goal, ParameterValue, Target, is_metric
 from bssearch.registry import Option
 
@@ -58,12 +58,9 @@ class FiguresAt(StrEnum):
 
 Measure = Literal["steps", "train_seconds"]
 # Relative difference of two equal ends: clocks differ, step counts do not.
-TOLERANCE = {"steps": 0.0, "train_seconds": 0.01}
+TOLERANCE: Mapping[Measure, float] = {"steps": 0.0, "train_seconds": 0.01}
 
 MOST_ROUNDING = 1.25  # Largest ratio of samples in equal epochs: the last batch may be partial or dropped
-
-# Ratios of seconds for equal steps: at most for repeats, at least for other configurations.
-SAME_PACE, OTHER_PACE = 1.05, 1.25
 
 REMEDY = (
     "put the values at the first evaluation that met the target into the columns steps and train_seconds; if the "
@@ -80,12 +77,11 @@ def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> 
         f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
         hint=REMEDY,
     )
-    measures: tuple[Measure, ...] = ("steps", "train_seconds")
     together = _together(runs)
-    for measure in measures:
+    for measure in TOLERANCE:
         evidence = _evidence([*_groups(together, measure)], measure)
         require(
-            not evidence or (measure == "steps" and _seconds_differ(runs)),
+            not evidence,
             f"{measure} may be measured at the end of training instead of the target: {evidence}",
             hint=REMEDY,
         )
@@ -162,18 +158,6 @@ def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iter
             )
 
 
-def _seconds_differ(runs: Sequence[ImportedRun]) -> bool:
-    seconds: dict[int, dict[str, list[float]]] = {}
-    for run in runs:
-        if run.reached and run.train_seconds:
-            sizes = seconds.setdefault(run.configuration.batch_size, {})
-            sizes.setdefault(run.configuration.key, []).append(run.train_seconds)
-    repeated = [list(one.values()) for one in seconds.values() if any(len(times) > 1 for times in one.values())]
-    noise = max((max(times) / min(times) for one in repeated for times in one), default=math.inf)
-    apart = max((max(map(min, one)) / min(map(max, one)) for one in repeated), default=1.0)
-    return noise < SAME_PACE and apart > OTHER_PACE
-
-
 def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
     ends = [one.end for one in groups]
     if max(ends) <= min(ends) * (1 + TOLERANCE[measure]):
@@ -202,8 +186,6 @@ def _are_same_epochs(steps: dict[int, int]) -> bool:
 
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LARGEST_SEED = 2**62  # Leaves room in 64 bits to number repeated runs
-
-LONGEST_S = 1e9  # 30 years: more is a mistake
 
 MOST_RUNS = 1_000_000
 
@@ -257,7 +239,9 @@ def import_runs(
         make_studies,
     )
 
-    table = read_runs(file, metric=metric, target=target, goal=goal, column=column or (), ignore=ignore or ())
+    table = parse_runs(
+        read_text(file), str(file), metric=metric, target=target, goal=goal, column=column or (), ignore=ignore or ()
+    )
     runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
     wanted, notes = find_target(runs, metric, target, goal or Goal.MAXIMIZE)
     require(figures_at is FiguresAt.TARGET or not table.unclear, f"{file}: {table.unclear}", hint=REMEDY)
@@ -267,11 +251,6 @@ def import_runs(
         runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
     )
     return replace(made, notes=(*table.columns, *table.notes, *notes, *more, *made.notes))
-
-
-def read_runs(path: Path, **options: Any) -> RunTable:
-    """Read a CSV file; raise `UsageError` with place, value and bound. See `parse_runs`."""
-    return parse_runs(read_text(path), str(path), **options)
 
 
 def parse_runs(
@@ -284,7 +263,10 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse the CSV text of ``source``. If the column ``reached`` is missing, ``target`` and the metric decide."""
+    """Parse the CSV text of ``source``; raise `UsageError` with place, value and bound.
+
+    If the column ``reached`` is missing, ``target`` and the metric decide.
+    """
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
@@ -334,7 +316,6 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
     check_kind(text, [], source)
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
-    check_separator(header, f"{source}:{line}")
     check_kind("", header, source)
     found: list[tuple[int, list[str]]] = []
     for place, cells in rows:
@@ -343,11 +324,8 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
                 f"the row has {len(cells)} cells, but the header has {len(header)} columns ({source}:{place})",
                 hint="put a cell with a comma in quotes",
             )
-        if len(found) == MOST_RUNS:
-            raise UsageError(
-                f"more than {MOST_RUNS:,} runs ({source}:{place})", hint="import the runs as several studies"
-            )
         found.append((place, cells))
+    require(len(found) <= MOST_RUNS, f"{source} has more than {MOST_RUNS:,} runs", hint="import several studies")
     return line, header, found
 
 
@@ -506,14 +484,7 @@ class _Row:
         text = self._text("train_seconds")
         if not text:
             return None
-        found = seconds(text)
-        if not (0 < found <= LONGEST_S or (found == 0 and not reached)):
-            bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
-            raise UsageError(
-                f"{self.labels['train_seconds']} = {text!r} must be seconds or h:mm:ss {bound} ({self.origin})",
-                hint=comma_hint(text),
-            )
-        return found
+        return checked_seconds(seconds(text), text, self.labels["train_seconds"], reached, self.origin)
 
     def final_metric(self) -> float | None:
         text = self._text("final_metric")

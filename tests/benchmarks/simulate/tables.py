@@ -20,7 +20,6 @@ from bssearch.exchange.exporters.exports import (
     RecordedTrial,
     description_path,
 )
-from bssearch.files import check_separator
 from bssearch.records import Goal, ParameterValue, Target
 
 LARGEST = 1e100  # largest number of a parameter: squares and sums stay finite in double precision
@@ -75,7 +74,6 @@ def read_table(path: Path) -> RecordedTable:
 def _trials(reader: csv.DictReader[str], source: str) -> tuple[RecordedTrial, ...]:
     """Return the trials of a table, each with its rows in order."""
     header = [name.strip() for name in reader.fieldnames or ()]
-    check_separator(header, f"{source}:1")
     if wrong := [name for name in {*header, *COLUMNS} if header.count(name) != 1]:
         raise UsageError(f"{source}:1: there must be one column {min(wrong)!r}, not {header.count(min(wrong))}")
     reader.fieldnames = header
