@@ -197,8 +197,8 @@ def report(
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
-    from bssearch.exchange.exporters.exports import write_observations
-    from bssearch.exchange.trial_rows import flat_table, observations_of, trial_table
+    from bssearch.exchange.exporters.exports import OBSERVED, observed_rows
+    from bssearch.exchange.trial_rows import flat_table, trial_table
     from bssearch.search.finding import answer
 
     found, trials = answer(store, name), store.trials.of(name)
@@ -213,7 +213,7 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
             with naming(paths[1]):
                 write_csv(files[1], *flat_table([row.model_dump(mode="json") for row in found.batches]))
             with naming(paths[2]):
-                write_observations(files[2], observations_of(store, name, trials))
+                write_csv(files[2], OBSERVED, observed_rows(store, name))
     except BaseException:
         if made:
             with suppress(OSError):

@@ -11,7 +11,6 @@ Under metric_in_budget, trials that used the whole budget are COMPLETE with thei
 from __future__ import annotations
 
 import json
-import math
 import re
 import sqlite3
 import subprocess
@@ -50,7 +49,7 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaE
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
-from bssearch.spec import REFERENCE_LEARNING_RATE, Dimension, RelativeLearningRate, SearchSpace, is_number, spec_of
+from bssearch.spec import REFERENCE_LEARNING_RATE, Dimension, SearchSpace, is_number, spec_of
 from bssearch.storage.connection.engine import masked, parse_url, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store, open_store
 
@@ -181,11 +180,7 @@ def _is_upgraded(path: Path, copy: Path) -> bool:
 
 def table_names(url: URL) -> set[str]:
     """Names of a database's tables."""
-    engine = create_engine(url)
-    try:
-        return set(inspect(engine).get_table_names())
-    finally:
-        engine.dispose()
+    return set(inspect(create_engine(url, poolclass=NullPool)).get_table_names())
 
 
 def _named(study: str | None, names: list[str], url: URL) -> str:
@@ -295,9 +290,9 @@ class OptunaStudy:
 
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
     """Given phases as a set; raise `UsageError` for an unknown phase."""
-    names = [given] if isinstance(given, str) else list(given)
-    for name in names:
-        require(name in set(Phase), f"unknown phase {name!r}; choose from {', '.join(Phase)}")
+    names = {given} if isinstance(given, str) else {*given}
+    unknown = names - set(Phase)
+    require(not unknown, f"unknown phases {', '.join(sorted(unknown))}; choose from {', '.join(Phase)}")
     return {Phase(name) for name in names}
 
 
@@ -346,8 +341,8 @@ def _state(trial: TrialRecord, value: float | None) -> str:
         return "RUNNING"
     if trial.state is TrialState.QUEUED:
         return "WAITING"
-    if value is not None or trial.state is TrialState.REACHED:
-        return "FAIL" if value is None else "COMPLETE"
+    if value is not None:
+        return "COMPLETE"
     return "PRUNED" if trial.state.is_censored or trial.state is TrialState.DIVERGED else "FAIL"
 
 
@@ -397,13 +392,7 @@ class _Parameters:
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
         values = self._values(configuration)
-        return {
-            name: next(one for one in distribution.choices if _same(values[name], one))
-            if isinstance(distribution, CategoricalDistribution)
-            else values[name]
-            for name, distribution in self.distributions.items()
-            if name in values
-        }
+        return {name: values[name] for name in self.distributions if name in values}
 
     def _values(self, configuration: Configuration) -> dict[str, ParameterValue]:
         own = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
@@ -428,27 +417,15 @@ class _Parameters:
 
 
 def _learning_rates(space: SearchSpace) -> list[float]:
-    rate: Any = space.learning_rate
-    fixed = rate if isinstance(rate, tuple) else (rate,)
-    ends = (rate.low, rate.high) if isinstance(rate, RelativeLearningRate) else fixed
     factors = [space.learning_rate_factor(size, one.name) for size in space.rungs for one in space.optimizers]
-    return [end * factor for end in ends for factor in factors]
+    return [rate * factor for rate in space.learning_rates for factor in factors]
 
 
 def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
-    found: list[ParameterValue] = []
-    for value in values:
-        if not any(_same(value, one) for one in found):
-            found.append(value)
+    found = list(dict.fromkeys(values))
     if all(is_number(value) for value in found):
         found.sort(key=lambda value: float(value or 0.0))
     return tuple(found)
-
-
-def _same(one: ParameterValue, other: ParameterValue) -> bool:
-    if is_number(one) and is_number(other):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return type(one) is type(other) and one == other
 
 
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:

@@ -13,14 +13,14 @@ import io
 import json
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError, require
@@ -128,7 +128,7 @@ class Exported:
     notes: Sequence[str] = ()
 
 
-OBSERVED = tuple(one.name for one in fields(Observation))
+OBSERVED = ("trial", *(one.name for one in fields(Observation)))
 # Nullable pandas types by Python type; others become text.
 KINDS: Mapping[object, str] = {
     bool: "boolean",
@@ -150,7 +150,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
         with naming(paths[0]):
             write_csv(files[0], columns, rows)
         with naming(paths[1]):
-            write_observations(files[1], observations_of(store, name, store.trials.of(name)))
+            write_csv(files[1], OBSERVED, observed_rows(store, name))
     return Exported([str(path) for path in paths])
 
 
@@ -162,16 +162,18 @@ def export_parquet(store: Store, name: str, file: str | None = None) -> Exported
     require_parquet()
     paths = _paths(name, file, ".parquet")
     columns, rows = export_table(store, name)
-    observed = [
-        {"trial": number, **dict(zip(OBSERVED, astuple(one), strict=True))}
-        for number, one in observations_of(store, name, store.trials.of(name))
-    ]
-    frames = [typed_frame(columns, rows), typed_frame(["trial", *OBSERVED], observed)]
+    frames = [typed_frame(columns, rows), typed_frame(OBSERVED, list(observed_rows(store, name)))]
     with replacing(paths, binary=True) as files:
         for path, opened, frame in zip(paths, files, frames, strict=True):
             with naming(path):
                 frame.to_parquet(opened, engine="pyarrow", index=False)
     return Exported([str(path) for path in paths])
+
+
+def observed_rows(store: Store, name: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each observation of a study."""
+    for number, one in observations_of(store, name, store.trials.of(name)):
+        yield {"trial": number, **asdict(one)}
 
 
 def require_parquet() -> None:
@@ -200,13 +202,6 @@ def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any
             for trial in store.trials.of(name)
         ]
     )
-
-
-def write_observations(file: TextIO, observations: Iterable[tuple[int, Observation]]) -> None:
-    """Write observations as CSV."""
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("trial", *OBSERVED))
-    writer.writerows((number, *astuple(one)) for number, one in observations)
 
 
 def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

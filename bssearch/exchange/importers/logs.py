@@ -254,13 +254,12 @@ _MLFLOW_RUNS = """
 
 def _mlflow_database(address: str) -> Iterator[Log]:
     # Runs in MLflow's tables. The name of an experiment may follow the address, after a #.
-    from bssearch.storage.connection.engine import create_engine_for, reading, shown  # loads SQLAlchemy
+    from bssearch.storage.connection.engine import opened_engine, parse_url, reading, shown  # loads SQLAlchemy
 
     address, _, experiment = address.partition("#")
-    engine = create_engine_for(address, write=False)
-    place = shown(engine.url)
+    place = shown(parse_url(address))
     try:
-        with reading(engine) as connection:
+        with opened_engine(address, write=False) as engine, reading(engine) as connection:
             of_experiments = grouped((name, run) for run, name in connection.exec_driver_sql(_MLFLOW_RUNS))
             params = connection.exec_driver_sql("SELECT run_uuid, key, value FROM params").all()
             metrics = connection.exec_driver_sql(
@@ -268,8 +267,6 @@ def _mlflow_database(address: str) -> Iterator[Log]:
             ).all()
     except UnicodeDecodeError:
         raise UsageError(f"{place} has text that is not UTF-8", hint=DAMAGED) from None
-    finally:
-        engine.dispose()
     settings = grouped((run, (str(key), value)) for run, key, value in params)
     rows = grouped(
         (run, {"step": step, CLOCK: number_in(time) / 1000, str(key): math.nan if is_nan else value})
