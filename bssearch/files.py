@@ -24,7 +24,6 @@ _FOR_A_GROUP = stat.S_ISGID | stat.S_IRWXG
 
 def check_file(path: Path) -> None:
     """Raise `UsageError` if no file can be written at this path."""
-    _target(path)
     with naming(path):
         require(
             path.parent.is_dir(),
@@ -54,7 +53,6 @@ def is_sqlite(path: Path) -> bool:
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
     """Raise `UsageError` if these files cannot be written to a folder at this path."""
-    _target(path)
     with naming(path):
         require(not path.exists() or path.is_dir(), f"{path} is not a folder; name a folder")
         require(
@@ -65,17 +63,6 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
         is_there = path.exists()
     for name in files if is_there else ():
         check_file(path / name)
-
-
-def _target(path: Path) -> Path:
-    try:
-        with naming(path):
-            target = path.resolve()
-            is_circle = target.is_symlink()  # from Python 3.13 on, which resolves a link to itself to this link
-    except RuntimeError:  # up to Python 3.12
-        is_circle = True
-    require(not is_circle, f"{path} cannot be written: its symbolic links form a circle; name another path")
-    return target
 
 
 def make_private_folder(path: Path) -> None:
@@ -181,7 +168,7 @@ def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[A
 
     Links stay; their targets are replaced. Raises `UsageError` for a database.
     """
-    targets = [_target(path) for path in paths]
+    targets = [Path(os.path.realpath(path)) for path in paths]
     for path in targets:
         with naming(path):
             _refuse_database(path)

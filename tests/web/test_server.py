@@ -18,7 +18,6 @@ from starlette.testclient import TestClient
 
 from bssearch.cli import report
 from bssearch.errors import UsageError
-from bssearch.web import app
 from bssearch.web.app import HEADERS, MOST_QUERY_BYTES, MOST_STRANGERS, Access, is_loopback
 from tests.cli.task import command, environment, refused
 from tests.factories import not_none
@@ -191,9 +190,6 @@ class TestRefusing:
         with pytest.raises(UsageError, match=module) as refused:
             report.serve()
         assert "bssearch[serve]" in str(refused.value.hint)
-
-    def test_a_port_for_the_superuser_is_named(self) -> None:
-        assert "80" in app._not_ours(OSError(13, "Permission denied"), "127.0.0.1", 80).message
 
 
 VISIT = """

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -147,16 +147,8 @@ RETRY_HINT = "run the same command again"
 
 FULL_DISK_HINT = "free space on the database's disk, then run the same command again"
 
-# SQLSTATEs of a lost or refused connection (https://www.postgresql.org/docs/current/errcodes-appendix.html). 25P03:
-# no statement for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
-_LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
-# SQLSTATEs of conflicts and deadlocks, after which a retry may succeed.
-_GAVE_WAY = ("40001", "40P01")
-
 # SQLSTATE after a wait of `lock_timeout`.
 LOCK_TIMEOUT = "55P03"
-
-_DISK_FULL = "53100"  # SQLSTATE
 
 # SQLSTATEs of a missing privilege, or of no schema with a right to create.
 _NO_RIGHT = ("42501", "3F000")
@@ -181,6 +173,22 @@ _REFUSED = {
 
 class ConnectionLostError(DatabaseError):
     """The server is unreachable, or another transaction conflicted; a retry may succeed."""
+
+
+# Words before the cause, hint and error by SQLSTATE or its class
+# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+_BY_STATE: Mapping[tuple[str, ...], tuple[str, str, type[DatabaseError]]] = {
+    ("53100",): ("", FULL_DISK_HINT, DatabaseError),
+    (LOCK_TIMEOUT,): ("another session held a lock for too long: ", "try again", DatabaseError),
+    # Conflicts and deadlocks.
+    ("40001", "40P01"): ("the transaction conflicted with another transaction: ", RETRY_HINT, ConnectionLostError),
+    # 25P03: no statement for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
+    ("08", "25P03", "57P01", "57P02", "57P03", "53300"): (
+        "the connection was lost: ",
+        RETRY_HINT,
+        ConnectionLostError,
+    ),
+}
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
@@ -226,19 +234,13 @@ def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseErro
 
 
 def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
-    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    is_lost = getattr(error, "connection_invalidated", False)
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ("08000" if is_lost else "")
     if state in _NO_RIGHT:
         return _without_right(error, cause, where, url)
-    if state == _DISK_FULL:
-        return DatabaseError(f"{where}: {cause}", hint=FULL_DISK_HINT)
-    if state == LOCK_TIMEOUT:
-        return DatabaseError(f"{where}: another session held a lock for too long", hint="try again")
-    if state in _GAVE_WAY:
-        return ConnectionLostError(
-            f"{where}: the transaction conflicted with another transaction: {cause}", hint=RETRY_HINT
-        )
-    if state.startswith(_LOST_STATES) or getattr(error, "connection_invalidated", False):
-        return ConnectionLostError(f"{where}: the connection was lost: {cause}", hint=RETRY_HINT)
+    for states, (what, hint, kind) in _BY_STATE.items():
+        if state.startswith(states):
+            return kind(f"{where}: {what}{cause}", hint=hint)
     if state or not isinstance(error, DBAPIError):
         return DatabaseError(f"{where}: {cause}", hint=CHECK_HINT)
     if _NOT_POSTGRESQL.search(cause):

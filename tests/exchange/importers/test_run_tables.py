@@ -370,7 +370,7 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
         (["reached,world_size", "1,1"], "the table lacks the column batch_size: it has 'reached', 'world_size'"),
         (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
         ([""], "the table lacks the columns batch_size, reached: it has no columns (runs.csv:1)"),
-        (["batch_size;reached", "8;1"], "it has 'batch_size;reached' (runs.csv:1)"),
+        (["batch_size;reached", "8;1"], "unknown column 'batch_size;reached'"),
         (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
         (["batch_size,reached,seed,seed", "8,1,1,1"], "are both seed (runs.csv:1)"),
         (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "are both param.learning_rate"),
