@@ -524,11 +524,8 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
     names = [cell.strip() for cell in header]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UsageError(f"the column {twice[0]!r} occurs twice; rename one ({file}:1)")
-    plain: Callable[[str], str] | None = None
-    if separator != ",":  # such tables may have decimal commas, and points between thousands, or the reverse
-        found = list(rows)
-        plain = _without_commas([cell.strip() for _, cells in found for cell in cells], str(file))
-        rows = iter(found)
+    if separator == ";":
+        rows = iter(_with_points([*rows]))
     for line, cells in rows:
         if cells == header:
             continue  # a resumed run's
@@ -540,24 +537,21 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
                 hint="quote cells with commas",
             )
         texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat others
-        yield line, dict(zip(names, texts if plain is None else map(plain, texts), strict=True))
+        yield line, dict(zip(names, texts, strict=True))
 
 
-def _without_commas(cells: Sequence[str], place: str) -> Callable[[str], str] | None:
-    commas = {one for one in cells if _DECIMAL.fullmatch(one)}
-    if not commas:
-        return None
-    if not any(_POINT.fullmatch(one) and not _THOUSANDS.fullmatch(one) for one in cells):
-        return lambda one: (
-            one.replace(".", "").replace(",", ".") if _DECIMAL.fullmatch(one) or _THOUSANDS.fullmatch(one) else one
-        )
-    unclear = [one for one in sorted(commas) if not _COMMA_THOUSANDS.fullmatch(one)]
-    require(not unclear, f"{place} has decimal points, and {unclear[:1]} with a comma; write all decimals with a point")
-    return lambda one: one.replace(",", "") if _COMMA_THOUSANDS.fullmatch(one) else one
+def _with_points(rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    # Rows with decimal points; if a cell has a decimal comma, points are between thousands
+    if not any(_DECIMAL.fullmatch(cell.strip()) for _, cells in rows for cell in cells):
+        return rows
+    return [(line, [_with_point(cell.strip()) for cell in cells]) for line, cells in rows]
 
 
-_POINT = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?%?")
-_COMMA_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+def _with_point(cell: str) -> str:
+    is_number = _DECIMAL.fullmatch(cell) or _THOUSANDS.fullmatch(cell)
+    return cell.replace(".", "").replace(",", ".") if is_number else cell
+
+
 _DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)?,\d+(?:[eE][+-]?\d+)?%?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+")
 
