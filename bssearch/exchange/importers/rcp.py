@@ -6,19 +6,20 @@ https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, Field, ValidationError
 
 from bssearch.analysis.objectives import SamplesToTarget
-from bssearch.errors import UsageError, require
+from bssearch.errors import UsageError, problem_in_words, require, required
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
     ImportedRun,
     RunTable,
     Studies,
     StudyName,
-    integer,
     make_configuration,
     parameter_value,
     parsed_json,
@@ -41,7 +42,8 @@ TARGETS = {
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
 
 LEARNING_RATE = "opt_base_learning_rate"
-EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
+EPOCHS: Final = "epochs to converge"
+SAMPLES: Final = "samples to converge"
 
 
 def import_rcp(
@@ -75,112 +77,97 @@ def import_rcp(
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
     """File's runs and target; runs without a value are noted and left out."""
-    entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
-    benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
+    points = {f"{path}: {name}": fields for name, fields in _entries(read_text(path), path).items()}
+    read = {place: _point(fields, place) for place, fields in points.items()}
+    benchmarks = sorted({one.benchmark for one in read.values() if one.benchmark is not None})
     require(
         len(benchmarks) <= 1,
         f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}",
         hint="import each benchmark from a separate file",
     )
-    benchmark = benchmarks[0] if benchmarks else None
-    per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
-    runs: list[ImportedRun] = []
-    notes: list[str] = []
-    for entry in entries:
-        results = list(entry.results())
-        runs += entry.runs(results, per_epoch)
-        missing = sum(result is None for _, result in results)
-        if not results:
-            notes.append(f"no run has a value; skipped ({entry.place})")
-        elif missing:
-            notes.append(f"{missing} of {len(results)} runs have no value; skipped ({entry.place})")
+    benchmark = benchmarks[0] if benchmarks else ""
+    per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark)
+    runs = [run for place, one in read.items() for run in _runs(one, place, per_epoch)]
     require(runs, f"{path} has no runs: add a list {EPOCHS!r} or {SAMPLES!r}")
-    if per_epoch is not None and any(entry.counts_epochs for entry in entries):
+    notes = [
+        f"{missing} of {len(one.values)} runs have no value; skipped ({place})"
+        for place, one in read.items()
+        if (missing := one.values.count(None)) or not one.values
+    ]
+    if per_epoch is not None and any(one.samples is None for one in read.values()):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
         notes.append(f"{EPOCHS!r} is read as {counted}")
-    target = TARGETS.get(benchmark or "", UNKNOWN_TARGET)
+    target = TARGETS.get(benchmark, UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
         notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
     return RunTable(tuple(runs), tuple(notes)), target
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    fields: Mapping[str, Any]
-    source: str
+Values = list[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None]
+
+
+class _Point(BaseModel):
+    benchmark: str | None = None
+    precision: str | None = None
+    bs: int = Field(ge=1, le=LARGEST)
+    hyperparams: dict[str, Any] | None = None
+    epochs: Values | None = Field(default=None, alias=EPOCHS)
+    samples: Values | None = Field(default=None, alias=SAMPLES)
 
     @property
-    def place(self) -> str:
-        return f"{self.source}: {self.name}"
+    def values(self) -> Values:
+        return (self.epochs if self.samples is None else self.samples) or []
 
-    @property
-    def benchmark(self) -> str | None:
-        return None if self.fields.get("benchmark") is None else str(self.fields["benchmark"])
 
-    @property
-    def counts_epochs(self) -> bool:
-        return self.fields.get(SAMPLES) is None
+def _point(fields: Mapping[str, Any], place: str) -> _Point:
+    try:
+        return _Point.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{name} = {first['input']!r:.60}: {problem_in_words(first)} ({place})") from None
 
-    def results(self) -> Iterator[tuple[str, float | None]]:
-        field = EPOCHS if self.counts_epochs else SAMPLES
-        values = self.fields.get(field)
-        require(not isinstance(values, dict), f"{field!r} must be a list with a number for each run ({self.place})")
-        for index, value in enumerate([] if values is None else values if isinstance(values, list) else [values]):
-            label = f"{field}[{index}]"
-            number = None if value is None else parameter_value(_text(value), label, self.place)
-            if value is not None and (isinstance(number, str | bool | None) or number <= 0):
-                raise UsageError(f"{label} = {value!r} must be a number > 0 ({self.place})")
-            yield label, None if number is None else float(number)
 
-    def runs(self, results: list[tuple[str, float | None]], per_epoch: int | None) -> Iterator[ImportedRun]:
-        if not results:
-            return
-        configuration = self._configuration()
-        precision = self.fields.get("precision")
+def _runs(point: _Point, place: str, per_epoch: int | None) -> Iterator[ImportedRun]:
+    configuration, label = _configuration(point, place), EPOCHS if point.samples is None else SAMPLES
+    for index, value in enumerate(point.values):
+        if value is None:
+            continue
+        samples = value
+        if point.samples is None:
+            samples *= required(
+                per_epoch,
+                f"the file counts epochs, but does not give the samples per epoch of "
+                f"{point.benchmark or 'the benchmark'} ({place})",
+                hint="add --samples-per-epoch N, or 1 if the values are samples",
+            )
+        steps = round(min(samples / point.bs, 2.0 * LARGEST))
         require(
-            not self.counts_epochs or per_epoch is not None,
-            f"the file counts epochs, but does not give the samples per epoch of "
-            f"{self.benchmark or 'the benchmark'} ({self.place})",
-            hint="add --samples-per-epoch N, or 1 if the values are samples",
+            1 <= steps <= LARGEST,
+            f"{label}[{index}] = {value:g} is {samples:g} samples, which at BS = {point.bs} must be "
+            f"1 to {LARGEST} steps ({place})",
+            hint="give the samples of an epoch with --samples-per-epoch",
         )
-        for label, value in results:
-            if value is None:
-                continue
-            samples = value * (per_epoch or 1) if self.counts_epochs else value
-            steps = round(min(samples / configuration.batch_size, 2.0 * LARGEST))
-            require(
-                1 <= steps <= LARGEST,
-                f"{label} = {value:g} is {samples:g} samples, which at BS = {configuration.batch_size} must be "
-                f"1 to {LARGEST} steps ({self.place})",
-                hint="give the samples of an epoch with --samples-per-epoch" if self.counts_epochs else None,
-            )
-            # Values in whole epochs were evaluated after each epoch.
-            evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None
-            yield ImportedRun(
-                origin=f"{self.place}, {label}",
-                configuration=configuration,
-                steps=steps,
-                last_miss_step=None if evaluated is None else int(evaluated * steps / value),
-                precision=None if precision is None else str(precision).lower(),
-            )
+        # Values in whole epochs were evaluated after each epoch.
+        is_evaluated = point.samples is None and value.is_integer() and per_epoch != 1
+        yield ImportedRun(
+            origin=f"{place}, {label}[{index}]",
+            configuration=configuration,
+            steps=steps,
+            last_miss_step=int((value - 1) * steps / value) if is_evaluated else None,
+            precision=None if point.precision is None else point.precision.lower(),
+        )
 
-    def _configuration(self) -> Configuration:
-        batch_size = self.fields.get("bs")
-        require(batch_size is not None, f"BS (the batch size) is missing; add BS ({self.place})")
-        given = self.fields.get("hyperparams")
-        require(isinstance(given, dict | None), f"Hyperparams must be a mapping of names to values ({self.place})")
-        values: dict[str, ParameterValue] = {
-            str(name): None if value is None else parameter_value(_text(value), str(name), self.place)
-            for name, value in (given or {}).items()
-        }
-        if LEARNING_RATE in values:
-            values["learning_rate"] = values.pop(LEARNING_RATE)
-        size = integer(_text(batch_size), "BS", self.place, low=1)
-        batch = {"batch_size": size, "micro_batch_size": size}
-        return make_configuration(
-            batch, values, self.place, lambda name: LEARNING_RATE if name == "learning_rate" else name
-        )
+
+def _configuration(point: _Point, place: str) -> Configuration:
+    values: dict[str, ParameterValue] = {
+        name: None if value is None else parameter_value(_text(value), name, place)
+        for name, value in (point.hyperparams or {}).items()
+    }
+    if LEARNING_RATE in values:
+        values["learning_rate"] = values.pop(LEARNING_RATE)
+    batch = {"batch_size": point.bs, "micro_batch_size": point.bs}
+    return make_configuration(batch, values, place, lambda name: LEARNING_RATE if name == "learning_rate" else name)
 
 
 def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
