@@ -42,7 +42,18 @@ from bssearch.records import (
     growing_schedule,
     run_stages,
 )
-from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence, with_precision
+from bssearch.records.text import (
+    NOTHING,
+    ends,
+    in_words,
+    memory,
+    noise_scale,
+    number,
+    plural,
+    sentence,
+    span,
+    with_precision,
+)
 from bssearch.spec import StudySpec
 
 Pairs = Sequence[tuple[float, float]]
@@ -566,17 +577,12 @@ def _promised_and_found(answer: Answer) -> Section | None:
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],
             [
-                Row(["Promised", f"{promise.batch_size:,}", _range(promise.interval), ratio]),
-                Row(["Found", f"{promise.found_batch_size:,}", _range(promise.found_flat_range), "1×"], marked=True),
+                Row(["Promised", f"{promise.batch_size:,}", span(promise.interval), ratio]),
+                Row(["Found", f"{promise.found_batch_size:,}", span(promise.found_flat_range), "1×"], marked=True),
             ],
         ),
         notes=["The promised range is a 90 % interval of the optimum; the found range is within 5 % of the optimum."],
     )
-
-
-def _range(ends: Sequence[int]) -> str:
-    low, high = ends
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _trained_for_the_same_time(answer: Answer) -> Section | None:
@@ -651,7 +657,7 @@ def _tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
     tiles = [
         Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
         _figure_tile(answer),
-        Tile("Within 5 %", _range(answer.flat_range), "medians around the optimum"),
+        Tile("Within 5 %", span(answer.flat_range), "medians around the optimum"),
         Tile(
             largest.in_words.capitalize(),
             f"{largest.batch_size:,}",

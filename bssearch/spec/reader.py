@@ -134,10 +134,10 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
-def shortened(value: object) -> str:
+def shortened(value: object, most: int = LONGEST_SHOWN) -> str:
     """Value as short text for an error message."""
-    text = ascii(value) if isinstance(value, str) and not is_unicode(value) else repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 # How users write each kind of `bssearch.spec.space.domains.domain_kind`.
@@ -440,7 +440,7 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
     message = _said(problem)
     shown = ""
     if problem["type"] not in {UNKNOWN_KEY, "missing"} and isinstance(value, str | int | float | None):
-        shown = " = null" if value is None else f" = {shortened(value)}"
+        shown = f" = {shortened(value)}"
     while location and location not in origins:
         location = location[:-1]
     place = origins.get(location, path)

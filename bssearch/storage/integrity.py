@@ -46,6 +46,7 @@ from sqlalchemy.types import NullType, TypeEngine
 
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.records.text import LONGEST_TEXT
+from bssearch.spec.reader import shortened
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
     BRANCH_ROWS,
@@ -66,8 +67,6 @@ from bssearch.storage.models import (
 )
 
 LARGEST_WHOLE = 2**62
-
-LONGEST = 60
 
 # Columns that a study file leaves out.
 OWN = frozenset(
@@ -145,23 +144,15 @@ def _problem(kind: Kind, row: Mapping[str, Any] | RowMapping, error: ValidationE
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "row"
     value = row.get(place, first["input"])
-    return f"{words(kind, row)}: {place} = {shown(value)}: {problem_in_words(first)}"
+    return f"{words(kind, row)}: {place} = {shortened(value)}: {problem_in_words(first)}"
 
 
 def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
     """Row's name for messages."""
     if kind in (Kind.STUDY, Kind.TRIAL):
-        return f"{kind} {shown(row.get('name' if kind is Kind.STUDY else 'number'))}"
-    keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)
+        return f"{kind} {shortened(row.get('name' if kind is Kind.STUDY else 'number'))}"
+    keys = ", ".join(f"{name} {shortened(row.get(name))}" for name in LAYOUTS[kind].keys)
     return f"{kind} ({keys})" if keys else str(kind)
-
-
-def shown(value: object) -> str:
-    """Short text of a value for a message."""
-    if isinstance(value, str | bytes):
-        value = value[: LONGEST + 1]  # else `repr` would escape 10 MB
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def columns_of(kind: Kind) -> dict[str, ColumnElement[Any]]:

@@ -1,6 +1,5 @@
 """Shared SQL statements."""
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,6 +36,7 @@ from bssearch.records import (
     Visit,
     field_values,
 )
+from bssearch.records.text import nearest
 from bssearch.settings import in_parent_folder
 from bssearch.storage.connection.engine import masked
 from bssearch.storage.models import (
@@ -278,12 +278,9 @@ def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundErro
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
     """Error for a missing study, with similar names."""
-    near = difflib.get_close_matches(
-        name, connection.scalars(select(STUDY_ROWS.c.name).order_by(STUDY_ROWS.c.name)).all(), n=3
-    )
-    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    other = in_parent_folder(masked(connection.engine.url))
-    hint = f"{guess}list all studies with `bssearch study list`{f'; {other}' if other else ''}"
+    names = connection.scalars(select(STUDY_ROWS.c.name).order_by(STUDY_ROWS.c.name)).all()
+    guess, other = nearest(name, names, ""), in_parent_folder(masked(connection.engine.url))
+    hint = "; ".join(filter(None, (guess, "list all studies with `bssearch study list`", other)))
     return NotFoundError(f"no study {name!r} in this database", hint=hint)
 
 

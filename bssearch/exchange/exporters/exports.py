@@ -12,7 +12,6 @@ import gzip
 import io
 import json
 import sys
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -20,26 +19,23 @@ from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError, require
 from bssearch.exchange.trial_rows import flat_table, observations_of, traceback, trial_row
 from bssearch.files import check_file, naming, replacing, write_csv
 from bssearch.records import (
-    Configuration,
-    DeviceUse,
     Environment,
-    GradientNoise,
     Observation,
     ParameterValue,
     Phase,
     Target,
-    TrialOutcome,
     TrialRecord,
     TrialState,
 )
 from bssearch.spec import spec_of
+from bssearch.storage.models import column_types
 from bssearch.storage.repository import Store
 from bssearch.storage.transfer.study_copy import SUFFIX
 
@@ -243,24 +239,10 @@ def _text(value: Any) -> str | None:
 
 @cache
 def _declared() -> Mapping[str, str]:
-    records: dict[str, list[type]] = {
-        "": [TrialRecord, Configuration, TrialOutcome, DeviceUse, Observation],
-        "noise_": [GradientNoise],
-        "environment.": [Environment],
-    }
-    return {
-        f"{prefix}{name}": KINDS.get(_without_none(hint), TEXT)
-        for prefix, classes in records.items()
-        for one in classes
-        for name, hint in get_type_hints(one).items()
-    } | {"trial": "Int64"}
-
-
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        kinds = [one for one in get_args(hint) if one is not type(None)]
-        return kinds[0] if len(kinds) == 1 else None
-    return hint
+    kinds = column_types(TrialRecord) | column_types(Observation) | {"trial": int}
+    kinds |= {f"environment.{name}": kind for name, kind in column_types(Environment).items()}
+    options = {name: get_args(kind) or (kind,) for name, kind in kinds.items()}
+    return {name: next((KINDS[one] for one in found if one in KINDS), TEXT) for name, found in options.items()}
 
 
 def _paths(name: str, file: str | None, suffix: str) -> list[Path]:

@@ -1,6 +1,5 @@
 """``import curves``: studies of training logs, with learning curves and settings; `logs` finds and reads the logs."""
 
-import difflib
 import itertools
 import json
 import math
@@ -60,6 +59,7 @@ from bssearch.records import (
     first_crossing,
     grouped,
 )
+from bssearch.records.text import nearest
 from bssearch.registry import Option
 
 # our name of a setting by the last part of the log's
@@ -100,11 +100,10 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
         name, separator, value = text.partition("=")
         require(name and separator and value, f"--with {text} must be NAME=VALUE, as in world_size=2")
         if not (_is_known(_ours(name)) or name in there):
-            near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
+            otherwise = "name a setting of the logs, or a usual one such as batch_size or world_size"
             raise UsageError(
                 f"--with {text}: unknown setting {name!r}",
-                hint=f"{f'did you mean {near[0]}? ' if near else ''}name a setting of the logs, or a usual one such as "
-                "batch_size or world_size",
+                hint=nearest(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], otherwise),
             )
         added[_ours(name)] = Setting(GIVEN, value)
     return [{**_of_log(log, renamed, run), **added} for log in logs]

@@ -46,6 +46,7 @@ from bssearch.exchange.importers.imported_run import (
     step_batches,
 )
 from bssearch.records import LARGEST_METRIC, Configuration, Goal, ParameterValue, Target, is_metric
+from bssearch.records.text import plural
 from bssearch.registry import Option
 
 
@@ -110,8 +111,8 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     if with_missed := [one for one in groups if one.at_end(one.missed)]:
         first = max(with_missed, key=lambda one: len(one.reached))
         return (
-            f"at batch size {first.batch_size}, {_ended(first.at_end(first.reached), 'reached')} and "
-            f"{_ended(first.at_end(first.missed), 'missed')} it ended at {measure} = {first.end:g}"
+            f"at batch size {first.batch_size}, {plural(first.at_end(first.reached), 'run')} that reached and "
+            f"{plural(first.at_end(first.missed), 'run')} that missed it ended at {measure} = {first.end:g}"
         )
     sizes = {one.batch_size for one in groups}
     fewest = min(len(one.reached) for one in groups)
@@ -124,10 +125,6 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
             "parameters"
         )
     return ""
-
-
-def _ended(count: int, how: str) -> str:
-    return f"{count} run{'s' * (count > 1)} that {how}"
 
 
 def _together(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:

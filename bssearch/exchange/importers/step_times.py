@@ -2,20 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import Repr
 from typing import Any
 
 from bssearch.errors import require
 from bssearch.exchange.importers.imported_run import integer, number
 from bssearch.exchange.importers.logs import table_rows
 from bssearch.records import ProbeRecord
+from bssearch.spec.reader import shortened
 
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
 SHORTEST_S, LONGEST_S = 1e-9, 1e6
-SHOWN_COLUMNS = 8
-
-_brief = Repr()
-_brief.maxstring = 40
+SHOWN_COLUMNS, LONGEST = 8, 40
 
 
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
@@ -29,7 +26,8 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
         missing = [name for name in COLUMNS[:2] if name not in row]
         require(
             not missing,
-            f"{place} has no {' and no '.join(missing)}, only {', '.join(map(_brief.repr, [*row][:SHOWN_COLUMNS]))}",
+            f"{place} has no {' and no '.join(missing)}, only "
+            f"{', '.join(shortened(one, LONGEST) for one in [*row][:SHOWN_COLUMNS])}",
             hint=f"give columns {', '.join(COLUMNS)}, or the output of `bssearch probe step-time SPEC --format json`",
         )
         if row["step_seconds"] is not None:
@@ -48,7 +46,7 @@ def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
     seconds = number(str(row["step_seconds"]))
     require(
         SHORTEST_S <= seconds <= LONGEST_S,
-        f"{place}: step_seconds = {_brief.repr(row['step_seconds'])} must be a finite number of seconds > 0, "
+        f"{place}: step_seconds = {shortened(row['step_seconds'], LONGEST)} must be a finite number of seconds > 0, "
         f"from {SHORTEST_S:g} to {LONGEST_S:g}",
     )
     return ProbeRecord(

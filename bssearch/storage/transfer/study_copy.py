@@ -31,9 +31,10 @@ from bssearch.files import check_file, replacing
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
 from bssearch.records.text import plural
 from bssearch.spec import IMPORTED, check_study_name, spec_of
+from bssearch.spec.reader import shortened
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import environment_digest
-from bssearch.storage.integrity import KEPT_OF_FINDINGS, LAYOUTS, Kind, checked, columns_of, rows_of, shown, words
+from bssearch.storage.integrity import KEPT_OF_FINDINGS, LAYOUTS, Kind, checked, columns_of, rows_of, words
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
 from bssearch.storage.models import (
     ENVIRONMENT_ROWS,
@@ -104,7 +105,7 @@ class Copy:
         for name, other in _REFERENCES.items():
             value = values.get(name)
             if value is not None and (value,) not in self.rows[other]:
-                raise UsageError(f"{words(kind, values)}: {name} = {shown(value)} does not exist")
+                raise UsageError(f"{words(kind, values)}: {name} = {shortened(value)} does not exist")
         _check_digest(kind, values)
         self.rows[kind][key] = values
 
@@ -144,8 +145,8 @@ def check_study(copy: Copy) -> None:
     for name in sorted(asked.keys() & study.keys() - {"spec"}):
         require(
             asked[name] == study[name],
-            f"{copy.source}: study {copy.name!r}: {name} = {shown(study[name])}, but the study's spec has "
-            f"{shown(asked[name])}",
+            f"{copy.source}: study {copy.name!r}: {name} = {shortened(study[name])}, but the study's spec has "
+            f"{shortened(asked[name])}",
             hint=EXPORT_AGAIN,
         )
 
@@ -325,8 +326,8 @@ class _Join:
         for name in sorted(names):
             if here.get(name) != there.get(name):
                 raise UsageError(
-                    f"study {self.here.name!r}, trial {number}: {name} = {shown(here.get(name))} here, and "
-                    f"{shown(there.get(name))} in {self.copy.source}",
+                    f"study {self.here.name!r}, trial {number}: {name} = {shortened(here.get(name))} here, and "
+                    f"{shortened(there.get(name))} in {self.copy.source}",
                     hint=_DIVERGED,
                 )
 
@@ -493,7 +494,7 @@ def read_study(path: Path) -> Copy:
             elif kind in _KINDS:
                 copy.add(Kind(kind), row)
             else:
-                raise UsageError(f"unknown kind of row {shown(kind)}")
+                raise UsageError(f"unknown kind of row {shortened(kind)}")
         except UsageError as error:
             raise UsageError(f"{place}: {error.message}", hint=error.hint or EXPORT_AGAIN) from None
         digest.update(line)
@@ -543,9 +544,9 @@ def _check_header(kind: str, header: Any) -> None:
         raise UsageError("not a file of `bssearch export STUDY --to study`: the header is missing")
     require(
         header.get("version") == FORMAT_VERSION and header.get("schema") in (*REVISIONS, *UNRELEASED),
-        f"a newer bssearch ({shown(header.get('written_by'))}) wrote the file: format "
-        f"{shown(header.get('version'))}, schema {shown(header.get('schema'))}; this version reads up to format "
-        f"{FORMAT_VERSION} and schema {SCHEMA_HEAD}",
+        f"a newer bssearch ({shortened(header.get('written_by'))}) wrote the file: format "
+        f"{shortened(header.get('version'))}, schema {shortened(header.get('schema'))}; this version reads up to "
+        f"format {FORMAT_VERSION} and schema {SCHEMA_HEAD}",
         hint="update bssearch",
     )
 
