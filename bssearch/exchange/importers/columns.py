@@ -243,28 +243,25 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
         return Column(
             theirs=name, ours=ours, formula=formula, seconds=factor if is_time else 1.0, is_whole=whole is not None
         )
-    if not name:
-        return Column(theirs=name, why="without a name")
-    if plain in COLUMNS and (prefix is None or plain in ("batch_size", "seed")):
-        return Column(theirs=name, ours=plain)
-    if part_of_batch(plain) is not None:
-        return Column(theirs=name, ours=plain, why=f"a part of the batch, {part_of_batch(plain)}")
-    if may_divide_batch(plain):
-        return Column(theirs=name, ours=PREFIX + plain, why="may divide the batch")
-    if logged == metric and "final_metric" not in own:
-        return Column(theirs=name, ours="final_metric")
-    if plain in TYPED or (prefix is not None and plain and plain not in COLUMNS):
-        return Column(theirs=name, ours=PREFIX + plain)
-    if whole is not None:
-        why = "of the whole run"
-        return Column(theirs=name, why=why) if whole in own else Column(theirs=name, ours=whole, why=why, is_whole=True)
-    if name.lower() in ("state", "status"):
-        return Column(theirs=name, ours=STATE)
-    if _CONSTRAINT.fullmatch(name):
-        return Column(theirs=name, ours=CONSTRAINT + name)
-    if ABOUT.fullmatch(name):
-        return Column(theirs=name, why="describes the run")
-    return Column(theirs=name, why=RESULT) if RESULT_NAME.fullmatch(name) else None
+    part = part_of_batch(plain)
+    # Whether a rule applies, our name and why; the first rule that applies counts
+    rules: tuple[tuple[object, str | None, str], ...] = (
+        (not name, None, "without a name"),
+        (plain in COLUMNS and (prefix is None or plain in ("batch_size", "seed")), plain, ""),
+        (part, plain, f"a part of the batch, {part}"),
+        (may_divide_batch(plain), PREFIX + plain, "may divide the batch"),
+        (logged == metric and "final_metric" not in own, "final_metric", ""),
+        (plain in TYPED or (prefix is not None and plain and plain not in COLUMNS), PREFIX + plain, ""),
+        (whole, None if whole in own else whole, "of the whole run"),
+        (name.lower() in ("state", "status"), STATE, ""),
+        (_CONSTRAINT.fullmatch(name), CONSTRAINT + name, ""),
+        (ABOUT.fullmatch(name), None, "describes the run"),
+        (RESULT_NAME.fullmatch(name), None, RESULT),
+    )
+    for applies, known, why in rules:
+        if applies:
+            return Column(theirs=name, ours=known, why=why, is_whole=whole is not None and known == whole)
+    return None
 
 
 def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin: str) -> None:

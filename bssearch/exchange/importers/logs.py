@@ -242,10 +242,6 @@ def _mlflow_run(folder: Path) -> Iterator[Log]:
     yield Log(origin=str(folder), rows=rows, settings=settings)
 
 
-def _mlflow_file(folder: Path, experiment: str) -> Iterator[Log]:
-    return _mlflow_database(f"sqlite:///{folder / 'mlflow.db'}#{experiment}")
-
-
 _MLFLOW_RUNS = """
     SELECT run_uuid, experiments.name FROM runs JOIN experiments ON experiments.experiment_id = runs.experiment_id
     WHERE runs.lifecycle_stage = 'active' ORDER BY start_time, run_uuid
@@ -457,7 +453,9 @@ LIGHTNING = LogKind(("metrics.csv",), _lightning)
 TRAINER = LogKind(("trainer_state.json", "checkpoint-*/trainer_state.json"), _trainer)
 RAY = LogKind(("result.json",), _ray)
 MLFLOW_RUN = LogKind(("metrics/*",), _mlflow_run)
-MLFLOW = LogKind(("mlflow.db",), _mlflow_file, has_choices=True)
+MLFLOW = LogKind(
+    ("mlflow.db",), lambda folder, experiment: _mlflow_database(f"sqlite:///{folder / 'mlflow.db'}#{experiment}"), True
+)
 TENSORBOARD = LogKind((_EVENTS, *(f"{part}/{_EVENTS}" for part in _PARTS_OF_RUN[1:])), _tensorboard)
 WANDB = LogKind(("run-*.wandb", "*run-*/run-*.wandb"), _wandb)
 

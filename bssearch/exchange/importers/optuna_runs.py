@@ -30,6 +30,7 @@ from bssearch.exchange.importers.imported_run import (
 )
 from bssearch.exchange.importers.runs import LARGEST_SEED, FiguresAt, RunsObjective, check_scale
 from bssearch.records import Crossing, Goal, Observation, ParameterValue, Target, TrialState, first_crossing, is_metric
+from bssearch.records.text import plural
 from bssearch.registry import Option
 
 if TYPE_CHECKING:
@@ -57,11 +58,6 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
     return value is None or any(math.isclose(value, report) for report in reports.values())
 
 
-def says_target(name: str) -> bool:
-    """True if a name refers to the target, such as ``steps_to_target``."""
-    return "target" in name.lower()
-
-
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
     """True if seconds cover the whole trial, by its duration; None if unknown."""
     # 20 % more than ``share`` of it allows for a slow first epoch.
@@ -69,11 +65,6 @@ def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bo
     if lasted <= 0 or seconds > lasted * 1.02:
         return None
     return seconds > 1.2 * share * lasted or (seconds > 0.98 * lasted and share < 0.95)
-
-
-def is_feasible(trial: FrozenTrial) -> bool:
-    """True if all constraints are <= 0, as for Optuna's `Study.best_trial`."""
-    return all(value <= 0.0 for value in trial.constraints.values())
 
 
 def most_at_once(trials: Sequence[FrozenTrial]) -> int:
@@ -347,6 +338,8 @@ def _reader(
         names=mappings("--param", param, {name for one in found.trials for name in one.params}, "parameter"),
         seconds=seconds,
         steps=STEP if is_ours and steps is None and seconds != STEP_MS else steps,
+        seconds_name=_attribute(seconds),
+        steps_name=_attribute(steps),
         is_ours=is_ours,
         takes_own=takes_own,
         own_values_are_seconds=list(found.metric_names) == [OWN_TIME],
@@ -372,10 +365,6 @@ def _attribute(place: str | None) -> str | None:
     return place.removeprefix(USER_ATTRIBUTE) if place and place.startswith(USER_ATTRIBUTE) else None
 
 
-def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if trial.state.name in ENDED and not is_feasible(trial)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
     place: str
@@ -383,6 +372,8 @@ class _Reader:
     names: Mapping[str, tuple[str, Formula]]
     seconds: str | None
     steps: str | None
+    seconds_name: str | None  # of the attribute with the seconds
+    steps_name: str | None  # of the attribute with the steps
     is_ours: bool  # bssearch exported the study: values are its objective's, never the metric
     takes_own: bool  # figures come from the export's attributes or values
     own_values_are_seconds: bool
@@ -394,14 +385,20 @@ class _Reader:
     resumed: frozenset[int] = frozenset()
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[ImportedRun], list[str]]:
-        ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
-        if not ended:
-            without = " without a violated constraint" if _infeasible(trials) else ""
-            raise UsageError(
-                f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}",
-                hint="import the study again after trials end",
-            )
+        ended = [trial for trial in trials if trial.state.name in ENDED]
+        # As for Optuna's `Study.best_trial`
+        violating = {one.number for one in ended if not all(value <= 0.0 for value in one.constraints.values())}
+        ended = [trial for trial in ended if trial.number not in violating]
+        require(
+            ended,
+            f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial without a "
+            "violated constraint",
+            hint="import the study again after trials end",
+        )
         ended, runs, notes = self._readable(ended)
+        if violating:
+            count = plural(len(violating), "trial")
+            notes.append(f"skipped {count} that violate a constraint (first: {min(violating)})")
         check_scale([run.final_metric for run in runs], self.target, self.target.goal, self.place)
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
@@ -455,8 +452,10 @@ class _Reader:
             ours, formula = self.names.get(name, (name, None))
             yield f"parameter {name!r}: {ours}" + (" (transformed)" if formula is not None and formula.of else "")
         for name in dict.fromkeys(name for trial in trials for name in trial.user_attrs):
+            factor = seconds_of_unit(name)
             taken = [
-                *(self._unit_of(option, name) for option, attribute in self._attributes() if attribute == name),
+                *(["seconds" if factor == 1.0 else f"seconds × {factor:g}"] if name == self.seconds_name else []),
+                *(["steps"] if name == self.steps_name else []),
                 *(["a part of the batch"] if is_about_batch(name) else []),
             ]
             yield f"user attribute {name!r}: {', '.join(taken) or 'ignored'}"
@@ -466,30 +465,20 @@ class _Reader:
         yield f"value: {'train seconds' if self.seconds == VALUE else self.target.metric}"
         yield f"duration: {'train seconds, if a trial ended at the target' if self.seconds == DURATION else 'ignored'}"
 
-    @staticmethod
-    def _unit_of(option: str, name: str) -> str:
-        factor = seconds_of_unit(name) if option == "--seconds" else 1.0
-        return option.removeprefix("--") + ("" if factor == 1.0 else f" × {factor:g}")
-
     def _notes(
         self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[ImportedRun]
     ) -> Iterator[str]:
         for state, count in Counter(trial.state.name for trial in trials).items():
             if state not in ENDED:
-                yield f"skipped {count} {state} trial{'s' * (count > 1)}"
-        if infeasible := _infeasible(trials):
-            yield (
-                f"skipped {len(infeasible)} trial{'s' * (len(infeasible) > 1)} that violate a constraint (first: "
-                f"{infeasible[0].number})"
-            )
+                yield f"skipped {plural(count, f'{state} trial')}"
         beyond = [
             trial.number
             for trial, run in zip(ended, runs, strict=True)
             if run.reached
             and trial.number not in self.resumed
             and (
-                ((self.seconds == DURATION or self._seconds_name) and run.train_seconds is None)
-                or (self._steps_name and run.steps is None)
+                ((self.seconds == DURATION or self.seconds_name) and run.train_seconds is None)
+                or (self.steps_name and run.steps is None)
             )
         ]
         if beyond:
@@ -498,14 +487,14 @@ class _Reader:
                 "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
                 f"add --figures-at {FiguresAt.TARGET}"
             )
-        at_once = most_at_once(ended) if self.seconds == DURATION or self._seconds_name else 1
+        at_once = most_at_once(ended) if self.seconds == DURATION or self.seconds_name else 1
         if at_once > 1:
             yield f"up to {at_once} trials ran at once; if they shared a device, seconds include waits for each other"
         if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
                 f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "
                 "trials, and may have resumed from checkpoints"
-                + ("; if the attribute covers the whole training, add --figures-at" if self._seconds_name else "")
+                + ("; if the attribute covers the whole training, add --figures-at" if self.seconds_name else "")
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
@@ -542,7 +531,7 @@ class _Reader:
         if self.figures_at is not None or self.is_ours:
             return
         for option, name in self._attributes():
-            if says_target(name):
+            if self._is_at_target(name):
                 continue
             shown = [self._is_of_whole(trial, name, option) for trial in ended]
             told = [one for one in shown if one is not None]
@@ -562,19 +551,11 @@ class _Reader:
         return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
 
     def _attributes(self) -> list[tuple[str, str]]:
-        names = (("--seconds", self._seconds_name), ("--steps", self._steps_name))
+        names = (("--seconds", self.seconds_name), ("--steps", self.steps_name))
         return [(option, name) for option, name in names if name is not None]
 
-    @property
-    def _seconds_name(self) -> str | None:
-        return _attribute(self.seconds)
-
-    @property
-    def _steps_name(self) -> str | None:
-        return _attribute(self.steps)
-
     def _is_at_target(self, name: str) -> bool:
-        return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and says_target(name))
+        return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and "target" in name.lower())
 
     def _hit(self, trial: FrozenTrial) -> Crossing | None:
         return first_crossing(self._points(trial), self.target)
@@ -589,20 +570,18 @@ class _Reader:
 
     def _end(self, trial: FrozenTrial) -> float:
         last = self._done(max(trial.intermediate_values))
-        if self._steps_name is None or self._is_at_target(self._steps_name):
+        if self.steps_name is None or self._is_at_target(self.steps_name):
             return last
-        steps = number(trial.user_attrs.get(self._steps_name))
+        steps = number(trial.user_attrs.get(self.steps_name))
         return steps if steps is not None and last < steps < 2 * last else last
 
     def _done(self, step: int) -> int:
         return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
 
     def _is_of_part(self, trial: FrozenTrial) -> bool:
-        is_told = self._seconds_name is not None and self.figures_at is not None
+        is_told = self.seconds_name is not None and self.figures_at is not None
         return (
-            trial.number in self.resumed
-            and (self.seconds == DURATION or self._seconds_name is not None)
-            and not is_told
+            trial.number in self.resumed and (self.seconds == DURATION or self.seconds_name is not None) and not is_told
         )
 
     def _origin(self, trial: FrozenTrial) -> str:
@@ -735,9 +714,9 @@ class _Reader:
         if self.takes_own:
             name = OWN_STEPS if reached else "steps"
             return self._own_count(trial, name, reached, origin)
-        if self._steps_name is not None:
-            steps = self._own_count(trial, self._steps_name, reached, origin)
-            share = self._share_of(self._steps_name, trial) if reached else 1.0
+        if self.steps_name is not None:
+            steps = self._own_count(trial, self.steps_name, reached, origin)
+            share = self._share_of(self.steps_name, trial) if reached else 1.0
             return None if steps is None or share is None else max(round(steps * share), int(reached))
         if self.steps == EPOCH:
             step = (None if hit is None else hit.first_hit_step) if reached else points[-1].step if points else None
@@ -777,8 +756,8 @@ class _Reader:
             return self._own_seconds(trial, reached, origin)
         if self._is_of_part(trial):
             return None
-        if self._seconds_name is not None:
-            name = self._seconds_name
+        if self.seconds_name is not None:
+            name = self.seconds_name
             seconds = _seconds_of(trial.user_attrs.get(name), name, reached, origin)
             share = self._share_of(name, trial) if reached else 1.0
             return None if seconds is None or share is None else seconds * share
