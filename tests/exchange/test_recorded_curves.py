@@ -51,7 +51,7 @@ def test_a_written_table_is_read_back_and_gives_the_same_bytes_again(tmp_path: P
     [
         (ROWS, HEADER.replace(",step", ""), {}, "toy.csv:1: "),
         (ROWS, f"{HEADER},seed", {}, "toy.csv:1: "),
-        (("0;1,5",), HEADER.replace(",", ";"), {}, "toy.csv:1)"),
+        (("0;1,5",), HEADER.replace(",", ";"), {}, "toy.csv:1: "),
         (("0,32,,1,10,2.0,0.6", "0,32,,1,20,1.0,0.8"), HEADER, {}, "toy.csv:3: train_seconds = 1 "),
         (("0,32,,1,10,-1,0.6",), HEADER, {}, "toy.csv:2: train_seconds = '-1'"),
         (("0,32,,1,10,nan,0.6",), HEADER, {}, "toy.csv:2: train_seconds = 'nan'"),

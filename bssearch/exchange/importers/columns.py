@@ -217,8 +217,8 @@ def recognize(
     require(
         not unknown,
         f"unknown column{'s' * (len(unknown) > 1)} {', '.join(unknown)} ({origin})",
-        hint=f"add --column NAME={PREFIX}NAME for a parameter, --column NAME=OURS for {', '.join(COLUMNS)}, or "
-        "--ignore NAME",
+        hint=f"{HINT}; add --column NAME={PREFIX}NAME for a parameter, --column NAME=OURS for {', '.join(COLUMNS)}, "
+        "or --ignore NAME",
     )
     _check_twice(columns, origin)
     return columns
@@ -316,23 +316,3 @@ HINT = (
     "write a table with one row per run: batch_size, reached, and steps and train_seconds at the first evaluation that "
     "met the target"
 )
-
-
-def check_kind(text: str, header: Sequence[str], origin: str) -> None:
-    """Raise `UsageError` if the file is of another kind: JSON, or the curves of runs."""
-    kind = None
-    names = {name.strip().lower() for name in header}
-    if text.lstrip()[:1] in ("{", "["):
-        kind = "the Trainer state of one run" if '"log_history"' in text else "JSON, not a table"
-    elif any(" - " in name and name.endswith(("__MIN", "__MAX")) for name in header) or (
-        len(names) > 1 and all(" - " in name for name in header[1:])
-    ):
-        kind = f"a W&B chart: the curves of {len({name.partition(' - ')[0] for name in header[1:]})} runs"
-    elif names & {"step", "_step", "epoch", "iteration", "training_iteration", "value"} and not names & {
-        "reached",
-        "state",
-        "name",
-    }:
-        batch = any(part_of_batch(name) or name.endswith("batch_size") for name in names)
-        kind = None if batch else "the curve of one run: each row is an evaluation"
-    require(kind is None, f"{origin} is {kind}", hint=HINT)

@@ -185,12 +185,6 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
     found = GivenBatch.of(parts, log.origin, labels.__getitem__)
     if found.is_known:
         return found
-    changing = [name for name in log.rows[0] if is_about_batch(_ours(name))] if log.rows else []
-    if changing:
-        raise UsageError(
-            f"{changing[0]} changes or is missing in {log.origin}",
-            hint="name the column of runs with --run NAME",
-        )
     raise UsageError(
         f"the batch size of {log.origin} is unknown; settings found: {listed(list(settings))}",
         hint=f"take a setting as the batch size with --column NAME={BATCH}, name the column of runs with --run NAME, "

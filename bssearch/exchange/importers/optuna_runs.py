@@ -75,22 +75,6 @@ def most_at_once(trials: Sequence[FrozenTrial]) -> int:
     return max(accumulate(change for _, change in changes), default=0)
 
 
-def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
-    """Numbers of retried trials that may have resumed a failed trial."""
-    found = set()
-    for trial in trials:
-        history = trial.system_attrs.get("retry_history")
-        if not isinstance(history, list):
-            continue
-        failed = [one.intermediate_values for one in trials if one.number in history]
-        before = max(failed, key=len, default={})
-        reports = trial.intermediate_values
-        # `RetryFailedTrialCallback` may copy the failed trial's reports; its own reports may also begin later.
-        if before and reports and (before.items() <= reports.items() or min(reports) > min(before)):
-            found.add(trial.number)
-    return frozenset(found)
-
-
 def _seconds_of(value: Any, name: str, reached: bool, origin: str) -> float | None:
     # Seconds of a value in its name's unit, if any
     if value is None:
@@ -345,7 +329,7 @@ def _reader(
         own_values_are_seconds=list(found.metric_names) == [OWN_TIME],
         device=str(attributes["device"]) if is_ours and attributes.get("device") else None,
         reports=ReportSteps.of(found.trials),
-        resumed=resumed_trials(found.trials),
+        resumed=frozenset(one.number for one in found.trials if one.system_attrs.get("retry_history")),
     )
 
 
@@ -382,7 +366,7 @@ class _Reader:
     samples_per_epoch: int | None = None
     figures_at: FiguresAt | None = None
     batch_size: int | None = None  # of trials without one
-    resumed: frozenset[int] = frozenset()
+    resumed: frozenset[int] = frozenset()  # retried trials, which may have resumed a failed trial
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[ImportedRun], list[str]]:
         ended = [trial for trial in trials if trial.state.name in ENDED]

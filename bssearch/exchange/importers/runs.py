@@ -15,11 +15,11 @@ from typing import Annotated, Literal
 from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import (
     CONSTRAINT,
+    HINT,
     PREFIX,
     RESULT,
     STATE,
     Column,
-    check_kind,
     checked_seconds,
     fraction,
     recognize,
@@ -310,10 +310,8 @@ def parse_runs(
 
 
 def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list[str]]]]:
-    check_kind(text, [], source)
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
-    check_kind("", header, source)
     found: list[tuple[int, list[str]]] = []
     for place, cells in rows:
         if len(cells) != len(header):
@@ -385,8 +383,8 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
         raise UsageError(
             f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: it has "
             f"{', '.join(map(repr, names)) or 'no columns'} ({origin})",
-            hint=f"name a column with --column THEIRS=OURS; {', '.join(SPLIT)} may replace batch_size; --target with "
-            f"--metric {' or '.join(map(repr, results)) or 'COLUMN'} may replace reached",
+            hint=f"{HINT}; name a column with --column THEIRS=OURS; {', '.join(SPLIT)} may replace batch_size; "
+            f"--target with --metric {' or '.join(map(repr, results)) or 'COLUMN'} may replace reached",
         )
 
 
@@ -520,17 +518,10 @@ def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], li
     grids = {size: math.gcd(*there) for size, there in steps.items() if len(there) > 1}
     if not grids or all(run.last_miss_step is not None for run in runs if run.reached):
         return list(runs), []
-    in_steps = min(grids.values()) if len(set(grids.values())) == 1 else None
-    in_samples = median_low(size * grid for size, grid in grids.items())
-    for size, there in steps.items():
-        if size not in grids:  # all runs ended at the same step: the grid of the other sizes
-            (end,) = there
-            grid = in_steps or end / max(1, round(end * size / in_samples))
-            grids[size] = int(grid) if float(grid).is_integer() and end % int(grid) == 0 else 1
     found = [
-        run
-        if run.last_miss_step is not None or not run.reached or not run.steps
-        else replace(run, last_miss_step=max(0, run.steps - grids[run.configuration.batch_size]))
+        replace(run, last_miss_step=max(0, run.steps - grids[run.configuration.batch_size]))
+        if run.last_miss_step is None and run.reached and run.steps and run.configuration.batch_size in grids
+        else run
         for run in runs
     ]
     words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])

@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "decimal commas and points": (
         "a.tsv",
         "step\tval_acc\tbatch_size\n10\t0,35\t8.0\n",
-        "metric is ambiguous",
+        "val_acc = '0,35' must be a number",
     ),
     "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, the header 1"),
     "spaces": ("a.txt", "step val_acc batch_size\n10 0.4 8\n", "has 'step val_acc batch_size'|ambiguous"),
