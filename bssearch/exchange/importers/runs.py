@@ -45,7 +45,7 @@ from bssearch.exchange.importers.imported_run import (
     read_text,
     step_batches,
 )
-from bssearch.records import LARGEST_METRIC, Configuration, Goal, ParameterValue, Target, is_metric
+from bssearch.records import LARGEST_METRIC, Configuration, Goal, ParameterValue, Target, grouped, is_metric
 from bssearch.records.text import plural
 from bssearch.registry import Option
 
@@ -128,15 +128,12 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
 
 
 def _together(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
-    kinds: dict[int, str] = {}
-    groups: dict[tuple[int, str, str], list[ImportedRun]] = {}
-    for run in runs:
-        configuration = run.configuration
-        if id(configuration) not in kinds:
-            epochs = {name: value for name, value in configuration.parameters.items() if "epoch" in name.lower()}
-            kinds[id(configuration)] = repr(sorted(epochs.items()))
-        groups.setdefault((configuration.batch_size, run.device or "", kinds[id(configuration)]), []).append(run)
-    return list(groups.values())
+    # Runs of a batch size, device and number of epochs
+    def kind(run: ImportedRun) -> tuple[int, str, str]:
+        epochs = {name: one for name, one in run.configuration.parameters.items() if "epoch" in name.lower()}
+        return run.configuration.batch_size, run.device or "", repr(sorted(epochs.items()))
+
+    return list(grouped((kind(run), run) for run in runs).values())
 
 
 def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iterator[_Group]:
@@ -511,11 +508,12 @@ class _Row:
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
     """Add last misses by the evaluation grid that steps have in common, if any, with a note."""
-    steps: dict[int, set[int]] = {}
-    for run in runs:
-        if run.steps and (not run.reached or run.last_miss_step is None):
-            steps.setdefault(run.configuration.batch_size, set()).add(run.steps)
-    grids = {size: math.gcd(*there) for size, there in steps.items() if len(there) > 1}
+    steps = grouped(
+        (run.configuration.batch_size, run.steps)
+        for run in runs
+        if run.steps and (not run.reached or run.last_miss_step is None)
+    )
+    grids = {size: math.gcd(*there) for size, there in steps.items() if len(set(there)) > 1}
     if not grids or all(run.last_miss_step is not None for run in runs if run.reached):
         return list(runs), []
     found = [
