@@ -184,9 +184,7 @@ def sizes_in_words(configuration: Configuration) -> str:
     return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, batch_schedule_of(configuration)))
 
 
-def growing(
-    name: Literal["geometric", "linear"], sizes: Sequence[int], from_samples: float, until_samples: float
-) -> list[tuple[int, int]]:
+def growing(name: str, sizes: Sequence[int], from_samples: float, until_samples: float) -> list[tuple[int, int]]:
     """(samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
     first, last = sizes[0], sizes[-1]
     shares = [

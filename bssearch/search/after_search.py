@@ -9,8 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from bssearch.analysis.answer import OnDevices
 from bssearch.analysis.certainty import carries
@@ -26,6 +25,7 @@ from bssearch.records import (
     TrialPlan,
     TrialRecord,
     TrialState,
+    median_known,
 )
 from bssearch.records.batch_schedule import (
     MOST_STAGES,
@@ -118,7 +118,6 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
         start = max(size for size in history.feasible if size < milestones[0][1])
     base = _best_at(history, start, tuned.configuration, is_carried=name == SEESAW)
     rate = base.learning_rate * float(sampled.get("learning_rate") or 1.0)
-    changes: Sequence[tuple[int, int]]
     if name == "milestones":
         changes = milestones
     else:
@@ -130,8 +129,7 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
         elif name == SEESAW:
             changes = changes_at_decay(base, sizes)
         else:
-            shape: Literal["linear", "geometric"] = "linear" if name == "linear" else "geometric"
-            changes = growing(shape, sizes, begin, max(begin + 1, until))
+            changes = growing(name, sizes, begin, max(begin + 1, until))
     schedule = BatchSchedule(
         name=cast(BatchScheduleName, name),
         stages=tuple(_stages(history, start, changes, spread=name not in {NOISE_SCALE, "milestones"})),
@@ -302,10 +300,10 @@ def _tuned_constant(history: History) -> Tuned | None:
         return None
     configuration = verdict.optimal.configuration
     outcomes = [run.outcome for run in verdict.optimal.runs if run.outcome is not None]
-    steps = [one.steps_to_target for one in outcomes if one.steps_to_target is not None]
-    if not steps or configuration.batch_size not in history.feasible:
+    steps = median_known(one.steps_to_target for one in outcomes)
+    if steps is None or configuration.batch_size not in history.feasible:
         return None
-    return Tuned(configuration, configuration.batch_size * median(steps))
+    return Tuned(configuration, configuration.batch_size * steps)
 
 
 def _is_to_retry(trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:

@@ -165,8 +165,10 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
     verdict = verdict_of(history, trials)
     if verdict is None or not verdict.confirmed:
         return []
-    near = planned(_beside(history, trials, verdict))
-    return near or _further(history, trials, made, verdict, barred=refused | missed)
+    confirmed = {trial.configuration.batch_size for trial in trials}
+    near = beside(history, verdict.optimal.configuration.batch_size)
+    untried = planned(one for one in near if one.batch_size not in confirmed)
+    return untried or _further(history, trials, made, verdict, barred=refused | missed)
 
 
 def _planned(
@@ -206,12 +208,6 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
     now = _plain_misses(history, runs)
     before = _missed(history, [one for one in runs if one.number != trial.number])
     return f"{plainly_missed(now[0])}; no more confirmation runs" if now and not before else None
-
-
-def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:
-    near = beside(history, verdict.optimal.configuration.batch_size)
-    confirmed = {trial.configuration.batch_size for trial in trials}
-    return [one for one in near if one.batch_size not in confirmed]
 
 
 def interleaved(

@@ -187,18 +187,17 @@ def _predicted(targets: torch.Tensor) -> torch.Tensor:
 
 
 def _files(text: str | None) -> list[Path]:
-    if text is None:
-        library = sysconfig.get_path("stdlib")
-        missing = f"this Python lacks the standard library's sources in {library}; name another text"
-        found = list(Path(library).glob("*.py"))
+    path = Path(text or sysconfig.get_path("stdlib"))
+    if path.is_dir():
+        found = list(path.glob("[!.]*" if text else "*.py"))
     else:
-        missing = f"text = {text!r}: no such file in {Path.cwd()}; name a file, a folder or a glob"
-        if Path(text).is_dir():
-            found = [path for path in Path(text).iterdir() if not path.name.startswith(".")]
-        else:
-            found = [Path(text)] if Path(text).is_file() else [Path(path) for path in glob(text, recursive=True)]  # noqa: PTH207
-    files = sorted(path for path in found if path.is_file())
-    require(files, missing, error=WorkloadError)
+        found = [path] if path.is_file() else [Path(one) for one in glob(str(path), recursive=True)]  # noqa: PTH207
+    files = sorted(one for one in found if one.is_file())
+    require(
+        files,
+        f"text = {str(path)!r}: no such file in {Path.cwd()}; name a file, a folder or a glob",
+        error=WorkloadError,
+    )
     return files
 
 
@@ -207,12 +206,8 @@ def _read(files: list[Path], max_characters: int) -> str:
     for file in files:
         try:
             text += file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise WorkloadError(
-                f"text {file} is not UTF-8: {error.reason} at byte {error.start}; convert the file"
-            ) from error
-        except OSError as error:
-            raise WorkloadError(f"text {file} cannot be read: {error.strerror}; choose a readable file") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise WorkloadError(f"text {file} cannot be read as UTF-8: {error}; choose another file") from error
         if len(text) >= max_characters:
             break
     return text[:max_characters]

@@ -264,11 +264,9 @@ def split(labels: np.ndarray, validation_samples: int) -> tuple[np.ndarray, np.n
 
 
 def _moments(images: np.ndarray) -> tuple[float, float]:
-    # exact sums, equal on every machine
-    counts = torch.bincount(torch.from_numpy(images).flatten(), minlength=256).numpy()
-    brightness = np.arange(256)
-    mean = float(counts @ brightness / counts.sum())
-    return mean, math.sqrt(counts @ brightness**2 / counts.sum() - mean**2)
+    # sums of whole numbers are exact in float64, so that the moments are equal on every machine
+    mean = float(images.mean(dtype=np.float64))
+    return mean, math.sqrt(np.square(images, dtype=np.uint16).mean(dtype=np.float64) - mean**2)
 
 
 def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
