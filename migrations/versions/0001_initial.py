@@ -549,3 +549,25 @@ def upgrade() -> None:
     if op.get_bind().dialect.name == "postgresql":
         for statement in POSTGRESQL:
             op.execute(statement)
+
+
+def downgrade() -> None:
+    for table in (
+        "bss_observation",
+        "bss_log",
+        "bss_visit",
+        "bss_trial",
+        "bss_spec",
+        "bss_probe",
+        "bss_finding",
+        "bss_claim",
+        "bss_branch",
+        "bss_study",
+        "bss_worker",
+        "bss_submission",
+        "bss_environment",
+    ):
+        op.drop_table(table)
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION bss_check_submitter()")
+        op.execute("DROP FUNCTION bss_check_maker()")

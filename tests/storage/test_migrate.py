@@ -43,6 +43,10 @@ def upgrade() -> None:
     with op.batch_alter_table("bss_study", recreate=recreate) as table:
         table.add_column(sa.Column("note", sa.Text(), nullable=True))
     FAIL
+
+
+def downgrade() -> None:
+    op.drop_column("bss_study", "note")
 """
 
 
@@ -101,6 +105,17 @@ class TestRevisions:
         assert len(described) == 13
         if engine.dialect.name == "sqlite":
             assert all(one["name"] for table in described.values() for one in table["check_constraints"])
+
+    @pytest.mark.slow
+    def test_down_and_up_again(self, empty_url: str, engine: Engine) -> None:
+        migrate.upgrade(empty_url)
+        before = _described(engine)
+        with writing(engine) as connection:
+            command.downgrade(_config(connection), "base")
+        assert _described(engine) == {}
+        assert migrate.current(engine) is None
+        migrate.upgrade(empty_url)
+        assert _described(engine) == before
 
     @pytest.mark.slow
     def test_a_database_at_rest_needs_neither_alembic_nor_a_look_for_faults(

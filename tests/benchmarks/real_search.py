@@ -1,0 +1,142 @@
+"""Real searches at equal budget: `auto` with `balanced`, and Optuna's TPE with its successive halving.
+
+Run as ``python tests/benchmarks/real_search.py [STUDY]``: a shipped study or a spec (default: fashion_mnist_cpu), in a
+temporary folder. Each search takes ``--wall-seconds``; ``--searches`` of each run in turns. Each incumbent, a trial
+that was the fastest at its end, then gets ``--seeds`` fresh runs. Its true time is their mean, infinite if a run misses
+the target within the limit. Prints the train seconds of a search until its incumbent's true time is within 25 % and 10
+% of the best incumbent of all searches, and its last incumbent. ``--target`` replaces the study's target.
+"""
+
+if not __package__:
+    __import__("from_clone")
+
+import math
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bssearch import Launch, open_store, run_study
+from bssearch.commands.opening import described
+from bssearch.executors.base import Executor
+from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialState
+from bssearch.spec import StudySpec, find_spec, load_spec
+from tests.benchmarks.harness import script
+from tests.evidence.trials import run_to_target
+
+PAIRS = (("auto", "balanced"), ("tpe", "asha"))
+WITHIN = (1.25, 1.10)
+FRESH = 1_000_000
+"""First seed of the runs that judge an incumbent: no search draws it."""
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """A trial that was the fastest at its end, and the train seconds of its search until then."""
+
+    trial: TrialRecord
+    spent: float
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.trial.configuration.in_micro_batches(1)
+
+
+def variant(spec: StudySpec, sampler: str, pruner: str, seed: int, wall_seconds: float) -> StudySpec:
+    """Return the spec with another sampler and pruner, ended by the clock only and without confirmation."""
+    changes = {
+        "name": f"{spec.name}-{sampler}-{pruner}-{seed}",
+        "sampler": {"name": sampler},
+        "pruner": {"name": pruner},
+        "confirm": {"runs": 0},
+        "seed": seed,
+        "budget": {
+            "trials": 10_000,
+            "trial_train_seconds": spec.budget.trial_train_seconds,
+            "wall_seconds": wall_seconds,
+            "least_improvement": 0.0,
+        },
+    }
+    return StudySpec.model_validate({**spec.model_dump(mode="json"), **changes})
+
+
+def incumbents(trials: Sequence[TrialRecord]) -> tuple[list[Incumbent], float]:
+    """Return the incumbents of a search in their order, and its train seconds in all."""
+    ended = sorted((trial for trial in trials if trial.ended_at and trial.outcome), key=lambda one: str(one.ended_at))
+    found: list[Incumbent] = []
+    best, spent = math.inf, 0.0
+    for trial in ended:
+        assert trial.outcome is not None
+        spent += trial.outcome.train_seconds
+        seconds = trial.outcome.time_to_target_s if trial.state is TrialState.REACHED else None
+        if seconds is not None and seconds < best:
+            best = seconds
+            found.append(Incumbent(trial, spent))
+    return found, spent
+
+
+def true_seconds(
+    spec: StudySpec, executor: Executor, configuration: Configuration, probe: ProbeRecord, seeds: int
+) -> float:
+    """Return a configuration's mean seconds to the target over fresh seeds, infinite if a seed misses the target."""
+    cap = spec.budget.trial_train_seconds
+    outcomes = [run_to_target(spec, executor, configuration, probe, FRESH + seed, cap) for seed in range(seeds)]
+    return statistics.fmean(one.time_to_target_s or math.inf for one in outcomes)
+
+
+def main(
+    study: Annotated[str, typer.Argument()] = "fashion_mnist_cpu",
+    wall_seconds: float = 60.0,
+    searches: int = 1,
+    seeds: int = 5,
+    target: float | None = None,
+    data_dir: Path | None = None,
+) -> None:
+    """Run the searches and then their incumbents, and print both."""
+    spec = load_spec(find_spec(study))
+    if target is not None:
+        spec = spec.model_copy(update={"target": spec.target.model_copy(update={"value": target})})
+    made: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
+    probes: dict[int, ProbeRecord] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        db = f"sqlite:///{folder}/study.db"
+        for seed in range(searches):
+            for sampler, pruner in PAIRS:
+                one = variant(spec, sampler, pruner, seed, wall_seconds)
+                run_study(one, Launch(db=db, data_dir=data_dir))
+                with open_store(db, write=False) as store:
+                    trials = store.trials.of(one.name)
+                    environment = store.studies.get(one.name).environment
+                    assert environment is not None
+                    probes |= store.probes.by_batch_size(one.name, environment)
+                made[sampler, pruner, seed] = (*incumbents(trials), len(trials))
+    with described(spec, Launch(data_dir=data_dir)) as (executor, _):
+        true: dict[str, float] = {}
+        for found, _, _ in made.values():
+            for incumbent in found:
+                configuration = incumbent.configuration
+                if configuration.key not in true:
+                    probe = probes[configuration.batch_size]
+                    true[configuration.key] = true_seconds(spec, executor, configuration, probe, seeds)
+    best = min(true.values())
+    print(f"{spec.name}, {wall_seconds:g} s each; the best incumbent takes {best:.3g} s to the target\n")
+    print(f"{'search':<22} {'trials':>6} {'train s':>8} {'to 25 %':>9} {'to 10 %':>9}   at the end")
+    for (sampler, pruner, seed), (found, spent, count) in made.items():
+        costs = []
+        for factor in WITHIN:
+            near = [one.spent for one in found if true[one.configuration.key] <= factor * best]
+            costs.append(f"{near[0]:7.1f} s" if near else "never")
+        last = found[-1].configuration if found else None
+        ending = (
+            "nothing reached" if last is None else f"batch {last.batch_size}, {true[last.key] / best:.2f} × the best"
+        )
+        name = f"{sampler}+{pruner}, seed {seed}"
+        print(f"{name:<22} {count:>6} {spent:>8.1f} {costs[0]:>9} {costs[1]:>9}   {ending}")
+
+
+if __name__ == "__main__":
+    script(main, __doc__)
