@@ -163,10 +163,12 @@ def require(is_so: object, message: str, *, hint: str | None = None, error: type
         raise error(message, hint=hint)
 
 
-def required(value: Required | None, message: str, *, hint: str | None = None) -> Required:
-    """Return a value; raise `UsageError` if the value is None."""
+def required(
+    value: Required | None, message: str, *, hint: str | None = None, error: type[BSSearchError] = UsageError
+) -> Required:
+    """Return a value; raise an error if the value is None."""
     if value is None:
-        raise UsageError(message, hint=hint)
+        raise error(message, hint=hint)
     return value
 
 

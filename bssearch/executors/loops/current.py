@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from bssearch.errors import LaunchError, TrialStopped, UsageError, require
+from bssearch.errors import LaunchError, TrialStopped, UsageError, require, required
 from bssearch.executors.base import (
     CHUNK_BYTES,
     HEARTBEAT_SECONDS,
@@ -306,10 +306,9 @@ def fit_made(trial: Trial, made: Any) -> None:
     """Train with a ``make_trainer`` result. Raises `UsageError` for an unknown class of trainer."""
     trainer = made[0] if isinstance(made, tuple) and made else made
     kinds = ((one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__)
-    found = next((FITTERS[kind] for kind in kinds if kind in FITTERS), None)
-    if found is None:
-        raise UsageError(
-            f"make_trainer(trial) returned a {type(trainer).__name__}; expected a trainer",
-            hint=f"known trainers: {', '.join(sorted('.'.join(name) for name in FITTERS))}",
-        )
+    found = required(
+        next((FITTERS[kind] for kind in kinds if kind in FITTERS), None),
+        f"make_trainer(trial) returned a {type(trainer).__name__}; expected a trainer",
+        hint=f"known trainers: {', '.join(sorted('.'.join(name) for name in FITTERS))}",
+    )
     importlib.import_module(found).fit_made(trial, made)

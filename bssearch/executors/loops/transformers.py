@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import require, required
 from bssearch.executors.loops.following import rates_of
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import FEWER_SAMPLES
@@ -42,6 +42,7 @@ from transformers import (  # noqa: E402 - check_libraries reports missing packa
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import has_length  # noqa: E402
 
 PREFIX = "eval_"
 
@@ -244,10 +245,7 @@ def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
         "the Trainer has no eval_dataset, but a trial needs evaluations",
         hint="pass Trainer(..., eval_dataset=...)",
     )
-    try:
-        samples = len(trainer.train_dataset)
-    except TypeError:
-        samples = None
+    samples = len(trainer.train_dataset) if has_length(trainer.train_dataset) else None
     fill(trainer.args, trial, samples)
     trainer._train_batch_size = trainer.args.train_batch_size
     if not any(isinstance(one, TrialCallback) for one in trainer.callback_handler.callbacks):
@@ -394,12 +392,12 @@ def decided_by(trial: Trial, train_samples: int | None) -> dict[str, Any]:
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
     if parameters.get("warmup_epochs"):
-        if train_samples is None:
-            raise UsageError(
-                f"warmup_epochs = {parameters['warmup_epochs']} needs the number of training samples",
-                hint="training_arguments(trial, train_samples=len(train_data), ...)",
-            )
-        found["warmup_steps"] = warmup_steps(float(str(parameters["warmup_epochs"])), train_samples, trial.batch_size)
+        samples = required(
+            train_samples,
+            f"warmup_epochs = {parameters['warmup_epochs']} needs the number of training samples",
+            hint="training_arguments(trial, train_samples=len(train_data), ...)",
+        )
+        found["warmup_steps"] = warmup_steps(float(str(parameters["warmup_epochs"])), samples, trial.batch_size)
     return {**found, **_of_optimizer(parameters)}
 
 
@@ -450,15 +448,14 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     """Whole steps (≥ 1, or `UsageError`) in a pass over a loader; infinite without a length if ``max_steps`` is set."""
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation * max(1, arguments.world_size)
-    try:
-        micro_batches = len(loader)
-    except TypeError:
-        if arguments.max_steps >= MOST_STEPS:
-            raise UsageError(
-                "the training data has no length, but a trial repeats its data",
-                hint="use data with a length, or endless data with max_steps=...",
-            ) from None
+    if not has_length(loader):
+        require(
+            arguments.max_steps < MOST_STEPS,
+            "the training data has no length, but a trial repeats its data",
+            hint="use data with a length, or endless data with max_steps=...",
+        )
         return math.inf
+    micro_batches = len(loader)
     rows = len(getattr(loader.batch_sampler, "sampler", loader.dataset))
     steps: int = min(micro_batches // accumulation, rows // size)
     require(

@@ -299,16 +299,14 @@ def refuse_unreadable(state: dict[str, Any]) -> None:
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
     """Message about the first non-finite parameter, or None. Synchronises the device."""
-    named = [
-        (f"the parameter {name} of {owner}", parameter.detach())
+    found = (
+        f"the parameter {name} of {owner} is not finite"
         for owner, model in objects.items()
-        if isinstance(model, torch.nn.Module)
+        if isinstance(model, nn.Module)
         for name, parameter in model.named_parameters()
-    ]
-    if not named:
-        return None
-    finite = torch.stack([parameter.isfinite().all().cpu() for _, parameter in named]).tolist()
-    return next((f"{name} is not finite" for (name, _), is_so in zip(named, finite, strict=True) if not is_so), None)
+        if not parameter.isfinite().all()
+    )
+    return next(found, None)
 
 
 def unmoved(evaluate: Evaluate) -> Metrics:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from bssearch.errors import UsageError, WorkloadError, require
+from bssearch.errors import UsageError, WorkloadError, require, required
 from bssearch.executors.base import Answer, AskStop, Load, Program, Work
 from bssearch.executors.process import check_unchanged, judge_command
 from bssearch.executors.programs.command_process import (
@@ -593,13 +593,13 @@ class LoadedCommand(LoadedProgram):
     def _pace(self, configuration: Configuration, process: CommandProcess) -> ReportPace:
         with closing(self._until_it_ends(process)) as reports:
             pace, count = pace_of(reports)
-        if pace is None:
-            raise WorkloadError(
-                f"batch size {configuration.batch_size}: the command ended after {count} reports, "
-                + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step"),
-                hint=f"let the command make more than {REPORTS_TIMED} reports, with rising steps",
-            )
-        return pace
+        return required(
+            pace,
+            f"batch size {configuration.batch_size}: the command ended after {count} reports, "
+            + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step"),
+            hint=f"let the command make more than {REPORTS_TIMED} reports, with rising steps",
+            error=WorkloadError,
+        )
 
     def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
         with closing(self._until_it_ends(process)) as reports:

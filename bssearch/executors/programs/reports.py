@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import UsageError, require, required
 
 STEP, SECONDS, SAMPLES, LOSS = "step", "seconds", "samples", "loss"
 
@@ -222,14 +222,13 @@ def _of_any_number(text: str) -> re.Pattern[str]:
 
 
 def _number_in(match: re.Match[str], name: str) -> float:
-    text: str | None = match[1]
-    if text is None:
-        raise UsageError(
-            f"report.{name}: the group is empty in the match {_shown(match[0])}, but must take part in each match"
-        )
-    value = _number(text, is_whole=name == STEP)
-    if value is None:
-        raise UsageError(f"report.{name} found {_shown(text)}, not a number{_remedy(text) or _OF_GROUPS}")
+    text: str = required(
+        match[1], f"report.{name}: the group is empty in the match {_shown(match[0])}, but must take part in each match"
+    )
+    value = required(
+        _number(text, is_whole=name == STEP),
+        f"report.{name} found {_shown(text)}, not a number{_remedy(text) or _OF_GROUPS}",
+    )
     joined = text.replace(".", "")
     require(
         name != STEP or not _STEP_WITH_DOTS.fullmatch(text),
