@@ -25,15 +25,16 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
     )
     users = {device: other_processes(device) or [] for device in map(torch.device, choice)}
     idle = [device for device, others in users.items() if not others]
-    if not idle and not allow_busy:
-        busy = "; ".join(
-            f"{device} by " + ", ".join(f"process {pid} ({name})" for pid, name in others)
-            for device, others in users.items()
-        )
-        raise LaunchError(
-            f"in use: {busy}; times on a shared device are not reliable",
-            hint="wait for the process, choose another device, or accept a shared device with --allow-busy",
-        )
+    busy = "; ".join(
+        f"{device} by " + ", ".join(f"process {pid} ({name})" for pid, name in others)
+        for device, others in users.items()
+    )
+    require(
+        idle or allow_busy,
+        f"in use: {busy}; times on a shared device are not reliable",
+        hint="wait for the process, choose another device, or accept a shared device with --allow-busy",
+        error=LaunchError,
+    )
     devices = idle or list(users)
     device = devices[slot % len(devices)]
     if device.type == "cuda":

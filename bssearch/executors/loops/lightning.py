@@ -113,16 +113,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Set the learning rates, and evaluate at step 0 if due. `UsageError` if unfit."""
         self._steps = trainer.global_step
-        if self._steps and self._trial.is_searched:
-            branches = self._trial.checkpoint is not None
-            raise UsageError(
-                f"the Trainer begins at step {self._steps}, with learning rate, schedule and data position of another "
-                f"run than this {'branch' if branches else 'trial'}",
-                hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
-                "trial.load_optimizer()"
-                if branches
-                else "call fit() once, without ckpt_path; a trial trains from its start. Load weights before fit()",
-            )
+        require(
+            not self._steps or not self._trial.is_searched,
+            f"the Trainer begins at step {self._steps}, with learning rate, schedule and data position of another run",
+            hint="call fit() once, without ckpt_path, and load weights before fit(); a branch loads its optimizer in "
+            "configure_optimizers() by trial.load_optimizer()",
+        )
         self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
         self._trial.look_at({type(pl_module).__name__: pl_module})
         if (unshuffled := about_order(trainer.train_dataloader)) is not None:

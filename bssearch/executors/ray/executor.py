@@ -233,12 +233,13 @@ class Cluster:
         thread = threading.Thread(target=connect, name="bssearch ray", daemon=True)
         thread.start()
         thread.join(CONNECT_SECONDS)
-        if failures or thread.is_alive():
-            why = said_by(failures[0]) if failures else f"no answer for {CONNECT_SECONDS:g} s"
-            raise LaunchError(
-                f"executor.address = {address!r}: cannot reach a Ray cluster at this address: {why}",
-                hint="check `ray status`, or remove executor.address: bssearch then starts Ray on this machine",
-            )
+        why = said_by(failures[0]) if failures else f"no answer for {CONNECT_SECONDS:g} s"
+        require(
+            not failures and not thread.is_alive(),
+            f"executor.address = {address!r}: cannot reach a Ray cluster at this address: {why}",
+            hint="check `ray status`, or remove executor.address: bssearch then starts Ray on this machine",
+            error=LaunchError,
+        )
 
     def nodes(self) -> list[Node]:
         """The cluster's live nodes."""
