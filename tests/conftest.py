@@ -21,8 +21,7 @@ SERVERS = frozenset({"postgres", "own_postgres", "browser"})
 """Fixtures that start a server or a browser; their tests are slow."""
 
 NEEDED = {
-    "executors/test_ray_cluster.py": "ray",
-    "executors/test_ray_slots.py": "ray",
+    "executors/test_ray.py": "ray",
     "executors/loops/test_lightning.py": "lightning",
     "executors/loops/test_trainers.py": "lightning",
     "executors/loops/test_transformers.py": "transformers",
@@ -35,7 +34,6 @@ HERE = Path(__file__).parent
 LONGEST = {
     HERE / name
     for name in (
-        "cli/test_chaos_of_a_team.py",
         "cli/test_interruptions.py",
         "cli/test_queue.py",
         "cli/test_wrong_input.py",
@@ -43,8 +41,7 @@ LONGEST = {
         "executors/test_command.py",
         "executors/test_contract.py",
         "executors/test_local.py",
-        "executors/test_rank_workers.py",
-        "executors/test_ray_cluster.py",
+        "executors/test_ray.py",
         "executors/test_script.py",
         "test_guide_examples.py",
         "training/test_ranks.py",

@@ -255,10 +255,8 @@ SECURITY = {
     ],
     "Samplers, pruners": ["test_registry.py::test_a_package_adds_to_a_kind_by_an_entry_point"],
     "Before a stored configuration": ["spec/test_spec.py::test_a_value_that_the_spec_does_not_have_is_named"],
-    "A trial that violates": [
-        "search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"
-    ],
-    "Other trials run": ["search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"],
+    "A trial that violates": ["search/test_driver.py::test_a_queued_trial_is_refused_and_the_others_run"],
+    "Other trials run": ["search/test_driver.py::test_a_queued_trial_is_refused_and_the_others_run"],
     "**Submitters** run": [
         "spec/test_domains.py::test_any_other_value_is_refused_and_named",
         "spec/test_domains.py::test_no_template_offers_code_places_or_the_machine",

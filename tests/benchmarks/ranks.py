@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bssearch.training.ranks import Ranks
 from tests.benchmarks.harness import ratio, script, turned, verdict
 from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for
-from tests.executors.test_rank_workers import on_ranks, ranks_of
+from tests.executors.test_local import on_ranks, ranks_of
 
 BAR = 1.05
 NOTICED_SECONDS = 1.0

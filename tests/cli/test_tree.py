@@ -1,6 +1,9 @@
-"""The tree of commands: what stands at the first level, how each is described, and what all have in common."""
+"""The tree of commands: what stands at the first level, how each is described, what all have in common,
+and kinds of other packages."""
 
+import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +11,16 @@ import pytest
 
 from bssearch import Launch, run_study
 from bssearch.cli.app import MOVED, PANELS
+from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial, write_table
+from bssearch.records import Target, TrialState
 from bssearch.storage.migrate import SCHEMA_HEAD
-from tests.cli.task import printed, read, refused, write_task
+from tests.benchmarks.simulate import pruning
+from tests.cli.task import bssearch, printed, read, refused, write_task
 from tests.commands.test_quick import NoisyExecutor
 from tests.factories import make_spec
+from tests.packages import installed
 from tests.search.law import LawExecutor
+from tests.simulation.test_scripts import script
 from tests.test_guide import leaf, leaves, root, subcommands
 
 MOST_WORDS = 12
@@ -174,3 +182,188 @@ def test_a_quick_answer_has_the_fields_of_its_contract(tmp_path: Path, monkeypat
     assert (found["schema_version"], found["verified"]) == (1, False)
     assert found["optimal"].keys() >= {"batch_size", "micro_batch_size", "accumulation_steps", "learning_rate"}
     assert read(tmp_path, "trial", "list")[0]["phase"] == "search"
+
+
+# Kinds of other packages ----------------------------------------------------------------------------------------------
+
+
+CODE = '''
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from bssearch.analysis.objectives import SamplesToTarget
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import described
+from bssearch.commands.probes import ProbeReport
+from bssearch.exchange.exporters.exports import Exported
+from bssearch.exchange.importers.runs import import_runs
+from bssearch.registry import Option
+from bssearch.search.pruners.base import Action, Cap
+from bssearch.search.samplers.optuna import Random
+from bssearch.spec import StudySpec
+
+
+class Patient(Cap):
+    """Stops a trial after so many evaluations."""
+
+    def __init__(self, evaluations: Annotated[int, Field(ge=1)] = 3) -> None:
+        self.evaluations = evaluations
+
+    def judge(self, number, standings):
+        is_over = len(standings.curves[number].gains) >= self.evaluations
+        return Action.STOP if standings.winners and is_over else Action.GO_ON
+
+
+class Lucky(Random):
+    """Random, with one seed for every choice."""
+
+    def __init__(self, spec: StudySpec, rate: Annotated[float, Field(gt=0)]) -> None:
+        super().__init__(spec)
+        self.rate = rate
+
+    def ask(self, history, batch_size):
+        return {**super().ask(history, batch_size), "reference_learning_rate": self.rate}
+
+
+class Rows(SamplesToTarget):
+    """Rows of a table."""
+
+    name = "rows_to_target"
+
+
+def numbers(store, name: str, file: str | None = None) -> Exported:
+    """Write the numbers of a study's trials."""
+    path = Path(file or f"{name}.numbers")
+    path.write_text(" ".join(str(trial.number) for trial in store.trials.of(name)))
+    return Exported([str(path)])
+
+
+def lines(
+    file: Annotated[Path, Option("A file with a batch size a line.", metavar="FILE.txt")],
+    *,
+    name: str | None = None,
+    steps: Annotated[int, Option("Steps of each run.", min=1)] = 10,
+) -> object:
+    """Make a study of a list of batch sizes."""
+    table = Path("made.csv")
+    rows = [f"{size},true,{steps},1.5,0.9" for size in file.read_text().split()]
+    table.write_text("\\n".join(["batch_size,reached,steps,train_seconds,final_metric", *rows]))
+    return import_runs(table, name=name or file.stem)
+
+
+def samples(
+    spec: StudySpec, launch: Launch, *, times: Annotated[int, Option("A factor.", min=1)] = 1
+) -> ProbeReport:
+    """Count the training samples."""
+    with described(spec, launch) as (_, found):
+        row = {"samples": times * found.train_samples}
+    return ProbeReport(document=row, rows=[row], sentences=[f"There are {row['samples']} samples."])
+'''
+
+ENTRY_POINTS = """
+[bssearch.importers]
+lines = extra.kinds:lines
+broken = no_such_module:anything
+
+[bssearch.probes]
+samples = extra.kinds:samples
+
+[bssearch.pruners]
+patient = extra.kinds:Patient
+
+[bssearch.samplers]
+lucky = extra.kinds:Lucky
+
+[bssearch.objectives]
+rows_to_target = extra.kinds:Rows
+
+[bssearch.exporters]
+numbers = extra.kinds:numbers
+"""
+
+
+@pytest.fixture
+def extended(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder with a task while a package is installed beside bssearch."""
+    write_task(tmp_path)
+    with installed(tmp_path / "site", "extra", {"kinds": CODE}, ENTRY_POINTS):
+        yield tmp_path
+
+
+def test_each_kind_is_added_from_outside_and_used_through_the_command_line(extended: Path, by_law: LawExecutor) -> None:
+    said = {"sampler.name": "lucky", "sampler.options.rate": "0.125", "pruner.name": "patient", "confirm.runs": "0"}
+    said |= {"pruner.options.evaluations": "1", "budget.trials": "20"}
+    changes = [word for name, value in said.items() for word in ("--set", f"{name}={value}")]
+    assert bssearch("run", "task.yaml", *changes, cwd=extended).returncode == 0
+    trials = read(extended, "trial", "list", "task")
+    rates = [trial["learning_rate"] / (trial["batch_size"] / 32) ** 0.5 for trial in trials]
+    assert sum(abs(rate - 0.125) < 1e-9 for rate in rates) >= 5, "the sampler's, with its option"
+    assert TrialState.PRUNED in {state for state, _ in by_law.stopped.values()}, "by the pruner, with its option"
+    assert bssearch("export", "task", "--to", "numbers", cwd=extended).stdout == "task.numbers\n"
+    assert (extended / "task.numbers").read_text().split() == [str(trial["number"]) for trial in trials]
+
+    others = ["name=rows", "objective=rows_to_target", "budget.trials=6", "confirm.runs=0"]
+    assert bssearch("run", "task.yaml", *(w for one in others for w in ("--set", one)), cwd=extended).returncode == 0
+    assert read(extended, "best", "rows")["objective"] == "rows_to_target"
+
+    assert read(extended, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
+    listed = bssearch("import", "--help", cwd=extended).stdout
+    assert "Make a study of a list of batch sizes." in listed and "rcp" in listed
+    (extended / "sizes.txt").write_text("8\n16\n")
+    assert read(extended, "import", "lines", "sizes.txt", "--steps", "7") == [
+        {"study": "sizes", "runs": 2, "reached": 2}
+    ]
+    assert bssearch("import", "lines", "sizes.txt", "--steps", "0", cwd=extended).returncode == 2
+
+
+@pytest.mark.usefixtures("by_law")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["pruner.name=hasty"], "pruner.name = 'hasty': must be one of safe, balanced"),
+        (["sampler.name=oracle"], "lucky, optuna:NAME, optunahub:NAME"),
+        (["objective=rows"], "rows_to_target"),
+        (["pruner.name=patient", "pruner.options.evaluations=0"], "pruner.options.evaluations = 0: input should be"),
+        (
+            ["pruner.name=patient", "pruner.options.lag=2"],
+            "pruner.options.lag: unknown key; choose from evaluations",
+        ),
+        (["sampler.name=lucky"], "sampler.options.rate: field required"),
+        (["sampler.name=lucky", "sampler.options.rate=x"], "sampler.options.rate = 'x'"),
+        (["sampler.name=optuna:CmaSampler"], "choose from BruteForceSampler, CmaEsSampler"),
+        (["sampler.name=optuna:TPESampler", "sampler.options.gama=2"], "did you mean 'gamma'?"),
+        (["sampler.name=optuna:BruteForceSampler"], "failed to load: ValueError"),
+        (["sampler.name=optunahub:samplers/x"], "optunahub"),
+        (["sampler.name=grid"], "sampler = grid needs lists of values instead of ranges: learning_rate"),
+    ],
+)
+def test_a_wrong_name_or_option_is_refused_before_a_study_begins(extended: Path, changes: list[str], said: str) -> None:
+    words = [word for one in changes for word in ("--set", one)]
+    assert said in refused(extended, "run", "task.yaml", "--dry-run", *words, code=2)
+
+
+def test_a_pruner_of_another_package_is_simulated_with_its_options(extended: Path) -> None:
+    trials = [
+        RecordedTrial(
+            number, {}, 0, (0, 1, 2, 3), (0.0, 1.0 * number, 2.0 * number, 3.0 * number), (0.1, 0.4, 0.6, 0.9)
+        )
+        for number in range(1, 7)
+    ]
+    write_table(
+        RecordedTable("lines", Target(metric="accuracy", value=0.9), 30.0, tuple(trials)), extended / "t.csv.gz"
+    )
+    words = [word for name in ["patient:evaluations=2", "none"] for word in ("--pruner", name)]
+    words += ["--draws", "3", "--trials", "4", "--format", "json"]
+    done = script(pruning.simulate, "t.csv.gz", *words, cwd=extended)
+    assert done.returncode == 0, done.stderr
+    policies = json.loads(done.stdout)["policies"]
+    assert policies["patient:evaluations=2"]["relative_cost"] < policies["none"]["relative_cost"] == 1.0
+
+
+def test_an_importer_that_cannot_be_loaded_is_named_and_takes_no_other_with_it(extended: Path) -> None:
+    assert "no_such_module" in printed(extended, "import", "--help")
+    assert "importer broken cannot be loaded" in refused(extended, "import", "broken", "sizes.txt", code=2)
+    assert bssearch("import", "unheard-of", cwd=extended).returncode == 2

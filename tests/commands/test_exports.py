@@ -1,4 +1,8 @@
+"""Exports: to Optuna, to tables, and as a loop that grows its batches."""
+
+import csv
 import json
+import math
 import os
 import socket
 import subprocess
@@ -7,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -15,18 +19,37 @@ from urllib.request import urlopen
 
 import optuna
 import optuna.cli
+import pandas as pd
 import pytest
+import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState as OptunaState
 
 import bssearch
-from bssearch import DatabaseError, StudySpec, UsageError, open_store
+from bssearch import DatabaseError, NotFoundError, Store, StudySpec, UsageError, open_store
+from bssearch.analysis.answer import BatchScheduleAnswer, StageAnswer
+from bssearch.commands.best import ScheduledTraining, schedule_values, training_loop
 from bssearch.exchange import optuna_study
+from bssearch.exchange.exporters import exports
+from bssearch.exchange.exporters.exports import column_type, export_csv, export_parquet, export_table, typed_frame
 from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, phases_of, quiet, write_study
-from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records import (
+    Configuration,
+    LearningRateRule,
+    Lease,
+    ParameterValue,
+    Phase,
+    StudyRecord,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+    batch_schedule_of,
+)
+from bssearch.training.batches import Growth
+from bssearch.training.schedule import schedule_of
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch as command, write_task
-from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none
+from tests.factories import EPOCH, make_curve, make_environment, make_plan, make_spec, make_trial, not_none
 from tests.postgres import Postgres
 from tests.schema import execute
 
@@ -502,3 +525,356 @@ def test_the_dashboard_shows_an_export(folder: Path) -> None:
         values = {one["name"]: one["param_external_value"] for one in theirs["params"]}
         assert int(values["batch_size"]) == ours["batch_size"]
         assert theirs["intermediate_values"]
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+FORMULA = "=HYPERLINK(A1)"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A study with a trial that reached its target, one that failed elsewhere, one that runs, and one that waits."""
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///bssearch.db") as opened:
+        opened.studies.create(make_spec().new_study("someone"))
+        parameters: dict[str, ParameterValue] = {"momentum": 0.9, "note": FORMULA}
+        configuration = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1, parameters=parameters)
+        start(opened, 0, "cpu-1", configuration=configuration, sampled={"learning_rate": 0.1})
+        opened.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.9))])
+        opened.trials.finish(
+            "toy",
+            1,
+            TrialOutcome(
+                state=TrialState.REACHED,
+                reason=FORMULA,
+                time_to_target_s=1.5,
+                steps_to_target=10,
+                warnings=("slow", "hot"),
+            ),
+            steps_x_step_time_s=1.25,
+        )
+        start(opened, 1, "cpu-2", seed=2**62)
+        failed = TrialOutcome(state=TrialState.FAILED, reason="broke", traceback="Traceback: here")
+        opened.trials.finish("toy", 2, failed, steps_x_step_time_s=None)
+        start(opened, 2, "cpu-1")
+        opened.trials.enqueue("toy", make_plan())
+        yield opened
+
+
+def start(store: Store, after: int, device: str, **changes: Any) -> None:
+    environment = make_environment(device_name=device)
+    lease = Lease(owner="me", seconds=60.0)
+    assert (
+        store.trials.start("toy", make_plan(after=after, **changes), environment=environment, lease=lease) is not None
+    )
+
+
+def test_csv_has_a_row_for_each_trial_with_where_it_ran_and_no_formula(store: Store) -> None:
+    assert export_csv(store, "toy").written == ["toy.csv", "toy.observations.csv"]
+    with Path("toy.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["number"] for row in rows] == ["1", "2", "3", "4"]
+    assert [row["state"] for row in rows] == ["reached", "failed", "running", "queued"]
+    assert [row["environment.device_name"] for row in rows] == ["cpu-1", "cpu-2", "cpu-1", ""]
+    first = rows[0]
+    assert (first["study"], first["time_to_target_s"], first["steps_x_step_time_s"]) == ("toy", "1.5", "1.25")
+    assert (first["reason"], first["note"]) == (f"'{FORMULA}", f"'{FORMULA}")
+    assert json.loads(first["warnings"]) == ["slow", "hot"]
+    assert datetime.fromisoformat(first["ended_at"]).tzinfo is not None
+    assert rows[1]["traceback"] == "Traceback: here" and rows[2]["ended_at"] == ""
+    observed = pd.read_csv("toy.observations.csv")
+    assert list(observed["trial"]) == [1, 1] and list(observed["metric"]) == [0.1, 0.9]
+    assert list(observed["train_seconds"]) == [0.0, 1.5]
+
+
+def test_pandas_columns_have_the_types_of_their_fields(store: Store) -> None:
+    frame = typed_frame(*export_table(store, "toy"))
+    kinds = {column: str(kind) for column, kind in frame.dtypes.items()}
+    for column, kind in {
+        "number": "Int64",
+        "batch_size": "Int64",
+        "steps_to_target": "Int64",
+        "retry_of": "Int64",  # of no trial here
+        "seed": "Int64",
+        "peak_memory_bytes": "Int64",
+        "environment.device_memory_bytes": "Int64",
+        "learning_rate": "float64",
+        "momentum": "float64",
+        "test_metric": "float64",
+        "noise_scale": "float64",
+        "contended": "boolean",
+        "uncapped": "boolean",
+        "created_at": "datetime64[us, UTC]",
+        "ended_at": "datetime64[us, UTC]",
+        "state": "string",
+        "warnings": "string",
+        "environment.cuda_version": "string",
+    }.items():
+        assert kinds[column] == kind, column
+    assert frame["seed"].tolist()[1] == 2**62  # which a float would round
+    assert frame["steps_to_target"].isna().tolist() == [False, True, True, True]
+    assert frame["reason"][0] == FORMULA
+    assert frame["created_at"][0].to_pydatetime() == store.trials.get("toy", 1).created_at
+    assert json.loads(frame["warnings"][0]) == ["slow", "hot"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2, None], "Int64"),
+        ([1, 0.5], "float64"),
+        ([2**63, 1], "float64"),
+        ([int(sys.float_info.max), -int(sys.float_info.max)], "float64"),
+        ([10**400], "string"),
+        ([-(10**400), 0.5, None], "string"),
+        ([True, None], "boolean"),
+        ([True, 1], "string"),
+        ([1, "1"], "string"),
+        ([None], "string"),
+        ([datetime(2026, 1, 1, tzinfo=UTC)], "datetime64[us, UTC]"),
+    ],
+)
+def test_a_column_of_the_users_own_has_the_type_of_its_values(values: list[Any], kind: str) -> None:
+    assert column_type("mine", values) == kind
+    assert str(typed_frame(["mine"], [{"mine": one} for one in values])["mine"].dtype) == kind
+
+
+def test_without_pyarrow_the_extra_is_named_and_nothing_is_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match="pyarrow") as caught:
+        export_parquet(store, "toy")
+    assert caught.value.hint == "pip install 'bssearch[parquet]'"
+    assert not list(Path().glob("*.parquet"))
+
+
+def test_parquet_writes_the_typed_frames_both_or_none(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of our own stands for pyarrow's: what it is given is what a file would have."""
+    written: list[tuple[pd.DataFrame, dict[str, Any]]] = []
+
+    def to_parquet(frame: pd.DataFrame, file: Any, **options: Any) -> None:
+        file.write(b"parquet")
+        written.append((frame, options))
+        if len(written) > 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exports, "require_parquet", lambda: None)
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", to_parquet)
+    assert export_parquet(store, "toy", "out.parquet").written == ["out.parquet", "out.observations.parquet"]
+    (trials, options), (observed, _) = written
+    assert options == {"engine": "pyarrow", "index": False}
+    assert trials["number"].tolist() == [1, 2, 3, 4]
+    assert observed["trial"].dtype == "Int64" and observed["metric"].tolist() == [0.1, 0.9]
+    with pytest.raises(UsageError, match="No space left"):
+        export_parquet(store, "toy", "again.parquet")
+    assert not list(Path().glob("*again*"))
+
+
+def test_parquet_files_are_read_back_with_their_types(store: Store) -> None:
+    pytest.importorskip("pyarrow")
+    export_parquet(store, "toy")
+    trials, observed = pd.read_parquet("toy.parquet"), pd.read_parquet("toy.observations.parquet")
+    wanted = typed_frame(*export_table(store, "toy"))
+    assert trials["seed"].tolist() == wanted["seed"].tolist() and str(trials["seed"].dtype) == "Int64"
+    assert trials["retry_of"].isna().all() and str(trials["retry_of"].dtype) == "Int64"
+    assert str(trials["created_at"].dt.tz) == "UTC"
+    assert trials["reason"].tolist()[0] == FORMULA
+    assert observed["train_seconds"].tolist() == [0.0, 1.5]
+
+
+def test_what_cannot_be_exported_is_named(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="nobody"):
+        export_csv(store, "nobody")
+    with pytest.raises(UsageError, match="no folder"):
+        export_csv(store, "toy", "nowhere/toy.csv")
+    Path("taken.observations.csv").mkdir()
+    with pytest.raises(UsageError, match=r"taken\.observations\.csv"):
+        export_csv(store, "toy", "taken.csv")
+    assert not Path("taken.csv").exists()
+
+
+# A loop that grows ----------------------------------------------------------------------------------------------------
+
+
+SAMPLES = 100
+STAGES = ((0, 10, 10), (55, 20, 5), (200, 40, 40))
+
+
+def schedule(*stages: tuple[int, int, int], **parameters: Any) -> BatchScheduleAnswer:
+    return BatchScheduleAnswer(
+        name="milestones",
+        stages=[
+            StageAnswer(
+                start_samples=start,
+                batch_size=size,
+                micro_batch_size=micro,
+                learning_rate=0.1 * size / 10,
+                steps=None,
+                seconds=None,
+            )
+            for start, size, micro in stages
+        ],
+        rate_rule=LearningRateRule.LINEAR,
+        noise_share=None,
+        parameters={"learning_rate": 0.1, "warmup_epochs": 0.0, "schedule": "constant", **parameters},
+        time_to_target=1.0,
+        low=None,
+        high=None,
+        runs=1,
+        reached=1,
+        ratio=None,
+        saves_time="not_run",
+        reason="as the test has it",
+        trials=1,
+        trial_numbers=[1],
+    )
+
+
+def module_of(*stages: tuple[int, int, int], comments: tuple[str, ...] = (), **parameters: Any) -> dict[str, Any]:
+    """Return the names of the module that is written for a schedule."""
+    found = schedule(*stages, **parameters)
+    shown = [{**one.model_dump(), "accumulation_steps": one.batch_size // one.micro_batch_size} for one in found.stages]
+    text = training_loop(ScheduledTraining(schedule_values(found), shown, ()), comments)
+    names: dict[str, Any] = {}
+    exec(compile(text, "loop.py", "exec"), names)
+    return names
+
+
+class Seen:
+    """An optimizer that remembers the learning rate of each step, and the samples behind its gradient."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=9.0)
+        self.param_groups = self.optimizer.param_groups
+        self.rates: list[float] = []
+        self.norms: list[float] = []
+        self.model = model
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.rates.append(self.param_groups[0]["lr"])
+        self.norms.append(
+            math.hypot(*(float(one.grad.norm()) for one in self.model.parameters() if one.grad is not None))
+        )
+        self.optimizer.step()
+
+
+def trained(names: dict[str, Any], until: int, targets: float = 0.0) -> tuple[Seen, list[list[int]], torch.nn.Linear]:
+    """Train a line until so many samples; return what was seen: rates, the rows of each step, and the line."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(1, 1, dtype=torch.float64)
+    inputs = torch.arange(SAMPLES, dtype=torch.float64)[:, None] / SAMPLES
+    steps: list[list[int]] = []
+    rows: list[int] = []
+    seen = Seen(model)
+
+    def loss(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        rows.extend(round(float(one) * SAMPLES) for one in wanted)
+        return ((outputs - wanted - targets) ** 2).mean()
+
+    def has_ended(_: torch.nn.Module, samples: int) -> bool:
+        if rows:
+            steps.append([*rows])
+            rows.clear()
+        return samples >= until
+
+    names["train"](model, seen, inputs, inputs.clone(), loss, has_ended)
+    return seen, steps, model
+
+
+def grown(warmup_epochs: float = 0.0, **decay: Any) -> Configuration:
+    """The configuration of the trials."""
+    schedule = {"batch_schedule": "milestones", "batch_stages": "55:20/5 200:40", "batch_rate_rule": "linear"}
+    return Configuration(
+        batch_size=10,
+        micro_batch_size=10,
+        learning_rate=0.1,
+        warmup_epochs=warmup_epochs,
+        parameters={**decay, **schedule},
+    )
+
+
+def test_steps_have_the_sizes_of_the_trials_and_an_epoch_has_each_sample_once() -> None:
+    _, steps, _ = trained(module_of(*STAGES), until=500)
+    growth, place, epoch = Growth(grown(), SAMPLES), 0, list[int]()
+    for rows in steps:
+        assert len(rows) == growth.stage.batch_size
+        if growth.epoch > place:
+            place, epoch = growth.epoch, []
+        epoch += rows
+        assert len(set(epoch)) == len(epoch)
+        growth.stepped()
+    assert len(steps) == 6 + 7 + 8, "six of 10 to 60, seven of 20 to 200, eight of 40"
+
+
+DECAYS: list[dict[str, Any]] = [
+    {"schedule": "constant"},
+    {"schedule": "linear", "horizon_samples": 430},
+    {"schedule": "cosine", "horizon_samples": 430},
+    {"schedule": "warmup_stable_decay", "horizon_samples": 430, "decay_share": 0.4},
+    {"schedule": "one_cycle", "horizon_samples": 430},
+]
+
+
+@pytest.mark.parametrize("warmup_epochs", [0.0, 0.73])
+@pytest.mark.parametrize("decay", DECAYS, ids=[str(one["schedule"]) for one in DECAYS])
+def test_the_learning_rate_is_that_of_the_trials(decay: dict[str, Any], warmup_epochs: float) -> None:
+    names = module_of(*STAGES, warmup_epochs=warmup_epochs, **decay)
+    configuration = grown(warmup_epochs, **decay)
+    growth, expected = Growth(configuration, SAMPLES), list[float]()
+    factors = schedule_of(configuration, SAMPLES)
+    while growth.samples < 600 and not factors.is_over(growth.position):
+        expected.append(0.1 * growth.rate_factor * factors.factor(growth.position))
+        growth.stepped()
+    seen, _, _ = trained(names, until=600)
+    assert seen.rates == pytest.approx(expected)
+    assert ("math" in names) is (decay["schedule"] not in {"constant", "linear"})
+
+
+def test_micro_batches_make_no_difference_but_for_memory() -> None:
+    split = trained(module_of((0, 10, 2), (55, 20, 5)), until=300)[2]
+    whole = trained(module_of((0, 10, 10), (55, 20, 20)), until=300)[2]
+    for one, other in zip(split.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_are_clipped_where_the_trials_clipped_them() -> None:
+    free, _, _ = trained(module_of(*STAGES), until=60, targets=5.0)
+    clipped, _, _ = trained(module_of(*STAGES, clip_norm=0.5), until=60, targets=5.0)
+    assert max(free.norms) > 0.5
+    assert max(clipped.norms) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_too_few_samples_for_the_largest_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="100 samples are fewer than the largest batch, 120"):
+        trained(module_of((0, 10, 10), (55, 120, 120)), until=300)
+
+
+def test_what_users_named_stays_a_value_and_a_comment() -> None:
+    evil = "'@STAGES@\n}; raise SystemExit #"
+    names = module_of(*STAGES, comments=("@CLIP@",), **{f"loss.{evil}": evil})
+    assert names["CONFIGURATION"][f"loss.{evil}"] == evil
+    assert names["STAGES"] == [(0, 10, 10, 0.1), (55, 20, 5, 0.2), (200, 40, 40, 0.4)]
+
+
+def test_the_values_are_a_configuration_with_the_schedule() -> None:
+    values = schedule_values(schedule((0, 10, 5), (55, 20, 5), (200, 40, 40)))
+    assert values["batch_stages"] == "55:20/5 200:40"
+    assert (values["micro_batch_size"], values["accumulation_steps"]) == (5, 2)
+    names = ("batch_schedule", "batch_stages", "batch_rate_rule")
+    found = batch_schedule_of(
+        Configuration(
+            batch_size=10, micro_batch_size=5, learning_rate=0.1, parameters={name: values[name] for name in names}
+        )
+    )
+    assert found is not None
+    assert [(one.start_samples, one.batch_size, one.micro_batch_size) for one in found.stages] == [
+        (0, 10, 5),
+        (55, 20, 5),
+        (200, 40, 40),
+    ]
