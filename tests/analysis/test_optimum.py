@@ -46,16 +46,13 @@ def verdict(times: dict[int, list[float]]) -> Verdict:
 
 def test_the_smallest_batch_size_shown_to_be_within_5_percent_is_recommended() -> None:
     found = verdict({16: [1.5, 1.51, 1.52], 32: [1.02, 1.021, 1.022], 64: [1.0, 1.001, 1.002]})
-    assert found.optimal.configuration.batch_size == 32
-    assert found.least.configuration.batch_size == 64
-    assert found.rule == "smallest_shown_within_5_percent"
-    assert found.tied == [32, 64]
+    assert (found.optimal.configuration.batch_size, found.least.configuration.batch_size) == (32, 64)
+    assert (found.rule, found.tied) == ("smallest_shown_within_5_percent", [32, 64])
 
 
 def test_what_may_be_within_5_percent_is_not_shown_to_be() -> None:
     found = verdict({32: [0.8, 1.0, 1.3], 64: [0.9, 0.99, 1.1]})
-    assert (found.optimal.configuration.batch_size, found.rule) == (64, "least")
-    assert found.tied == [64]
+    assert (found.optimal.configuration.batch_size, found.rule, found.tied) == (64, "least", [64])
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,7 @@ def test_what_never_ran_out_fills_memory_only_where_it_is_the_whole_training_par
 
 def test_the_optimum_itself_fills_memory_as_well_as_it_can(answer: Answer) -> None:
     found = of_memory(answer, 170, 171)
-    assert (found.verdict, found.regret) == ("held", NONE)
-    assert found.trial_numbers == [10, 11, 12]
+    assert (found.verdict, found.regret, found.trial_numbers) == ("held", NONE, [10, 11, 12])
     slower = of_memory(answer, 40, 41)
     assert slower.regret is not None and slower.regret.value == pytest.approx(2.0, rel=0.1)
     assert slower.trial_numbers == [20, 21, 22]
@@ -274,8 +273,7 @@ def test_a_learning_rate_that_the_space_fixes_has_no_slope(answer: Answer) -> No
     ]
     level = answer.model_copy(update={"batches": rows})
     slope = not_none(learning_rate_slope(SPEC, level))
-    assert slope.estimate == pytest.approx(0.0)
-    assert slope.excludes == [0.5, 1.0]
+    assert (slope.estimate, slope.excludes) == (pytest.approx(0.0), [0.5, 1.0])
     assert learning_rate_slope(make_spec(space={**SPACE, "learning_rate": 0.1}, default=DEFAULT), level) is None
     assert learning_rate_slope(SPEC, level.model_copy(update={"batches": rows[:2]})) is None
 

@@ -146,8 +146,7 @@ def test_an_optimum_without_warmup_breaks_the_rule_where_the_space_has_one() -> 
 def test_a_rule_that_gives_the_tuned_configuration_holds() -> None:
     tuned = runs_of(replace(TUNED, learning_rate=0.1 * 128 / 16), 0.5, 0.6, 0.4, start=10)
     one = of(audited(*tuned), Rule.LINEAR_RATE)
-    assert one.verdict == "held"
-    assert one.trial_numbers == [10, 11, 12]
+    assert (one.verdict, one.trial_numbers) == ("held", [10, 11, 12])
 
 
 def test_what_a_rule_is_not_about_is_not_run() -> None:
@@ -308,8 +307,7 @@ def slope_of(rates: dict[int, float]) -> Any:
 
 def test_the_slope_of_the_tuned_rate_excludes_what_it_is_not() -> None:
     exact = slope_of({size: 0.05 * (size / 16) ** 0.5 for size in (16, 32, 64, 128)})
-    assert exact.estimate == pytest.approx(0.5)
-    assert exact.excludes == [0.0, 1.0]
+    assert (exact.estimate, exact.excludes) == (pytest.approx(0.5), [0.0, 1.0])
     linear = slope_of({size: 0.1 * size / 64 for size in (64, 128, 256, 512)})
     assert linear.excludes == [0.0, 0.5], "the exact rule is not excluded by rounding"
     # By scipy.stats.linregress and t(0.975, 2) = 4.3027.

@@ -126,8 +126,7 @@ def test_recorded_curves_are_of_the_search_alone_so_that_no_batch_in_them_grows(
 def test_a_scheduled_trial_is_repeated_bit_for_bit(folder: Path) -> None:
     for trial in (with_stages(folder, STAGES), one_by_noise(folder)):
         found = json.loads(printed(folder, "trial", "rerun", "task", str(trial["number"]), "--format", "json"))
-        assert found["identical"] is True
-        assert found["runs"][0]["steps"] == trial["steps"]
+        assert (found["identical"], found["runs"][0]["steps"]) == (True, trial["steps"])
         assert len(found["runs"][0]["evaluations"]) > 2
         shown = printed(folder, "trial", "show", "task", str(trial["number"]), "--repro")
         assert shown == f"bssearch trial rerun task {trial['number']}\n"

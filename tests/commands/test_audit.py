@@ -141,8 +141,7 @@ def test_a_second_audit_runs_nothing_and_says_the_same(done: Audited) -> None:
 def test_the_answer_is_what_it_was(done: Audited) -> None:
     with open_store(url_in(done.folder), write=False) as store:
         after = compute_answer(store, SPEC.name)
-    assert after.optimal == done.answer.optimal
-    assert after.tied == done.answer.tied
+    assert (after.optimal, after.tied) == (done.answer.optimal, done.answer.tied)
 
 
 def test_without_running_nothing_is_started(studied: Path) -> None:
@@ -439,8 +438,7 @@ def test_it_is_trained_as_it_was_but_for_the_incumbents_limit_and_by_the_spec_of
     assert request == TrialRequest(number=1, plan=plan, target=RERUN.record_target)
     [spec] = runs.specs
     assert (spec.executor.slots, spec.executor.hang_seconds, spec.budget.trial_train_seconds) == (1, 300.0, 10.0)
-    assert (found.identical, found.steps_ratio) == (True, 1.0)
-    assert found.time_ratio == pytest.approx(1.0)
+    assert (found.identical, found.steps_ratio, found.time_ratio) == (True, 1.0, pytest.approx(1.0))
     assert found.differences == []
 
 
@@ -450,8 +448,7 @@ def test_a_trial_that_was_stopped_is_run_as_far_as_it_came(runs: Runs, state: Tr
     found = runs.again(lambda request: iter(curve(seconds=0.02)))
     [run] = found.runs
     assert (run.state, run.steps, [one.step for one in run.evaluations]) == (state, 40, [0, 10, 20, 30, 40])
-    assert (found.identical, found.steps_ratio) == (True, None)
-    assert found.time_ratio == pytest.approx(2.0)
+    assert (found.identical, found.steps_ratio, found.time_ratio) == (True, None, pytest.approx(2.0))
 
 
 def test_a_metric_that_differs_in_its_last_bit_is_not_identical(runs: Runs) -> None:
@@ -465,8 +462,7 @@ def test_a_slower_trial_has_the_ratios_of_its_steps_and_seconds(runs: Runs) -> N
     runs.store(REACHED, curve(to_step=90))
     found = runs.again(lambda request: iter(curve(pace=0.005, seconds=0.02)))
     assert not found.identical
-    assert found.steps_ratio == pytest.approx(2.0)
-    assert found.time_ratio == pytest.approx(4.0)
+    assert (found.steps_ratio, found.time_ratio) == (pytest.approx(2.0), pytest.approx(4.0))
 
 
 DIVERGED = ended(TrialState.DIVERGED, steps=43)

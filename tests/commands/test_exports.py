@@ -118,10 +118,8 @@ def test_a_phase_that_there_is_not_is_named_with_those_that_there_are(given: Any
 )
 def test_only_a_trial_that_reached_its_target_has_a_value(state: TrialState, expected: OptunaState) -> None:
     (trial,) = as_optuna(make_trial(7, state=state, seconds=2.5)).trials
-    assert trial.state is expected
-    assert trial.value == (2.5 if state is TrialState.REACHED else None)
-    assert trial.user_attrs["state"] == state.value
-    assert trial.user_attrs["number"] == 7
+    assert (trial.state, trial.value) == (expected, 2.5 if state is TrialState.REACHED else None)
+    assert (trial.user_attrs["state"], trial.user_attrs["number"]) == (state.value, 7)
     assert trial.user_attrs.get("reason") == ("as the test has it" if state.is_finished else None)
 
 
@@ -220,8 +218,7 @@ def test_under_metric_in_budget_the_value_is_the_metric() -> None:
         make_trial(3, state=TrialState.PRUNED, best_metric=0.6),
     ]
     study = as_optuna(*trials, objective="metric_in_budget")
-    assert study.direction is optuna.study.StudyDirection.MAXIMIZE
-    assert study.metric_names == ["accuracy"]
+    assert (study.direction, study.metric_names) == (optuna.study.StudyDirection.MAXIMIZE, ["accuracy"])
     assert [trial.value for trial in study.trials] == [0.7, 0.92, None]
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED"]
     assert study.best_trial.user_attrs["number"] == 2
@@ -232,8 +229,7 @@ def test_under_metric_in_budget_the_value_is_the_metric() -> None:
 
 def test_a_figure_that_was_not_measured_is_not_made_up() -> None:
     (trial,) = as_optuna(make_trial(1), objective="energy_to_target").trials
-    assert (trial.state, trial.value) == (OptunaState.FAIL, None)
-    assert trial.user_attrs["state"] == "reached"
+    assert (trial.state, trial.value, trial.user_attrs["state"]) == (OptunaState.FAIL, None, "reached")
     assert "was not measured" in trial.user_attrs["reason"]
 
 
@@ -326,8 +322,7 @@ def test_what_is_written_is_what_optuna_itself_would_write(url: str, theirs: opt
     ours = loaded(url)
     assert ours.trials == theirs.trials
     assert (ours.direction, ours.metric_names) == (theirs.direction, theirs.metric_names)
-    assert ours.user_attrs == made.user_attributes
-    assert ours.best_trial == theirs.best_trial
+    assert (ours.user_attrs, ours.best_trial) == (made.user_attributes, theirs.best_trial)
 
 
 @pytest.mark.slow

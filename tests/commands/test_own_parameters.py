@@ -244,10 +244,8 @@ def test_a_row_of_another_model_has_its_runs_own_step_time_and_no_product() -> N
         for one in runs_of({16: 8, 32: 8, 64: 48})
     ]
     rows = {row.batch_size: row for row in build_answer(study_record(spec), spec, trials, probes()).batches}
-    assert rows[32].step_time_s == 0.01
-    assert rows[32].steps_x_step_time_s == pytest.approx(251 * 0.01)
-    assert rows[64].step_time_s == pytest.approx(0.003)
-    assert rows[64].steps_x_step_time_s is None
+    assert (rows[32].step_time_s, rows[32].steps_x_step_time_s) == (0.01, pytest.approx(251 * 0.01))
+    assert (rows[64].step_time_s, rows[64].steps_x_step_time_s) == (pytest.approx(0.003), None)
 
 
 def test_a_prediction_for_another_device_leaves_out_models_that_its_step_times_are_not_of() -> None:
@@ -276,8 +274,7 @@ def test_another_optimizer_takes_its_own_parameters() -> None:
     space = {**SPEC["space"], "optimizer": [{"name": "sgd"}, {"name": "adamw", "beta2": [0.95, 0.999]}]}
     default = {**SPEC["default"], "optimizer": {"name": "sgd"}}
     found = configure({"optimizer": "adamw", "beta2": 0.95}, space=space, default=default)
-    assert found.optimizer == "adamw"
-    assert found.parameters["beta2"] == 0.95
+    assert (found.optimizer, found.parameters["beta2"]) == ("adamw", 0.95)
     with pytest.raises(UsageError, match=r"optimizer\.beta2 is searched"):
         configure({"optimizer": "adamw"}, space=space, default=default)
 

@@ -250,8 +250,7 @@ def test_the_fit_is_of_sizes_that_fit_and_says_how_far_off_it_is() -> None:
     uses = [MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=peak) for size, peak in peaks]
     uses.append(MemoryUse(micro_batch_size=40, fits=False, peak_memory_bytes=9999))
     fit = not_none(fit_memory(uses))
-    assert fit.bytes_per_sample == pytest.approx(11.5)
-    assert fit.fixed_bytes == pytest.approx(980)
+    assert (fit.bytes_per_sample, fit.fixed_bytes) == (pytest.approx(11.5), pytest.approx(980))
     assert fit.largest_residual == pytest.approx(10 / 1200)
     assert fit_memory(uses[1:]) is None
 
@@ -296,8 +295,7 @@ def test_a_step_time_that_is_stored_is_not_measured_again(store: Store) -> None:
     store.probes.add_step_time(SPEC.name, HERE, make_probe(SPEC.default.batch_size, eval_every_steps=9))
     executor = ProbedExecutor()
     probe_noise(open_study(store, executor))
-    assert executor.splits_timed == []
-    assert executor.asked_noise[0].eval_every_steps == 9
+    assert (executor.splits_timed, executor.asked_noise[0].eval_every_steps) == ([], 9)
 
 
 def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Store) -> None:
@@ -308,5 +306,4 @@ def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Sto
     executor = ProbedExecutor()
     probe_noise(open_study(store, executor))
     assert executor.asked_noise[0].configuration == fast
-    assert executor.asked_noise[0].eval_every_steps == 17
-    assert executor.splits_timed == []
+    assert (executor.asked_noise[0].eval_every_steps, executor.splits_timed) == (17, [])

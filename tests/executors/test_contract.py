@@ -106,8 +106,7 @@ def test_the_workload_is_described(executor: Executor) -> None:
     description = executor.describe()
     assert (description.train_samples, description.validation_samples, description.test_samples) == (64, 16, 16)
     assert list(description.metrics) == ["score"]
-    assert description.metrics["score"].chance == 0.0
-    assert description.environment.device_type == "cpu"
+    assert (description.metrics["score"].chance, description.environment.device_type) == (0.0, "cpu")
     assert description.environment.workload_revision is not None
     assert (description.model.parameters, description.model.batch_norm_layers) == (5, 0)
     assert description.model.initial_metrics.keys() == {"score"}

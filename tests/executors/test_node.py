@@ -151,6 +151,9 @@ class ScriptedWorker(WorkerHandle):
         return Death(-signal.SIGKILL)
 
 
+PROGRAM = Program(default=request_trial(1).plan.configuration, metric="score", script="train.py")
+
+
 # Tests ----------------------------------------------------------------------------------------------------------------
 
 
@@ -204,9 +207,8 @@ def test_workers_of_a_cpu_load_at_once_but_a_program_has_one_slot(
 ) -> None:
     monkeypatch.setattr(local, "cpu_slots", lambda threads: 2)
     monkeypatch.setattr(local, "usable_cores", lambda: 2)
-    program = Program(default=request_trial(1).plan.configuration, metric="score", script="train.py")
-    given = program if is_program else None
-    with executor_on(node := Node(0), monkeypatch, slots="auto", program=given) as executor:
+    program = PROGRAM if is_program else None
+    with executor_on(node := Node(0), monkeypatch, slots="auto", program=program) as executor:
         executor.describe()
         assert (executor.slots, len(node.workers), executor.slots_apart) == (slots, slots, not is_program)
 
@@ -215,8 +217,7 @@ def test_workers_of_a_cpu_load_at_once_but_a_program_has_one_slot(
 def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with executor_on(node := Node(devices), monkeypatch, slots="auto") as executor:
         assert executor.describe().notice is None
-        assert executor.slots == slots
-        assert executor.slots_apart
+        assert (executor.slots, executor.slots_apart) == (slots, True)
         for number in range(1, slots + 1):
             executor.submit(request_trial(number))
         assert sorted(worker.slot for worker in node.workers) == [*range(slots)]
@@ -227,16 +228,14 @@ def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: p
 def test_devices_that_no_slot_uses_are_told_of_unless_a_program_may_use_them(
     is_program: bool, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = Program(default=request_trial(1).plan.configuration, metric="score", script="train.py")
-    with executor_on(Node(8), monkeypatch, program=program if is_program else None) as executor:
+    with executor_on(Node(8), monkeypatch, program=PROGRAM if is_program else None) as executor:
         notice = executor.describe().notice or ""
     assert bool(notice) is not is_program and all(word in notice for word in words)
 
 
 def test_slots_that_share_a_device_are_not_apart_and_know_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with executor_on(node := Node(2), monkeypatch, slots=3) as executor:
-        assert executor.describe().notice is None
-        assert not executor.slots_apart
+        assert (executor.describe().notice, executor.slots_apart) == (None, False)
         executor.submit(request_trial(1))
         assert [(load.slot, load.settings.slots) for _, load in node.told(Load)] == [(0, 3), (1, 3), (2, 3)]
 
@@ -244,9 +243,8 @@ def test_slots_that_share_a_device_are_not_apart_and_know_how_many_they_are(monk
 def test_workers_have_segments_that_grow_and_programs_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    program = Program(default=request_trial(1).plan.configuration, metric="score", script="train.py")
     own = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
-    cases: list[tuple[Any, Any, Any]] = [(None, {}, EXPANDABLE_SEGMENTS), (None, own, own), (program, {}, {})]
+    cases: list[tuple[Any, Any, Any]] = [(None, {}, EXPANDABLE_SEGMENTS), (None, own, own), (PROGRAM, {}, {})]
     for of, given, expected in cases:
         with executor_on(node := Node(1), monkeypatch, program=of, environment=given) as executor:
             executor.describe()
@@ -265,8 +263,8 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
     workload = LoadedWorkload(Load(settings=settings, slot=0))
     assert limits == [2**28]
     assert workload.describe().environment.device_memory_bytes == 2**28
-    program = Program(default=request_trial(1).plan.configuration, metric="score", command=("train",))
-    command = LoadedCommand(Load(settings=replace(settings, program=program), slot=0))
+    settings = replace(settings, program=replace(PROGRAM, script=None, command=("train",)))
+    command = LoadedCommand(Load(settings=settings, slot=0))
     assert command.assigned("describe").memory_limit_bytes == 2**28
 
 
@@ -504,15 +502,13 @@ class TestSharing:
         monkeypatch.setattr(gpus, "_smi", lambda *arguments: "")
 
     def test_each_slot_has_its_own_and_keeps_them(self) -> None:
-        node = Gpus(NAMES[:4])
-        assert [node.of_slot(slot, 1) for slot in range(3)] == [[name] for name in NAMES[:3]]
-        assert node.of_slot(0, 1) == [NAMES[0]]
-        node.close()
+        with closing(Gpus(NAMES[:4])) as node:
+            assert [node.of_slot(slot, 1) for slot in range(3)] == [[name] for name in NAMES[:3]]
+            assert node.of_slot(0, 1) == [NAMES[0]]
 
     def test_more_slots_than_gpus_share_them_evenly(self) -> None:
-        node = Gpus(NAMES[:2])
-        assert [node.of_slot(slot, 1)[0] for slot in range(5)] == [*NAMES[:2], *NAMES[:2], NAMES[0]]
-        node.close()
+        with closing(Gpus(NAMES[:2])) as node:
+            assert [node.of_slot(slot, 1)[0] for slot in range(5)] == [*NAMES[:2], *NAMES[:2], NAMES[0]]
 
     def test_another_driver_gets_the_others_until_all_are_taken(self) -> None:
         one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
@@ -525,12 +521,11 @@ class TestSharing:
         other.close()
 
     def test_a_refused_driver_holds_nothing(self) -> None:
-        one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
-        one.of_slot(0, 3)
-        with pytest.raises(LaunchError, match="needs 2 GPUs; free GPUs: 1 of 4"):
-            other.of_slot(0, 2)
-        assert one.of_slot(1, 1) == [NAMES[3]]
-        one.close()
+        with closing(Gpus(NAMES[:4])) as one:
+            one.of_slot(0, 3)
+            with pytest.raises(LaunchError, match="needs 2 GPUs; free GPUs: 1 of 4"):
+                Gpus(NAMES[:4]).of_slot(0, 2)
+            assert one.of_slot(1, 1) == [NAMES[3]]
 
     def test_gpus_of_other_programs_and_drivers_are_not_usable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         one, other, accepting = Gpus(NAMES[:4]), Gpus(NAMES[:4]), Gpus(NAMES[:4], allow_busy=True)
@@ -552,12 +547,9 @@ def test_what_strangers_compute_on_is_left_alone(monkeypatch: pytest.MonkeyPatch
     apps += f"{NAMES[3]}, 4194304, train, with a comma\n"
     monkeypatch.setattr(gpus, "_smi", lambda *arguments: apps)
     assert gpus.busy(NAMES[1:]) == {NAMES[3]: "process 4194304 (train, with a comma)"}
-    node = Gpus(NAMES[1:5])
-    assert [node.of_slot(slot, 1) for slot in range(3)] == [[NAMES[1]], [NAMES[2]], [NAMES[4]]]
-    node.close()
-    accepting = Gpus(NAMES[3:4], allow_busy=True)
-    assert accepting.of_slot(0, 1) == [NAMES[3]]
-    accepting.close()
+    with closing(Gpus(NAMES[1:5])) as node, closing(Gpus(NAMES[3:4], allow_busy=True)) as accepting:
+        assert [node.of_slot(slot, 1) for slot in range(3)] == [[NAMES[1]], [NAMES[2]], [NAMES[4]]]
+        assert accepting.of_slot(0, 1) == [NAMES[3]]
 
 
 def take_and_give_back(turns: int, folder: Path) -> None:

@@ -40,8 +40,7 @@ def codes(found: StartPlan) -> set[str]:
 
 def test_fine_tuning_takes_small_batches_and_a_tenth_of_the_rates_from_scratch() -> None:
     found = plan_start(**FINE_TUNING)
-    assert found.spec.preset == "fine_tuning"
-    assert found.spec.space.rungs == (8, 16, 32, 64)
+    assert (found.spec.preset, found.spec.space.rungs) == ("fine_tuning", (8, 16, 32, 64))
     assert [found.spec.default.batch_size, found.spec.default.learning_rate] == pytest.approx([16, 1e-4])
     assert found.spec.space.max_micro_batch_size is None
     assert "fine_tuning_learning_rate" not in codes(found)
@@ -58,8 +57,7 @@ def test_from_scratch_on_eight_devices_searches_their_total_batch() -> None:
 
 def test_bound_by_memory_on_8_gib_accumulates_the_micro_batches_that_fit() -> None:
     found = plan_start(**BOUND)
-    assert found.fixed_bytes == 16 * 350_000_000
-    assert found.safe_micro_batch == 8
+    assert (found.fixed_bytes, found.safe_micro_batch) == (16 * 350_000_000, 8)
     assert found.spec.space.max_micro_batch_size == 8
     assert found.spec.space.rungs[-1] > 8
     assert "activation_checkpointing" in found.yaml
@@ -101,8 +99,7 @@ def test_every_plan_is_a_spec_that_loads_from_its_file(
 @pytest.mark.parametrize("optimizer", SCRATCH_RATES)
 def test_every_optimizer_has_its_usual_rate_and_rule(optimizer: str) -> None:
     spec = plan_start(optimizer=optimizer, seconds=1e-5, target=1e-7).spec
-    assert spec.default.learning_rate == SCRATCH_RATES[optimizer]
-    assert spec.target.value == 1e-7
+    assert (spec.default.learning_rate, spec.target.value) == (SCRATCH_RATES[optimizer], 1e-7)
     rate: Any = spec.space.learning_rate
     assert rate.rule == ("linear" if optimizer in ("sgd", "lars") else "sqrt")
     assert rate.low < spec.default.learning_rate < rate.high

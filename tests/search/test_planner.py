@@ -165,8 +165,7 @@ def test_then_a_paused_trial_goes_on_if_the_pruner_prefers_it() -> None:
     waiting = paused(2, batch_size=64, seed=9)
     plan = Case(default_trial(), waiting, saved=[2], pruner=Patient()).next()
     assert (plan.resumed, plan.queued, plan.retry_of, plan.seed) == (2, None, None, 9)
-    assert plan.configuration == waiting.configuration
-    assert plan.after is None
+    assert (plan.configuration, plan.after) == (waiting.configuration, None)
     assert asked == [True]
     assert Case(default_trial(), waiting, pruner=Patient()).next().resumed is None, "its checkpoint does not lie here"
 
@@ -224,8 +223,7 @@ def test_otherwise_the_sampler_chooses_with_its_own_seed_and_records_what_it_exp
     plan = case.next()
     assert (plan.configuration.batch_size, plan.expected_improvement, plan.uncapped) == (16, 0.25, False)
     assert (plan.phase, plan.after) == (Phase.SEARCH, 1)
-    assert plan.seed == trial_seed(case.spec.seed, Phase.SEARCH, 1)
-    assert plan.eval_every_steps == 5
+    assert (plan.seed, plan.eval_every_steps) == (trial_seed(case.spec.seed, Phase.SEARCH, 1), 5)
 
 
 def test_a_trial_runs_in_the_micro_batches_that_its_batch_size_runs_in_now() -> None:
@@ -255,8 +253,7 @@ def test_before_a_hit_limits_grow_sweep_by_sweep_unless_the_pruner_paces_trials_
 
 def test_after_a_hit_trials_are_capped_at_the_slack_times_the_incumbents_time() -> None:
     plan = Case(default_trial(seconds=4.0), make_trial(2, batch_size=8, seconds=6.0)).next()
-    assert plan.train_seconds_limit == pytest.approx(1.5 * 4.0)
-    assert plan.limit_state is TrialState.CAPPED
+    assert (plan.train_seconds_limit, plan.limit_state) == (pytest.approx(1.5 * 4.0), TrialState.CAPPED)
     slow = Case(default_trial(seconds=80.0)).next()
     assert (slow.train_seconds_limit, slow.limit_state) == (FULL, TrialState.EXHAUSTED)
 

@@ -40,8 +40,7 @@ def played(pruner: Pruner, *seconds: float, workers: int = 1) -> Played:
 
 def test_without_pruning_every_trial_runs_to_its_target_or_its_end() -> None:
     found = played(Pruner(), 10, 4, 300)
-    assert found.cost == 10 + 4 + 100
-    assert found.hits == [(10.0, 10.0), (14.0, 4.0)]
+    assert (found.cost, found.hits) == (10 + 4 + 100, [(10.0, 10.0), (14.0, 4.0)])
     assert found.now == found.cost
     assert found.ends == [(REACHED, 10.0), (REACHED, 4.0), (TrialState.EXHAUSTED, 100.0)]
 
@@ -49,9 +48,7 @@ def test_without_pruning_every_trial_runs_to_its_target_or_its_end() -> None:
 def test_workers_run_at_once_and_a_new_incumbent_caps_those_that_run_at_their_next_evaluation() -> None:
     found = played(Cap(), 10, 4, 300, workers=2)
     # 10 and 4 begin together; at 4 s the first has come to the cap, and 300 runs from there for 4 s.
-    assert found.now == 8.0
-    assert found.cost == 5 + 4 + 4
-    assert found.ends[0] == (TrialState.CAPPED, 5.0)
+    assert (found.now, found.cost, found.ends[0]) == (8.0, 5 + 4 + 4, (TrialState.CAPPED, 5.0))
 
 
 class OnceInTheMiddle(Pruner):
@@ -173,8 +170,7 @@ def ends(found: Summary) -> tuple[float, float]:
 
 def test_a_summary_counts_what_is_not_within_5_percent() -> None:
     found = summarize(draws(1.0, 1.04, 1.06, math.inf))
-    assert found.miss_rate.mean == 0.5
-    assert found.regret == pytest.approx((1.04 * 1.06 * 9) ** 0.25)
+    assert (found.miss_rate.mean, found.regret) == (0.5, pytest.approx((1.04 * 1.06 * 9) ** 0.25))
     assert (found.relative_cost.low, found.relative_cost.mean, found.relative_cost.high) == (0.5, 0.5, 0.5)
     low, high = ends(found)
     assert low < 0.5 < high

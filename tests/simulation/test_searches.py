@@ -285,8 +285,7 @@ def test_the_space_is_the_tables_own_grid_and_holds_only_what_occurs() -> None:
 
 def test_a_cells_true_time_is_the_mean_over_its_seeds_and_infinite_if_over_a_tenth_never_reach() -> None:
     space = table_space(grid(RAGGED))
-    assert space.seconds == (math.inf, 11.0, 9.0, 7.0)
-    assert space.best == 7.0
+    assert (space.seconds, space.best) == ((math.inf, 11.0, 9.0, 7.0), 7.0)
     assert space.seconds_by_batch_size == {8: 11.0, 32: 7.0}
     many = table_space(grid({(8, 0.1): [10, 12], (32, 0.1): [300, *[6] * 9], (32, 1.0): [300, *[6] * 8]}))
     assert many.seconds == pytest.approx((11.0, 7.4, math.inf)), "one miss in ten counts as the limit, 20 s"

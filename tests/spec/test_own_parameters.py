@@ -46,8 +46,7 @@ def test_they_live_in_a_configuration_under_their_group_and_are_read_by_bare_nam
 def test_a_configuration_goes_to_its_coordinates_and_back() -> None:
     space = spec_of().space
     sampled: dict[str, Any] = {one.name: one.other_than(one.any_value) for one in space.dimensions()}
-    assert sampled["model.depth"] == 40
-    assert (sampled["model.kind"], sampled["loss.focal"]) == ("dense", True)
+    assert (sampled["model.depth"], sampled["model.kind"], sampled["loss.focal"]) == (40, "dense", True)
     assert space.encode(space.decode(64, sampled)) == sampled
     assert (
         space.encode(spec_of(SPACE, {**DEFAULT, "model": {**DEFAULT["model"], "hidden": 96}}).default_configuration)

@@ -69,8 +69,7 @@ def test_what_is_sampled_comes_back_from_the_configuration(data: st.DataObject) 
     back = not_none(wide.encode(configuration))
     assert math.isclose(float(back["reference_learning_rate"] or 0), float(sampled["reference_learning_rate"] or 0))
     again = wide.decode(batch_size, back)
-    assert again.parameters == configuration.parameters
-    assert again.dropout == configuration.dropout
+    assert (again.parameters, again.dropout) == (configuration.parameters, configuration.dropout)
 
 
 def test_configuration_outside_the_space_has_no_coordinates() -> None:

@@ -116,10 +116,8 @@ def test_every_preset_completes_a_spec(tmp_path: Path, name: str) -> None:
 
 def test_a_spec_counts_before_its_preset_field_by_field(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD.replace(PLAIN, WHOLE) + "preset: accuracy_first\nconfirm: {runs: 9}\n"))
-    assert spec.objective == "metric_in_budget"
-    assert (spec.confirm.runs, spec.confirm.top) == (9, 3)
-    assert spec.space.label_smoothing == (0.0, 0.1)
-    assert spec.space.dropout == Range(low=0.0, high=0.3)
+    assert (spec.objective, spec.confirm.runs, spec.confirm.top) == ("metric_in_budget", 9, 3)
+    assert (spec.space.label_smoothing, spec.space.dropout) == ((0.0, 0.1), Range(low=0.0, high=0.3))
     assert "preset" not in spec.model_dump()
 
 

@@ -151,13 +151,11 @@ class TestTrials:
         trial = store.trials.get("toy", number)
         assert (first, number) == (1, 2)
         assert (trial.number, trial.state, trial.phase, trial.uncapped) == (2, TrialState.RUNNING, Phase.CONFIRM, True)
-        assert trial.configuration == configuration
-        assert trial.configuration.key == configuration.key
+        assert (trial.configuration, trial.configuration.key) == (configuration, configuration.key)
         assert trial.sampled == {"batch_size": 96, "lr": 0.5}
         assert (trial.seed, trial.train_seconds_limit, trial.eval_every_steps) == (2**62, 2.5, 7)
         assert (trial.threads, trial.retry_of, trial.lease_owner) == (2, 1, "host/1")
-        assert trial.outcome is None
-        assert trial.ended_at is None
+        assert (trial.outcome, trial.ended_at) == (None, None)
         assert not_none(trial.lease_expires_at) - trial.created_at == timedelta(seconds=60)
         assert store.trials.get("toy", first).sampled is None
 

@@ -207,10 +207,8 @@ def test_the_limit_counts_train_seconds_only() -> None:
         request(train_seconds_limit=20.0), toy, clock=time.clock(), on_observation=lambda: time.pass_by(7.0)
     ).outcome
     assert (outcome.state, outcome.steps, outcome.train_seconds) == (TrialState.EXHAUSTED, 21, 21.0)
-    assert outcome.evaluation_seconds == 500.0
-    assert outcome.warmup_seconds == 102.0
-    assert outcome.other_seconds == 35.0
-    assert outcome.wall_seconds == 21 + 500 + 102 + 35
+    assert (outcome.evaluation_seconds, outcome.warmup_seconds) == (500.0, 102.0)
+    assert (outcome.other_seconds, outcome.wall_seconds) == (35.0, 21 + 500 + 102 + 35)
 
 
 CALLS_BETWEEN_LEDGERS = 90
@@ -465,8 +463,7 @@ def test_a_trial_that_would_train_on_but_never_meets_its_target_ends_as_any_othe
         request(stop_at_target=False, train_seconds_limit=8.5, limit_state=state, tested=True), [0.5, 0.7]
     ).outcome
     assert (outcome.state, outcome.steps, outcome.time_to_target_s) == (state, 9, None)
-    assert (outcome.last_miss_step, outcome.first_hit_step) == (5, None)
-    assert outcome.test_metric == 0.7
+    assert (outcome.last_miss_step, outcome.first_hit_step, outcome.test_metric) == (5, None, 0.7)
 
 
 def test_the_horizon_ends_a_trial_that_trains_on_and_its_test_part_is_seen() -> None:

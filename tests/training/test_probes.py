@@ -400,8 +400,7 @@ def measured(toy: Toy, samples: int = 600, **changes: Any) -> NoiseMeasurement:
 
 def test_it_measures_near_the_target_until_the_interval_is_narrow() -> None:
     found = measured(Toy(on_evaluate=metric_by_evaluation([0.5, 0.7, 0.85, 0.88])))
-    assert (found.step, found.metric) == (15, 0.88)
-    assert (found.batch_size, found.micro_batch_size) == (64, 64)
+    assert (found.step, found.metric, found.batch_size, found.micro_batch_size) == (15, 0.88, 64, 64)
     noise = found.noise
     assert noise.scale and noise.low and noise.high and noise.passes
     assert (noise.high - noise.low) / 2 <= PRECISION * noise.scale

@@ -145,8 +145,7 @@ def test_parameters_have_our_names_and_others_stay(write: Write) -> None:
     (study,) = import_optuna(file, target=0.9, seconds="user_attr:to_target_s", param=["lr=learning_rate"]).studies
     assert study.trials[0].configuration.learning_rate == 0.1
     (study,) = import_optuna(file, target=0.9, seconds="user_attr:to_target_s", param=["lr=peak"], name="mine").studies
-    assert study.trials[0].configuration.parameters["peak"] == 0.1
-    assert study.study.name == "mine"
+    assert (study.trials[0].configuration.parameters["peak"], study.study.name) == (0.1, "mine")
 
 
 def test_a_trial_that_violates_a_constraint_is_left_out(write: Write) -> None:
@@ -305,8 +304,7 @@ def test_reports_by_milliseconds_tell_the_seconds_to_the_target(write: Write) ->
     )
     made = import_optuna(file, target=0.9, seconds="step_ms")
     first, second, third = outcomes(made)
-    assert first.time_to_target_s == pytest.approx(1.5)
-    assert first.steps_to_target is None
+    assert (first.time_to_target_s, first.steps_to_target) == (pytest.approx(1.5), None)
     assert (second.state.value, second.last_miss_seconds, second.final_metric) == ("pruned", 1.5, 0.6)
     assert (third.state.value, third.time_to_target_s) == ("reached", None)
 

@@ -76,8 +76,7 @@ def test_samples_become_steps_and_an_unknown_target_is_noted(tmp_path: Path) -> 
 
 def test_the_epochs_of_bert_are_samples(tmp_path: Path) -> None:
     found = read(tmp_path, BERT)
-    assert found[0].runs[0].steps == round(2834944 / 256)
-    assert found[1].metric == "masked_lm_accuracy"
+    assert (found[0].runs[0].steps, found[1].metric) == (round(2834944 / 256), "masked_lm_accuracy")
 
 
 def test_epochs_of_another_data_set_need_its_size(tmp_path: Path) -> None:

@@ -78,8 +78,7 @@ def test_steps_are_timed_between_evaluations_and_without_them(form: str) -> None
     slow = {1: 31.0, 2: 9.0}
     reply, training = answer("step-time", form, step_seconds=lambda step: slow.get(step, 2.0))
     assert isinstance(reply, StepTime)
-    assert reply.step_seconds == pytest.approx(2.0)
-    assert reply.evaluation_seconds == pytest.approx(100.0)
+    assert (reply.step_seconds, reply.evaluation_seconds) == (pytest.approx(2.0), pytest.approx(100.0))
     assert reply.steps_timed == training.taken - WARM_UP_STEPS
     assert reply.settled
 
@@ -152,8 +151,7 @@ def alone(form: str = "while", **settings: Any) -> Training:
 def test_alone_a_loop_trains_its_epochs_and_evaluates_as_it_says(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     training = alone(evaluate_every=4)
     training.go(form, epochs=3)
-    assert training.taken == 6
-    assert training.evaluated[:1] == [4]
+    assert (training.taken, training.evaluated[:1]) == (6, [4])
     told = capsys.readouterr()
     assert told.out == "" and "step 4: accuracy 0.004" in told.err
     assert ("test: accuracy 0.006" in told.err) is (form == "batches")

@@ -60,8 +60,7 @@ def test_waits_for_data_are_train_seconds_and_told_where_batches_is_the_loop() -
     training.loader = Slow()  # type: ignore[assignment]
     training.go("batches")
     started.run.finish()
-    assert started.line.outcome.data_seconds == 18
-    assert started.line.outcome.train_seconds == 24
+    assert (started.line.outcome.data_seconds, started.line.outcome.train_seconds) == (18, 24)
     assert trained("while", asked(target=0.005))[0].line.outcome.data_seconds is None
 
 

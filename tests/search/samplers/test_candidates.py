@@ -81,8 +81,7 @@ def test_a_point_keeps_its_index_and_what_was_made_beside_it_does_not() -> None:
     assert found.add(16, dict(here)) == first
     second = found.add(64, there)
     assert second == 1, "what was made is forgotten"
-    assert found[first] == (16, here)
-    assert found[second] == (64, there)
+    assert (found[first], found[second]) == ((16, here), (64, there))
     points = found.take(np.array([second, first]))
     assert points.batch_sizes.tolist() == [64, 16]
     assert np.exp(points.log_rates) == pytest.approx([0.2 * math.sqrt(2), 0.1 / math.sqrt(2)]), "as really run"
