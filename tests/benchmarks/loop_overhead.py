@@ -9,9 +9,7 @@ segment, in alternating order. The product's segment is the work of a trial betw
 limit check, progress, schedule and loss bookkeeping. A segment has a cost of its own, so ``--steps`` should be the
 study's evaluation cadence: in digits 18, 10 and 4 steps at batch sizes 16, 64 and 128. On a GPU both loops wait for the
 device at the end of a segment.
-The A/A row compares two bare loops: it shows the noise of the method. Beside other work on a CPU, ``--cpu-seconds``
-compares CPU seconds. Memory addresses change the time of a loop by a few per cent, so ``--builds`` sets up all loops
-several times and compares the medians of each.
+The A/A row compares two bare loops: it shows the noise of the method.
 
 ``--reference`` chooses the bare loop:
 
@@ -31,12 +29,10 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -52,7 +48,7 @@ from bssearch.training.loop import TrialLoop
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
-from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns, turned
+from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns
 from tests.factories import make_request
 
 BARS = {"cpu": 0.03, "cuda": 0.02}
@@ -186,19 +182,18 @@ def measure(
     *,
     steps: int,
     pairs: int,
-    builds: int,
-    clock: Callable[[], float],
 ) -> Overhead:
-    """Let the loops take ``pairs`` turns in all, each a segment of ``steps``."""
-    times: dict[str, list[float]] = {"bare": [], "again": [], "bssearch": []}
-    bit_equal = True
-    for build in range(builds):
-        taken, is_equal = _take_turns(
-            reference, workload, data, batch_size, computation, steps, pairs // builds, build, clock
-        )
-        bit_equal = bit_equal and is_equal
-        for name, seconds in taken.items():
-            times[name] += seconds if builds == 1 else [statistics.median(seconds)]
+    """Let the loops take ``pairs`` turns, each a segment of ``steps``."""
+    bare, again = (REFERENCES[reference](workload, data, batch_size, computation) for _ in range(2))
+    trial, trainer = product(workload, data, batch_size, computation, steps)
+    work: dict[str, Callable[[], object]] = {
+        "bare": lambda: bare.segment(steps),
+        "again": lambda: again.segment(steps),
+        "bssearch": lambda: trial.train_segment(trainer),
+    }
+    times = timed_in_turns(work, pairs)
+    trainer.close()
+    weights = [parameters_to_vector(model.parameters()) for model in (bare.model, trainer.model)]
     step_seconds = statistics.median(times["bare"]) / steps
     is_long = reference == "hand" and step_seconds >= SHORTEST_STEP
     judged = computation.compile_mode == "none" and (computation.device.type != "cpu" or is_long)
@@ -207,40 +202,12 @@ def measure(
         step_seconds=step_seconds,
         pairs=pairs,
         steps=steps,
-        bit_equal=bit_equal,
+        bit_equal=torch.equal(*weights),
         again=ratio(times["again"], times["bare"]),
         bssearch=ratio(times["bssearch"], times["bare"]),
         warnings=tuple(computation.warnings) if reference == "fast" else (),
         bar=BARS[computation.device.type] if judged else None,
     )
-
-
-def _take_turns(
-    reference: str,
-    workload: Workload,
-    data: Data,
-    batch_size: int,
-    computation: Computation,
-    steps: int,
-    pairs: int,
-    build: int,
-    clock: Callable[[], float],
-) -> tuple[dict[str, list[float]], bool]:
-    # the seconds of each loop's segments, and whether both ended with the same weights
-    loops: dict[str, Any] = {}
-    for name in turned(["bare", "again", "bssearch"], build):
-        make = partial(product, steps=steps) if name == "bssearch" else REFERENCES[reference]
-        loops[name] = make(workload, data, batch_size, computation)
-    bare, again, (trial, trainer) = loops["bare"], loops["again"], loops["bssearch"]
-    work: dict[str, Callable[[], object]] = {
-        "bare": lambda: bare.segment(steps),
-        "again": lambda: again.segment(steps),
-        "bssearch": lambda: trial.train_segment(trainer),
-    }
-    times = timed_in_turns(work, pairs, clock)
-    trainer.close()
-    weights = [parameters_to_vector(model.parameters()) for model in (bare.model, trainer.model)]
-    return times, torch.equal(*weights)
 
 
 def print_rows(again: tuple[float, float, float], name: str, found: tuple[float, float, float]) -> None:
@@ -268,8 +235,6 @@ def main(
     batch_size: list[int] | None = None,
     steps: Annotated[int, typer.Option(help="per segment")] = 4,
     pairs: int = 150,
-    builds: Annotated[int, typer.Option(help="times that the loops are set up anew, of at least one pair each")] = 1,
-    cpu_seconds: Annotated[bool, typer.Option("--cpu-seconds", help="compare CPU seconds of the process")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
 ) -> bool:
     """Measure, print and judge."""
@@ -279,10 +244,8 @@ def main(
     settings = TrainingSpec.model_validate(given)
     computation = Computation(torch.device(device), settings)
     data, _ = place(task.load(torch.device("cpu")), computation)
-    clock = time.process_time if cpu_seconds else time.perf_counter
     found = [
-        measure(reference, task, data, size, computation, steps=steps, pairs=pairs, builds=builds, clock=clock)
-        for size in batch_size or [256]
+        measure(reference, task, data, size, computation, steps=steps, pairs=pairs) for size in batch_size or [256]
     ]
     if as_json:
         head = {"device": device, "workload": workload, "reference": reference, "compile": compiled}

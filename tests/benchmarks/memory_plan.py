@@ -24,7 +24,7 @@ import typer
 from torch import nn
 from torch.nn import functional
 
-from bssearch.planning.memory import MemoryPlan, MemoryPlanRequest, plan_memory
+from bssearch.planning.memory import MemoryPlanRequest, plan_memory
 from bssearch.planning.memory.models import checkpoint_blocks, real_model
 from tests.benchmarks.harness import one_of, script
 from tests.torchvision import import_timm
@@ -293,11 +293,6 @@ def row(name: str, how: str, size: int, checkpointing: bool, predicted: int, pea
     print(f"| {name} | {size} | {'yes' if checkpointing else 'no'} | {how} | {figures}", flush=True)
 
 
-def terms(plan: MemoryPlan, size: int) -> str:
-    """Return the terms of a plan at a batch size, in MiB."""
-    return ", ".join(f"{one.term} {(one.bytes + size * one.bytes_per_sample) / MIB:.0f}" for one in plan.terms)
-
-
 def compare(name: str, case: Case, checkpointing: bool) -> int:
     """Print the rows of a case; return how many miss."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -315,8 +310,6 @@ def compare(name: str, case: Case, checkpointing: bool) -> int:
             predicted = plan.peak_bytes or 0
             fails = misses(case, how, predicted, peak)
             row(name, how, size, checkpointing, predicted, peak, fails)
-            if fails:
-                print(f"  {terms(plan, size)}", flush=True)
             missed += fails
     return missed
 

@@ -289,27 +289,16 @@ LOOPS: dict[str, Callable[[int, int, int], Times]] = {
 """Functions of batch size, steps per segment and rounds; each round has a segment of every kind."""
 
 
-def measure(loop: str, batch_size: int, steps: int, rounds: int) -> dict[str, Any]:
-    """Return the median step and the ratios of a loop."""
-    times = LOOPS[loop](batch_size, steps, rounds)
-    return {
-        "loop": loop,
-        "batch_size": batch_size,
-        "step_seconds": statistics.median(times["bare"]) / steps,
-        "pairs": rounds,
-        "again": ratio(times["again"], times["bare"]),
-        "bssearch": ratio(times["bssearch"], times["bare"]),
-    }
-
-
-def misses_bar(found: dict[str, Any]) -> bool:
-    """Print the measurement of a loop; return whether the bar is missed, if steps are long enough."""
-    print(f"batch size {found['batch_size']}, {found['step_seconds'] * 1e3:.2f} ms a step, {found['pairs']} pairs")
-    print_rows(found["again"], found["loop"], found["bssearch"])
-    if found["step_seconds"] < SHORTEST_STEP:
+def misses_bar(loop: str, batch_size: int, steps: int, pairs: int) -> bool:
+    """Measure a loop and print its ratios; return whether the bar is missed, if steps are long enough."""
+    times = LOOPS[loop](batch_size, steps, pairs)
+    step_seconds, found = statistics.median(times["bare"]) / steps, ratio(times["bssearch"], times["bare"])
+    print(f"batch size {batch_size}, {step_seconds * 1e3:.2f} ms a step, {pairs} pairs")
+    print_rows(ratio(times["again"], times["bare"]), loop, found)
+    if step_seconds < SHORTEST_STEP:
         print(f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply", file=sys.stderr)
         return False
-    return bool(found["bssearch"][0] > 1 + BAR)
+    return found[0] > 1 + BAR
 
 
 def main(
@@ -321,7 +310,7 @@ def main(
     """Measure, print and judge."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    return not any([misses_bar(measure(one, batch_size, steps, pairs)) for one in loop or LOOPS])
+    return not any([misses_bar(one, batch_size, steps, pairs) for one in loop or LOOPS])
 
 
 if __name__ == "__main__":

@@ -87,18 +87,13 @@ def run(study: str, folder: Path, data_dir: str | None) -> Expected:
 def main(
     studies: Annotated[list[str] | None, typer.Argument()] = None,
     data_dir: str | None = None,
-    keep: Annotated[Path | None, typer.Option(help="keep the databases in this folder")] = None,
 ) -> bool:
     """Run each study, print and judge."""
     is_met = True
     print(f"{'study':<20}{'seconds':>9}" + "".join(f"{f'at {share:.0%}':>9}" for share in SHARES), flush=True)
     for study in studies or ["digits", "fashion_mnist_cpu", "char_lm_cpu", "finetune", OWN]:
-        folder = Path(tempfile.mkdtemp(prefix=f"{study}-", dir=keep))
-        try:
-            expected = run(study, folder, data_dir)
-        finally:
-            if keep is None:
-                shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory() as folder:
+            expected = run(study, Path(folder), data_dir)
         total = expected.elapsed
         ratios = [None if (one := expected.at(share * total)) is None else one / total for share in SHARES]
         shown = "".join(f"{'–' if one is None else f'{one:.2f}':>9}" for one in ratios)
