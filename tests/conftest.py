@@ -23,7 +23,6 @@ SERVERS = frozenset({"postgres", "own_postgres", "browser"})
 NEEDED = {
     "executors/test_ray.py": "ray",
     "executors/loops/test_lightning.py": "lightning",
-    "executors/loops/test_trainers.py": "lightning",
     "executors/loops/test_transformers.py": "transformers",
     "exchange/boards/test_real_boards.py": "mlflow",
 }

@@ -253,7 +253,7 @@ SECURITY = {
     "bssearch does not check modules": [
         "commands/test_given_workload.py::test_code_is_known_by_its_content_and_lies_in_the_folder_itself"
     ],
-    "Samplers, pruners": ["test_registry.py::test_a_package_adds_to_a_kind_by_an_entry_point"],
+    "Samplers, pruners": ["test_public_api.py::test_a_package_adds_to_a_kind_by_an_entry_point"],
     "Before a stored configuration": ["spec/test_spec.py::test_a_value_that_the_spec_does_not_have_is_named"],
     "A trial that violates": ["search/test_driver.py::test_a_queued_trial_is_refused_and_the_others_run"],
     "Other trials run": ["search/test_driver.py::test_a_queued_trial_is_refused_and_the_others_run"],

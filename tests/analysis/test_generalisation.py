@@ -96,7 +96,8 @@ def test_worse_is_positive_where_less_is_better_too() -> None:
     )
     gap = not_none(answer.batches[1].gap)
     assert (gap.value, gap.low, gap.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert (answer.best_batch_size, answer.notable_gap) == (16, pytest.approx(0.04))
+    assert answer.best_batch_size == 16
+    assert answer.notable_gap == pytest.approx(0.04)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,8 @@ def ends(found: Summary) -> tuple[float, float]:
 
 def test_a_summary_counts_what_is_not_within_5_percent() -> None:
     found = summarize(draws(1.0, 1.04, 1.06, math.inf))
-    assert (found.miss_rate.mean, found.regret) == (0.5, pytest.approx((1.04 * 1.06 * 9) ** 0.25))
+    assert found.miss_rate.mean == 0.5
+    assert found.regret == pytest.approx((1.04 * 1.06 * 9) ** 0.25)
     assert (found.relative_cost.low, found.relative_cost.mean, found.relative_cost.high) == (0.5, 0.5, 0.5)
     low, high = ends(found)
     assert low < 0.5 < high

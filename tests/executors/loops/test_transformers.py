@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +31,9 @@ from bssearch.executors.loops.transformers import (
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import Configuration, MemoryUse, StepTime, TrialState, WorkloadDescription
 from bssearch.training.probes import WARM_UP_STEPS
+from tests.executors.loops import test_lightning
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of
+from tests.executors.loops.test_growing import grows
 from tests.executors.loops.test_measuring import LOOKS, looked
 from tests.executors.loops.trainers import Texts, Watched, classifier, collate, trainer_of, weights
 from tests.training.toys import FakeTime, configuration
@@ -515,3 +518,63 @@ def test_a_training_with_one_micro_batch_measures_the_noise_near_the_target(tmp_
     found = started(100, target=0.5)
     trained(found, tmp_path, compute_metrics=lambda _: {"accuracy": next(metrics)})
     assert found.line.outcome.noise.passes
+
+
+# Both Trainers --------------------------------------------------------------------------------------------------------
+
+
+Prepare = Callable[[Trial], object]
+
+
+def with_lightning(found: Started, folder: Path, prepare: Prepare) -> None:
+    found.trial.given = test_lightning.GIVEN
+    prepare(found.trial)
+    test_lightning.fit(found.trial, found.time)
+
+
+def with_transformers(found: Started, folder: Path, prepare: Prepare) -> None:
+    arguments = training_arguments(found.trial, output_dir=str(folder), remove_unused_columns=False)
+    prepare(found.trial)
+    metric = lambda _: {"accuracy": found.trial.steps / 1000}  # noqa: E731
+    trainer_of(found.trial, folder, arguments=arguments, compute_metrics=metric).train()
+
+
+TWO_RANKS = configuration(20, micro_batch_size=10, world_size=2)
+
+every_fit = pytest.mark.parametrize("fit", [with_lightning, with_transformers])
+
+
+@pytest.mark.filterwarnings("ignore")
+@every_fit
+@pytest.mark.parametrize(("target", "steps"), [(0.0035, 4), (0.0, 0)])
+def test_a_target_that_is_reached_ends_the_fit_at_its_evaluation(
+    fit: Any, target: float, steps: int, tmp_path: Path
+) -> None:
+    found = Started(asked(target=target))
+    fit(found, tmp_path, lambda trial: None)
+    assert (found.line.outcome.state, found.line.outcome.steps) == (TrialState.REACHED, steps)
+
+
+@pytest.mark.filterwarnings("ignore")
+@every_fit
+@pytest.mark.parametrize(
+    ("changes", "prepare", "message"),
+    [
+        (
+            {},
+            lambda trial: trial.state(model=torch.nn.Linear(1, 1)),
+            r"the script calls trial\.state\(\.\.\.\), but a Trainer",
+        ),
+        ({}, lambda trial: setattr(trial, "device", "cuda:1"), "trains on cpu, but the trial runs on cuda:1"),
+        ({"configuration": grows()}, lambda trial: None, "Trainer cannot grow the batch"),
+        ({"configuration": TWO_RANKS}, lambda trial: None, "world size is 1, but the trial needs 2"),
+        ({"configuration": TWO_RANKS}, lambda trial: trial.sampler(range(40)), "shares them again"),
+    ],
+    ids=["a state beside it", "another device", "a batch that grows", "other ranks", "a second share"],
+)
+def test_what_a_trainer_cannot_do_is_refused_before_it_trains(
+    fit: Any, changes: dict[str, Any], prepare: Prepare, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        fit(Started(asked(**changes)), tmp_path, prepare)
+    assert caught.value.hint

@@ -1,6 +1,8 @@
 """A loop that trains a trial: its clock, its evaluations, its end and its pauses."""
 
 import math
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ import pytest
 import torch
 
 from bssearch.errors import CheckpointError, TrialStopped, UsageError
+from bssearch.executors.base import Program
+from bssearch.executors.loops.called import CalledExecutor
 from bssearch.executors.loops.measuring import end_work
 from bssearch.executors.loops.trial_run import WARM_UP_STEPS, LoopClock, TrialRun
-from bssearch.records import COULD_NOT_PAUSE, Configuration, Observation, TrialOutcome, TrialState
+from bssearch.records import COULD_NOT_PAUSE, Configuration, Observation, TrialEnded, TrialOutcome, TrialState
 from bssearch.training.advisor import _Halves
+from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FORMS, Started, Training, asked, assign, clock_of, trained
-from tests.factories import changed
+from tests.factories import changed, not_none
 from tests.training.toys import FakeTime, configuration
 
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -412,3 +417,34 @@ def test_waits_for_a_cpu_in_the_first_steps_are_no_excess(fake: FakeTime, clock:
         stepped(clock, fake, 2.0 + waited)
     assert clock.excess == 0
     assert clock.train_seconds(is_hit=True) == 6
+
+
+# Killed pieces --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def executor() -> Iterator[CalledExecutor]:
+    program = Program(default=request_trial(1).plan.configuration, metric="score")
+    with closing(CalledExecutor(program, "cpu", 1, "", allow_busy=False)) as made:
+        yield made
+
+
+def test_a_killed_piece_is_not_given_out(executor: CalledExecutor) -> None:
+    executor.submit(request_trial(1))
+    executor.kill()
+    assert [one.outcome.state for one in executor.events(0.0) if isinstance(one, TrialEnded)] == [TrialState.CANCELLED]
+    executor.submit(request_trial(2))
+    assert getattr(not_none(executor.next_piece()).assign.work, "number", None) == 2
+
+
+def test_a_late_reply_of_a_killed_piece_does_not_end_the_next_trial(executor: CalledExecutor) -> None:
+    executor.submit(request_trial(1))
+    killed = not_none(executor.next_piece())
+    executor.kill()
+    executor.events(0.0)
+    executor.submit(request_trial(2))
+    killed.send(TrialEnded(1, TrialOutcome(state=TrialState.REACHED, reason="late")))
+    assert executor.events(0.0) == []
+    executor.kill()
+    (ended,) = executor.events(0.0)
+    assert isinstance(ended, TrialEnded) and (ended.number, ended.outcome.state) == (2, TrialState.CANCELLED)

@@ -156,7 +156,7 @@ from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.worker import _workload_class
 from bssearch.records import Configuration, StepTimeRequest
 from bssearch.training.optimizers import KINDS, build_optimizer
-from tests.training.test_named_optimizers import trained, wanted
+from tests.training.test_optimizers import trained, wanted
 
 def all_trained():
     return [trained(lambda model: [build_optimizer(model, wanted(name))], steps=4) for name in KINDS]
