@@ -323,48 +323,18 @@ def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Enviro
         raise nothing_fits(environment, store.probes.memory(spec.name, environment))
 
 
-def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environment) -> None:
-    """Raise `LaunchError` if a new study's ``max_micro_batch_size`` does not fit, as far as known."""
-    cap = spec.space.max_micro_batch_size
-    memory = store.probes.memory_boundary(spec.name, environment)
-    if (
-        cap is None
-        or memory.may_fit(cap)
-        or memory.fits is None
-        or store.probes.by_batch_size(spec.name, environment)
-        or store.trials.of(spec.name)
-    ):
-        return
-    uses = {use.micro_batch_size: use for use in store.probes.memory(spec.name, environment)}
-    failed, works = (_described(uses, size) for size in (memory.too_large, memory.fits))
-    raise LaunchError(
-        f"space.max_micro_batch_size = {cap} does not fit into the memory of {named(environment)}: {failed} ran out "
-        f"of memory; the nearest fitting size is {works}",
-        hint=f"set {memory.fits}, or omit this setting to accumulate micro-batches that fit",
-    )
-
-
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
     """Error that not even a single sample fits into memory."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
+    memory = environment.device_memory_bytes
     return LaunchError(
-        f"not even a micro-batch of one sample fits into the memory of {named(environment)}"
+        f"not even a micro-batch of one sample fits into the memory of {environment.device_name}"
+        + ("" if memory is None else f" ({gib(memory)})")
         + (f"; these sizes ran out of memory: {tried}" if tried else "")
         + (f" ({reason})" if reason else ""),
         hint="use a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
     )
-
-
-def named(environment: Environment) -> str:
-    """Device's name and memory."""
-    memory = environment.device_memory_bytes
-    return environment.device_name + ("" if memory is None else f" ({gib(memory)})")
-
-
-def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
-    peak = uses[size].peak_memory_bytes if size in uses else None
-    return str(size) + ("" if peak is None else f" (peak {gib(peak)})")
 
 
 def _devices_that_agree(

@@ -38,7 +38,6 @@ from bssearch.search.calibration import (
     FIRST_VISITS,
     measure_step_times,
     missing_step_times,
-    refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
     time_on_devices,
 )
@@ -381,7 +380,6 @@ class Driver:
         try:
             with self.interrupts, self._leases.beating():
                 self._take_over()
-                refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._raise_if_failed()
                 if self._checkpoints.are_saved and not self._checkpoints.is_writable():
                     self._do(self.engine.cannot_save(self._checkpoints.refusal))

@@ -342,10 +342,8 @@ class NoiseGrowth:
         """Measure; begin the stages that the noise scale allows."""
         if self._growth.next_size is None:
             return
-        for _ in range(PASSES):
-            measured = self._make.measure(SMALL_BATCHES)
-            if measured is not None:
-                self._moments.append(moments(measured, measured.adam or measured.plain))
+        made = [self._make.measure(SMALL_BATCHES) for _ in range(PASSES)]
+        self._moments += [moments(one, one.adam or one.plain) for one in made if one is not None]
         del self._moments[:-REMEMBERED]
         scale = self.noise_scale
         while scale is not None and (size := self._growth.next_size) is not None and size <= self._share * scale:
@@ -385,12 +383,10 @@ def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
     """Growth by noise scale, if scheduled; `WorkloadError` if a pass is impossible."""
     if not trainer.growth.is_measured:
         return None
-    reason = None if trainer.has_noise else "the workload gives no gradients of single samples"
-    if reason is None and small_batch_size(trainer.configuration, len(trainer.train)) == 0:
-        reason = f"the training part has too few samples for {SMALL_BATCHES} gradients"
     require(
-        reason is None,
-        f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}",
+        trainer.has_noise and small_batch_size(trainer.configuration, len(trainer.train)) > 0,
+        "batch_schedule = 'noise_scale' measures the gradient noise scale, which needs a loss() over at least "
+        f"{SMALL_BATCHES} training samples",
         hint="name another batch_schedule, or train with a constant batch",
         error=WorkloadError,
     )

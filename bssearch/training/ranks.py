@@ -17,7 +17,7 @@ import torch
 from torch import distributed, nn
 
 from bssearch.errors import WorkloadError, require
-from bssearch.records import Branch, Configuration
+from bssearch.records import Branch, Configuration, grouped
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
@@ -221,11 +221,8 @@ class GradientSum:
 
 
 def _in_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for parameter in parameters:
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     limit = FIRST_BUCKET_BYTES
-    for kind in kinds.values():
+    for kind in grouped(((one.dtype, one.device), one) for one in parameters).values():
         bucket: list[nn.Parameter] = []
         size = 0
         for parameter in kind:

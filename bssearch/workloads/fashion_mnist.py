@@ -11,6 +11,7 @@ Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, 
 import gzip
 import importlib
 import importlib.util
+import itertools
 import math
 import os
 import tempfile
@@ -301,13 +302,14 @@ def perceptron(dropout: float) -> nn.Module:
 
 def residual_network(dropout: float, norm: str) -> nn.Module:
     """Three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
-    width = _STAGES[0]
-    layers: list[nn.Module] = [_convolution(1, width), _norm(norm, width), nn.ReLU()]
-    for stage, channels in enumerate(_STAGES):
-        layers.append(ResidualBlock(width, channels, stride=1 if stage == 0 else 2, norm=norm))
-        width = channels
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(width, CLASSES)]
-    return nn.Sequential(*layers)
+    first, last = _STAGES[0], _STAGES[-1]
+    stem = [_convolution(1, first), _norm(norm, first), nn.ReLU()]
+    blocks = [
+        ResidualBlock(before, after, stride=1 if before == after else 2, norm=norm)
+        for before, after in itertools.pairwise((first, *_STAGES))
+    ]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(last, CLASSES)]
+    return nn.Sequential(*stem, *blocks, *head)
 
 
 class ResidualBlock(nn.Module):

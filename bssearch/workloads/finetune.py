@@ -5,6 +5,7 @@ All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The
 """
 
 import hashlib
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -176,12 +177,10 @@ class TwoHeaded(nn.Module):
 def trunk() -> nn.Sequential:
     """Network from images (samples, 1, 28, 28) to features (samples, 64)."""
     layers: list[nn.Module] = []
-    width = 1
-    for channels in _CHANNELS:
-        layers += [nn.Conv2d(width, channels, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, channels), nn.ReLU()]
-        width = channels
+    for before, after in itertools.pairwise((1, *_CHANNELS)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, after), nn.ReLU()]
     side = 4  # 28 → 14 → 7 → 4 pixels
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side * side, _FEATURES), nn.ReLU())
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(_CHANNELS[-1] * side * side, _FEATURES), nn.ReLU())
 
 
 def pretrained_weights(old: Part) -> Weights:

@@ -10,8 +10,6 @@ import pytest
 
 from bssearch import Launch, LaunchError, Store, StudySpec, WorkloadError, enqueue, open_store, run_study
 from bssearch.analysis.answer import Answer
-from bssearch.commands.opening import opened
-from bssearch.commands.probes import probe_memory
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
@@ -36,7 +34,6 @@ from bssearch.search.calibration import (
     measure_step_time_at,
     measure_step_times,
     missing_step_times,
-    refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
 from bssearch.search.history import History
@@ -174,10 +171,6 @@ def too_large(size: int) -> MemoryUse:
     return MemoryUse(micro_batch_size=size, fits=False, peak_memory_bytes=None, reason="no memory left")
 
 
-def fits(size: int, peak: int | None = 2**30) -> MemoryUse:
-    return MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=peak)
-
-
 def test_a_batch_size_that_no_longer_fits_is_timed_again_in_smaller_micro_batches(store: Store) -> None:
     visit_all(store, FIRST_VISITS)
     store.probes.save_memory("toy", HERE, too_large(32))
@@ -258,32 +251,6 @@ def test_the_default_is_timed_at_another_batch_size_with_the_regularisation_that
     one = request.configuration
     assert (one.batch_size, one.micro_batch_size, one.accumulation_steps, one.dropout) == (64, 16, 4, 0.5)
     assert (request.threads, request.seconds_limit, request.trial_train_seconds) == (3, 0.5, 10.0)
-
-
-def capped(cap: int | None) -> StudySpec:
-    return make_spec(space={**SPACE, "max_micro_batch_size": cap})
-
-
-def test_a_cap_known_not_to_fit_is_refused_with_the_sizes_around_it_and_their_peaks(store: Store) -> None:
-    store.probes.save_memory("toy", HERE, fits(16, 3 * 2**29))
-    store.probes.save_memory("toy", HERE, too_large(24))
-    with pytest.raises(LaunchError) as caught:
-        refuse_cap_beyond_memory(capped(32), store, HERE)
-    assert all(said in str(caught.value) for said in ("32", "24", "16", "1.5 GiB", HERE.device_name))
-    assert "16" in (caught.value.hint or "")
-    for cap in (None, 16, 8):
-        refuse_cap_beyond_memory(capped(cap), store, HERE)
-
-
-@pytest.mark.parametrize("has", ["a step time", "a trial"])
-def test_a_study_that_has_begun_is_not_refused_for_its_cap(store: Store, has: str) -> None:
-    store.probes.save_memory("toy", HERE, fits(16))
-    store.probes.save_memory("toy", HERE, too_large(24))
-    if has == "a step time":
-        store.probes.add_step_time("toy", HERE, make_probe(8))
-    else:
-        store.trials.enqueue("toy", make_plan())
-    refuse_cap_beyond_memory(capped(32), store, HERE)
 
 
 def test_a_workload_whose_single_sample_does_not_fit_is_refused(store: Store) -> None:
@@ -414,17 +381,6 @@ def test_when_no_batch_size_fits_any_more_the_study_ends_with_the_reason(tmp_pat
         pytest.raises(LaunchError, match="not even a micro-batch of one sample"),
     ):
         enqueue(store, BOUNDED.name, {"dropout": 0.4})
-
-
-def test_a_cap_that_the_probe_has_shown_not_to_fit_is_refused_before_the_study_begins(tmp_path: Path) -> None:
-    capped: dict[str, Any] = {"space": {**RAW["space"], "max_micro_batch_size": 64}, "budget": BUDGET}
-    spec = make_spec(**capped)
-    executor = LawExecutor(fits_up_to=40)
-    with opened(spec, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor)) as study:
-        probe_memory(study)
-    with pytest.raises(LaunchError, match=r"max_micro_batch_size = 64 .*: 42 ran .* fitting size is 40 \(peak"):
-        run(tmp_path, executor, spec)
-    assert executor.requests == []
 
 
 # Several devices -----------------------------------------------------------------------------------------------------

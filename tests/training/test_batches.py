@@ -460,7 +460,7 @@ def test_impossible_growth_is_refused() -> None:
         Trainer(Toy(), grows((0, 20), (60, 128)), toy_data().train, on_cpu(), 3)
     with pytest.raises(WorkloadError, match="'noise_scale' needs the training part on the device"):
         Trainer(Toy(), by_noise(20, 40), toy_data().train, on_cpu(data="host", loader_workers=0), 3)
-    with pytest.raises(WorkloadError, match="'noise_scale' measures the gradient noise scale: the training part has"):
+    with pytest.raises(WorkloadError, match="'noise_scale' measures the gradient noise scale"):
         Run(request(by_noise(2, 4)), data=toy_data(train_samples=6))
     with pytest.raises(WorkloadError, match="keep 20"):
         Growth(grows((0, 20), (60, 40)), None)
