@@ -222,7 +222,11 @@ class Trainer(AbstractContextManager["Trainer"]):
         self, workload: Workload, configuration: Configuration, train: Part, computation: Computation, seed: int
     ) -> None:
         check_ranks(configuration, workload, computation)
-        check_split(configuration, len(train))
+        require(
+            configuration.batch_size <= len(train),
+            f"batch_size = {configuration.batch_size} must be <= {len(train)}, the number of training samples",
+            error=WorkloadError,
+        )
         self._ranks = computation.ranks
         with self.together("build", configuration, seed, computation.compiles):
             seed_everything(seed)
@@ -558,23 +562,6 @@ def seed_everything(seed: int) -> None:
         torch.manual_seed(seed)
     else:  # quicker, because `manual_seed` keeps a call with a formatted stack for each absent kind of device
         torch.default_generator.manual_seed(seed)
-
-
-def check_split(configuration: Configuration, train_samples: int) -> None:
-    """Raise `UsageError` unless micro-batches fill the batch, `WorkloadError` if the training part is smaller."""
-    batch_size = configuration.batch_size
-    micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
-    ranks = configuration.world_size
-    require(
-        micro * accumulation * ranks == batch_size,
-        f"batch_size = {batch_size} must be micro_batch_size × accumulation_steps × world_size = "
-        f"{micro} × {accumulation} × {ranks}",
-    )
-    require(
-        batch_size <= train_samples,
-        f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples",
-        error=WorkloadError,
-    )
 
 
 def check_ranks(configuration: Configuration, workload: Workload, computation: Computation) -> None:
