@@ -94,11 +94,6 @@ class Computation:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return autocast(self.precision, self.device)
 
-    @property
-    def compile_mode(self) -> str:
-        """The ``torch.compile`` mode in use, or ``none``."""
-        return self.settings.compile if self.compiles else "none"
-
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Context of uncompiled evaluations."""

@@ -38,7 +38,7 @@ def describe_environment(
     return describe_device(
         computation.device,
         precision=computation.precision,
-        compile_mode=computation.compile_mode,
+        compile_mode=computation.settings.compile if computation.compiles else "none",
         memory_limit_bytes=memory_limit_bytes,
         workload_revision=None if workload is None else workload_revision(workload),
         source=None if workload is None else _source_file(workload),

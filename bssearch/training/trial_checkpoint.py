@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -45,11 +45,7 @@ LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100 bytes
 
 MOST_OPERATIONS = 1_000_000  # operations of a pickle: a tensor takes about 32, and PyTorch reads a million in 1 to 3 s
 
-_PICKLES = 5  # pickles in a file before PyTorch 1.6: magic number, protocol, system, content, keys
-
-_ARCHIVE = b"PK\x03\x04"
-
-_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # start of torch.save's files before PyTorch 1.6
+_ARCHIVE = b"PK\x03\x04"  # start of torch.save's files since PyTorch 1.6
 
 _SETTINGS = (
     *("compile", "channels_last", "fused", "activation_checkpointing", "deterministic"),
@@ -231,30 +227,20 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
 
 def _check_pickle(file: IO[bytes]) -> None:
     # Refuse a file of `torch.save` that takes minutes to read; rewind the file.
-    is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # PyTorch distinguishes two formats in the same way
+    if file.read(len(_ARCHIVE)) != _ARCHIVE:  # PyTorch would read the file in its older format
+        raise ValueError("torch.save of PyTorch 1.6 or later did not write this file")
+    with zipfile.ZipFile(file) as archive:
+        _check_archive(archive)
+        for one in archive.infolist():
+            if one.filename.lower().endswith("data.pkl"):
+                _check_program(_part(archive, one, LARGEST_PICKLE))
     file.seek(0)
-    if is_archive:
-        with zipfile.ZipFile(file) as archive:
-            _check_archive(archive)
-            programs = [
-                _part(archive, one, LARGEST_PICKLE)
-                for one in archive.infolist()
-                if one.filename.lower().endswith("data.pkl")
-            ]
-    else:
-        programs = [file.read(LARGEST_PICKLE)]
-    file.seek(0)
-    if not programs or not (is_archive or programs[0].startswith(_MAGIC)):
-        raise ValueError("torch.save did not write this file")
-    for program in programs:
-        _check_program(program, 1 if is_archive else _PICKLES)
 
 
-def _check_program(program: bytes, pickles: int = 1) -> None:
+def _check_program(program: bytes) -> None:
     _check_size("data.pkl", len(program), LARGEST_PICKLE)
-    file = io.BytesIO(program)
-    operations = chain.from_iterable(pickletools.genops(file) for _ in range(pickles))
-    if sum(1 for _ in islice(operations, MOST_OPERATIONS + 1)) > MOST_OPERATIONS:
+    operations = islice(pickletools.genops(program), MOST_OPERATIONS + 1)
+    if sum(1 for _ in operations) > MOST_OPERATIONS:
         raise ValueError(f"lists and numbers take more than {MOST_OPERATIONS:,} operations to read")
 
 
@@ -360,7 +346,7 @@ def _load(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             _check_pickle(file)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise UsageError(
             f"checkpoint {path} cannot be read as tensors and plain values: {first_line(error)}", hint=FORMAT_HINT
