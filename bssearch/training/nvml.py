@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ import psutil
 import torch
 
 from bssearch.records import DeviceUse
-from bssearch.training.process_times import MPS_SERVER, children_of
+from bssearch.training.process_times import MPS_SERVER, children_of, found_in
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ def _family() -> set[int]:
 
 def other_drivers() -> list[int]:
     """Ids of bssearch drivers, outside this family of processes, that run trials on this machine."""
-    running = [pid for pid in psutil.pids() if _runs_trials(_words(pid))]
+    running = [pid for pid in psutil.pids() if _runs_trials(pid)]
     if set(running) <= {*children_of(os.getppid())}:  # only our driver's workers: psutil takes 20 ms for the rest
         return []
     family, drivers = _family(), set[int]()
@@ -158,21 +159,13 @@ def other_drivers() -> list[int]:
     return sorted(drivers - family)
 
 
-def _words(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-    except OSError:
-        return []
-
-
-def _runs_trials(words: list[str] | None) -> bool:
-    return any(word.startswith(_TRIAL_MODULES) for word in words or ())
+def _runs_trials(pid: int) -> bool:
+    return found_in(Path(f"/proc/{pid}/cmdline"), rf"(?:^|\0)({re.escape(_TRIAL_MODULES)})") is not None
 
 
 def _name(pid: int) -> str | None:
     try:
-        process = psutil.Process(pid)
-        return f"{process.name()}{' of another bssearch driver' if _runs_trials(process.cmdline()) else ''}"
+        return f"{psutil.Process(pid).name()}{' of another bssearch driver' if _runs_trials(pid) else ''}"
     except psutil.NoSuchProcess:
         return None
     except psutil.AccessDenied:
