@@ -102,6 +102,7 @@ class Updates:
     ) -> None:
         self.optimizers = optimizers
         self._model = model
+        self._learning_rate = self._peak_learning_rate = configuration.learning_rate
         self._peak_rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
         clip_norm, decay = (configuration.parameters.get(name) for name in OPTIONAL)
         self._clip_norm = None if clip_norm is None else float(clip_norm)
@@ -114,9 +115,13 @@ class Updates:
 
     def begin(self, factor: float) -> None:
         """Clear gradients; set rates to ``factor`` × the initial rates."""
-        for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
+        learning_rate = self._peak_learning_rate * factor
+        if learning_rate != self._learning_rate:
+            self._learning_rate = learning_rate
+            for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * factor
+        for optimizer in self.optimizers:
             clear_gradients(optimizer)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -164,6 +169,7 @@ class Updates:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
+            "learning_rate": self._learning_rate,
             "average": None if self.average is None else self.average.averages,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "skipped": self.skipped,
@@ -181,6 +187,7 @@ class Updates:
         optimizers = [state["optimizer"]] if len(self.optimizers) == 1 else state["optimizer"]
         for optimizer, saved in zip(self.optimizers, optimizers, strict=True):
             optimizer.load_state_dict(saved)
+        self._learning_rate = state["learning_rate"]
         if self.average is not None:
             self.average.restore(state["average"])
         if self.scaler is not None:
