@@ -119,8 +119,7 @@ class Interrupts:
         self.count += 1
         if self.count > 1:
             self._on_second()
-            raise KeyboardInterrupt
-        if self._at_once():
+        if self.count > 1 or self._at_once():
             raise KeyboardInterrupt
 
 
@@ -169,8 +168,12 @@ class Shift:
 
     def raise_if_over(self, running: Collection[int] = ()) -> None:
         """Raise `InterruptedRunError` if the shift is ending and no trial runs."""
-        message = "paused for other studies; all trials are stored"
-        require(running or not self.is_ending, message, hint=CONTINUE, error=InterruptedRunError)
+        require(
+            running or not self.is_ending,
+            "paused for other studies; all trials are stored",
+            hint=CONTINUE,
+            error=InterruptedRunError,
+        )
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
@@ -246,9 +249,8 @@ class Recorder:
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
         """Store an outcome and return the stored trial; if the lease is lost, the trial stays unchanged."""
-        number, outcome, product = ended.number, ended.outcome, None
-        if outcome.steps_to_target is not None and step_seconds is not None:
-            product = outcome.steps_to_target * step_seconds
+        number, outcome, steps = ended.number, ended.outcome, ended.outcome.steps_to_target
+        product = None if steps is None or step_seconds is None else steps * step_seconds
         if ended.log.strip():
             self._store.trials.save_log(self._study, number, ended.log, owner=self._owner)
         try:
