@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
@@ -89,6 +89,26 @@ def _start(pid: int) -> str:
         raise psutil.NoSuchProcess(pid) from None
 
 
+@contextmanager
+def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
+    """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread. Failures of ``beat`` have no effect."""
+    # The main loop reports database errors, and a lease outlasts three beats.
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.wait(HEARTBEAT_SECONDS):
+            with suppress(BSSearchError):
+                beat()
+
+    thread = threading.Thread(target=run, name="bssearch heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(timeout=HEARTBEAT_SECONDS)
+
+
 @dataclass(slots=True)
 class _Seen:
     expires_at: datetime
@@ -116,23 +136,10 @@ class Leases:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Count this driver as alive, and renew its leases every `HEARTBEAT_SECONDS` in a background thread."""
-        # The main loop reports database errors, and a lease outlasts three renewals.
-        stopped = threading.Event()
-
-        def renew() -> None:
-            while not stopped.wait(HEARTBEAT_SECONDS):
-                with suppress(BSSearchError):
-                    self._store.leases.heartbeat(self._study, self.owner, LEASE_SECONDS)
-
-        thread = threading.Thread(target=renew, name="bssearch heartbeat", daemon=True)
-        thread.start()
-        try:
-            with living(self.owner):
-                yield
-        finally:
-            stopped.set()
-            thread.join(timeout=HEARTBEAT_SECONDS)
+        """Count this driver as alive and renew the driver's leases."""
+        renew = partial(self._store.leases.heartbeat, self._study, self.owner, LEASE_SECONDS)
+        with living(self.owner), heartbeat(renew):
+            yield
 
     def mark_lost(self) -> list[int]:
         """Mark trials of dead drivers as lost and return the trials' numbers."""

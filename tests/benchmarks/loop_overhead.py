@@ -133,7 +133,7 @@ class FastLoop(BareLoop):
 
     def __init__(self, workload: Workload, data: Data, batch_size: int, computation: Computation) -> None:
         super().__init__(workload, data, batch_size, computation)
-        if computation.compile_mode != "none":
+        if computation.compiles:
             self.model.compile(dynamic=False)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=LEARNING_RATE, momentum=0.9, nesterov=True, fused=True
@@ -196,7 +196,7 @@ def measure(
     weights = [parameters_to_vector(model.parameters()) for model in (bare.model, trainer.model)]
     step_seconds = statistics.median(times["bare"]) / steps
     is_long = reference == "hand" and step_seconds >= SHORTEST_STEP
-    judged = computation.compile_mode == "none" and (computation.device.type != "cpu" or is_long)
+    judged = not computation.compiles and (computation.device.type != "cpu" or is_long)
     return Overhead(
         batch_size=batch_size,
         step_seconds=step_seconds,
@@ -253,7 +253,7 @@ def main(
         print(json.dumps({**head, "precision": computation.precision, "warnings": computation.warnings, "rows": rows}))
     else:
         for one in found:
-            print_table(one, computation.compile_mode != "none")
+            print_table(one, computation.compiles)
         print(*computation.warnings, sep="\n", end="\n" if computation.warnings else "")
     is_comparable = computation.device.type == "cpu" and reference == "hand" and not computation.compiles
     if is_comparable and not all(one.bit_equal for one in found):

@@ -233,7 +233,7 @@ def test_the_noise_scale_follows_from_the_gradients_of_the_ranks_before_their_su
         alone.model.load_state_dict(states[3])
         gradients, weights = [], []
         for share in (batches[:2], batches[2:]):
-            losses = [alone.loss(alone.model, *one) for one in share]
+            losses = [alone.loss(*one) for one in share]
             parts = [one if isinstance(one, WeightedLoss) else WeightedLoss(one, 1.0) for one in losses]
             weights.append(sum(float(one.weight) for one in parts))
             summed = torch.stack([one.total for one in parts]).sum()
