@@ -335,11 +335,6 @@ def test_a_batch_larger_than_the_training_part_is_refused_with_both_sizes() -> N
         warm_up(Toy(), configuration(128), toy_data(), on_cpu(), "accuracy", 0)
 
 
-def test_micro_batches_that_do_not_fill_the_batch_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"batch_size = 20 must be .* = 6 × 3 × 1"):
-        trainer_of(configuration(20, micro_batch_size=6, accumulation_steps=3))
-
-
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
