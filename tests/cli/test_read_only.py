@@ -68,7 +68,7 @@ WITHOUT_A_DATABASE = {
     *("init", "check", "schema", "guide"),
     *("plan memory", "plan accumulation", "plan start"),
 }
-# They read; the studies here have neither curves nor scales: tests/commands/test_larger.py.
+# They read; the studies here have neither curves nor scales: tests/commands/test_plans.py.
 NEED_OTHER_STUDIES = {"plan beyond", "plan larger"}
 SERVES = {"serve"}  # it reads, until it is told to stop: tests/web
 
