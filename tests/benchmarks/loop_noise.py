@@ -12,7 +12,7 @@ import itertools
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from bssearch.training.trainer import Trainer
 from tests.benchmarks.harness import script, verdict
 from tests.executors.loops.loops import Started, asked
 from tests.executors.loops.test_lightning import trainer_of
-from tests.executors.loops.trainers import trainer_of as transformers_trainer_of
+from tests.executors.loops.trainers import Scored, trainer_of as transformers_trainer_of
 from tests.training.test_advisor import BATCH, at_zero, exact_scale, samples
 from tests.training.toys import Toy, on_cpu
 
@@ -113,22 +113,13 @@ def train_lightning(started: Started, data: TensorDataset) -> None:
 def train_transformers(started: Started, data: TensorDataset) -> None:
     """Train with a Hugging Face Trainer."""
 
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = at_zero()
-
-        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> Mapping[str, torch.Tensor]:
-            found = self.model(inputs)
-            return {"loss": nn.functional.mse_loss(found, labels), "logits": found}
-
     rows = [{"inputs": x, "labels": y} for x, y in zip(*data.tensors, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         trainer = transformers_trainer_of(
             started.trial,
             Path(folder),
             kind=transformers.Trainer,
-            model=Module(),
+            model=Scored(at_zero(), nn.functional.mse_loss),
             data_collator=transformers.default_data_collator,
             train_dataset=rows,
             eval_dataset=rows[:BATCH],

@@ -210,18 +210,10 @@ def fit_transformers(batch_size: int, trial: Trial, segments: Segments) -> None:
     import transformers
 
     from bssearch.executors.loops.transformers import TrialCallback
+    from tests.executors.loops.trainers import Scored
 
     digits = Digits()
     data = digits.load(torch.device("cpu"))
-
-    class Module(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = digits.build_model(dropout=0.0)
-
-        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            logits = self.model(inputs)
-            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
     class Hand(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *arguments: Any, **settings: Any) -> None:
@@ -258,7 +250,7 @@ def fit_transformers(batch_size: int, trial: Trial, segments: Segments) -> None:
             **settings,
         )
         trainer = transformers.Trainer(
-            model=Module(),
+            model=Scored(digits.build_model(dropout=0.0)),
             args=args,
             train_dataset=rows,
             eval_dataset=rows[:1],

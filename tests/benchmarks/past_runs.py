@@ -168,13 +168,7 @@ def lightning_runs(folder: Path) -> list[Made]:
 def trainer_runs(folder: Path) -> list[Made]:
     import transformers
 
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = network()
-
-        def forward(self, inputs: Any, labels: Any) -> dict[str, Any]:
-            return {"loss": torch.nn.functional.cross_entropy(self.inner(inputs), labels), "logits": self.inner(inputs)}
+    from tests.executors.loops.trainers import Scored
 
     runs = []
     rows = [{"inputs": image, "labels": label} for image, label in zip(IMAGES, LABELS, strict=True)]
@@ -197,7 +191,7 @@ def trainer_runs(folder: Path) -> list[Made]:
             use_cpu=True,
         )
         trainer = transformers.Trainer(
-            Model(),
+            Scored(network()),
             arguments,
             train_dataset=rows[: HELD_OUT.start],
             eval_dataset=rows[HELD_OUT],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer
 
@@ -58,6 +59,18 @@ def classifier(dropout: float = 0.1, *, takes_items: bool = False) -> BertForSeq
     if not takes_items:
         model.accepts_loss_kwargs = False
     return model
+
+
+class Scored(torch.nn.Module):
+    """A module of tensors as a Trainer's model, which returns its loss and its scores."""
+
+    def __init__(self, inner: torch.nn.Module, loss: Callable[..., torch.Tensor] = cross_entropy) -> None:
+        super().__init__()
+        self.inner, self.loss = inner, loss
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.inner(inputs)
+        return {"loss": self.loss(scores, labels), "logits": scores}
 
 
 def accuracy(prediction: Any) -> dict[str, float]:
