@@ -81,6 +81,7 @@ from bssearch.records import (
     ProbeRecord,
     StudyRecord,
     Target,
+    TrialOutcome,
     TrialRecord,
     TrialState,
     at_most,
@@ -506,10 +507,12 @@ def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
     """Trial's end at another target, from the curve; no test metric if met. `UsageError` if met before step 1."""
-    if trial.outcome is None or trial.state.is_missing:
+    before = trial.outcome
+    if before is None or trial.state.is_missing:
         return trial
     if (found := first_crossing(curve, target)) is None:
-        return _missed(trial, curve[-1], target) if trial.is_imported and curve else trial
+        reached_another = trial.is_imported and trial.state is TrialState.REACHED and curve
+        return _missed(trial, before, curve[-1], target) if reached_another else trial
     require(
         found.first_hit_step > 0,
         f"target {target.value:g} is met before the first step: trial {trial.number} starts with "
@@ -517,7 +520,7 @@ def at_target(
         hint="use a harder target",
     )
     hit = next(one for one in curve if one.step == found.first_hit_step)
-    before, tokens, undelayed = trial.outcome, trial.outcome.tokens, trial.outcome.undelayed_train_seconds
+    tokens, undelayed = before.tokens, before.undelayed_train_seconds
     outcome = replace(
         with_crossing(before, found),
         state=TrialState.REACHED,
@@ -536,12 +539,10 @@ def at_target(
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
 
 
-def _missed(trial: TrialRecord, last: Observation, target: Target) -> TrialRecord:
+def _missed(trial: TrialRecord, outcome: TrialOutcome, last: Observation, target: Target) -> TrialRecord:
     # An imported run that reached its target, but not this harder one by the end of its curve
-    if trial.outcome is None or trial.state is not TrialState.REACHED:
-        return trial
     outcome = replace(
-        trial.outcome,
+        outcome,
         state=TrialState.EXHAUSTED,
         reason=f"ended without {target.in_words}",
         steps=last.step,

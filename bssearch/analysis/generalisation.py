@@ -91,10 +91,7 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
     limit = newest.train_seconds_limit
     groups = _repeats([trial for trial in trials if is_to_budget(trial, limit)], target)
     chosen = _one_a_batch(groups, verdict)
-    best = max((one for one in chosen if one.finals), key=lambda one: one.gain, default=None)
-    if best is None:
-        return None
-    largest = chosen[-1]
+    best, largest = max(chosen, key=lambda one: one.gain), chosen[-1]
     harder = next((one for one in groups if one.is_more_regularised_than(largest)), None)
     notable = notable_gap(target, [metric for one in groups for metric in one.finals])
     return Generalisation(

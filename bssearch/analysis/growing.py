@@ -25,7 +25,6 @@ from bssearch.records.batch_schedule import (
     PARAMETERS,
     BatchSchedule,
     Stage,
-    batch_schedule_of,
     constant_configurations,
     growing_schedule,
     with_batch_schedule,
@@ -94,10 +93,9 @@ def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> Tr
 
 
 def has_grown(trial: TrialRecord) -> bool:
-    """True if a trial reached the second stage before the end."""
-    schedule, outcome = batch_schedule_of(trial.configuration), trial.outcome
-    if schedule is None or outcome is None:
-        return False
+    """True if a trial with a growing batch and a result reached the second stage."""
+    schedule, outcome = growing_schedule(trial.configuration), trial.outcome
+    assert outcome is not None, "a trial with a result has an outcome"
     if schedule.is_measured:
         return outcome.samples > outcome.steps * trial.configuration.batch_size
     return len(schedule.steps_by_stage(outcome.steps_to_target or outcome.steps)) > 1

@@ -292,8 +292,7 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
-    if (best := compared.get(optimal.configuration.batch_size)) is None:
-        return []
+    best = compared[optimal.configuration.batch_size]
     own = {"cost_to_target": "time_to_target"}.get(optimal.objective.name, optimal.objective.name)
     noun = optimal.objective.noun
     parts = list(_cheaper(best, list(compared.values()), own, noun))

@@ -1,4 +1,7 @@
-"""``check`` tries a workload and proposes a target; ``run --dry-run`` bounds a study's cost."""
+"""``check`` tries a workload and proposes a target; ``run --dry-run`` bounds a study's cost.
+
+``check --walk`` takes six steps from the memory budget to the task's priority, with measured figures.
+"""
 
 import math
 import statistics
@@ -8,9 +11,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
+import psutil
 from pydantic import Field
 
+from bssearch.analysis.law.batch_model import MemoryFit, fit_memory
 from bssearch.analysis.shape import Model, Notice
+from bssearch.commands.branch_probe import configuration_at
 from bssearch.commands.display import seconds_left
 from bssearch.commands.launch import HERE, TARGET_RUNS, Launch
 from bssearch.commands.opening import (
@@ -24,18 +30,21 @@ from bssearch.commands.opening import (
 )
 from bssearch.commands.pitfalls import CheckEvidence, dropped_share, suspicions
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
-from bssearch.commands.walk import WalkStep, walk_steps
-from bssearch.errors import DatabaseError, LaunchError, require
+from bssearch.errors import BSSearchError, DatabaseError, LaunchError, require
 from bssearch.executors.base import Executor
+from bssearch.planning.memory.request import GIB, HEADROOM, MIB
 from bssearch.planning.requests import notes_on_spec
+from bssearch.planning.start import OBJECTIVES
 from bssearch.records import (
     Configuration,
     Goal,
+    MemoryRequest,
     Observation,
     ParameterValue,
     Phase,
     ProbeRecord,
     Target,
+    TrialOutcome,
     TrialPlan,
     TrialRequest,
     TrialState,
@@ -43,6 +52,7 @@ from bssearch.records import (
     first_crossing,
 )
 from bssearch.search.after_search import REPEATED
+from bssearch.search.calibration import default_at
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
 from bssearch.search.history import History, trial_seed
 from bssearch.search.pruners.base import first_slack, make_pruner
@@ -159,6 +169,14 @@ class ShortTrial(Model):
     reason: str
 
 
+class WalkStep(Model):
+    """A step: its question, the measured figures by name, and the decision."""
+
+    question: str
+    figures: dict[str, float | None]
+    decision: str
+
+
 class Check(Model):
     """Check of a spec, or of the largest scale; ``notes`` correct assumptions.
 
@@ -260,8 +278,121 @@ def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *,
             *(Notice(code=note.code, message=note.message) for note in notes_on_spec(spec)),
             *([] if found.notice is None else [Notice(code="environment", message=found.notice)]),
         ],
-        walk=list(walk_steps(evidence, executor)) if walk else None,
+        walk=list(_walk_steps(evidence, executor)) if walk else None,
     )
+
+
+DROP = 0.02  # relative loss of the metric at the maximum that calls for fewer samples or more regularisation
+
+
+def _walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkStep]:
+    # Measures the memory of micro-batches, and trains at the largest batch size
+    spec, samples = evidence.spec, evidence.found.train_samples
+    budget = evidence.found.environment.device_memory_bytes or psutil.virtual_memory().total
+    usable = (1 - HEADROOM) * budget
+    yield WalkStep(
+        question="How much memory is there?",
+        figures={"memory_gib": budget / GIB, "usable_gib": usable / GIB},
+        decision=f"plan with {1 - HEADROOM:.0%} of this memory, which is feasible, not optimal",
+    )
+    fit, reason = _memory(evidence, executor)
+    yield WalkStep(
+        question="How much memory does a sample take?",
+        figures={} if fit is None else {"fixed_gib": fit.fixed_bytes / GIB, "sample_mib": fit.bytes_per_sample / MIB},
+        decision=f"not measured: {reason}" if fit is None else "a fixed part, and an equal part for each sample",
+    )
+    most = None if fit is None else samples
+    if fit is not None and fit.bytes_per_sample > 0:
+        fitting = max(0, math.floor((usable - fit.fixed_bytes) / fit.bytes_per_sample))
+        most = min(fitting, samples or fitting)
+    yield _largest_step(spec.batch_sizes[-1], most)
+    yield from _training_steps(evidence, executor)
+    meaning = next((meaning for name, meaning in OBJECTIVES.values() if name == spec.objective), "")
+    yield WalkStep(
+        question="What comes first?",
+        figures={},
+        decision=f"objective {spec.objective}{meaning and f': {meaning}'}",
+    )
+
+
+def _memory(evidence: CheckEvidence, executor: Executor) -> tuple[MemoryFit | None, str]:
+    spec, samples = evidence.spec, evidence.found.train_samples or math.inf
+    fitting = {probe.micro_batch_size for probe in evidence.probes.values() if probe.micro_batch_size <= samples}
+    try:
+        uses = [
+            executor.measure_memory(
+                MemoryRequest(configuration=default_at(spec, size, size).configuration, threads=spec.executor.threads)
+            )
+            for size in sorted({*fitting, max(1, max(fitting) // 2)})
+        ]
+    except BSSearchError as error:
+        return None, error.message
+    return fit_memory(uses), "fewer than three micro-batches ran"
+
+
+def _largest_step(largest: int, most: int | None) -> WalkStep:
+    if most is None:
+        decision = "unknown; find the limit with `bssearch probe memory`"
+    elif most < 1:
+        decision = "none: not even one sample fits safely; take a smaller model or a larger device"
+    elif most >= largest:
+        decision = f"batch {largest}, the largest of the space, fits at once"
+    else:
+        decision = f"batches above {most} accumulate: set space.max_micro_batch_size: {most}"
+    return WalkStep(
+        question="What is the largest safe micro-batch?", figures={"safe_micro_batch": most}, decision=decision
+    )
+
+
+def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkStep]:
+    spec, trial, limit = evidence.spec, evidence.outcome, evidence.limit
+    target, default, largest = spec.record_target, spec.default.batch_size, max(evidence.probes)
+    other = trial if largest == default else _at_largest(evidence, executor, largest)
+    mine, its = trial.best_metric, other.best_metric
+    drop = None if mine is None or its is None or not mine else (target.gain(mine) - target.gain(its)) / abs(mine)
+    if mine is None or its is None:
+        decision = "not measured: no evaluation in time"
+    elif drop is None:
+        decision = f"not measured: {target.metric} is 0 at batch {default}"
+    elif drop > DROP:
+        decision = f"{target.metric} drops by {drop:.1%} in {limit:g} s: take fewer samples, or retune and regularise"
+    else:
+        decision = f"the metric drops by at most {DROP:.0%}: batch {largest} trains as well in {limit:g} s"
+    yield WalkStep(
+        question="Does the maximum converge?",
+        figures={f"{target.metric}_at_{default}": mine, f"{target.metric}_at_{largest}": its, "drop": drop},
+        decision=decision,
+    )
+    times = {size: run.time_to_target_s for size, run in ((default, trial), (largest, other))}
+    reached = {size: seconds for size, seconds in times.items() if seconds is not None}
+    soonest = (
+        f"batch {min(reached, key=reached.__getitem__)} of these two batch sizes, untuned"
+        if reached
+        else f"neither batch size within {limit:g} s"
+    )
+    yield WalkStep(
+        question="Which batch size reaches the target soonest?",
+        figures={
+            **{f"step_s_at_{size}": probe.step_seconds for size, probe in evidence.probes.items()},
+            **{f"time_to_target_s_at_{size}": seconds for size, seconds in times.items()},
+        },
+        decision=f"{soonest}; `bssearch run` tries the sizes between, each with its own learning rate",
+    )
+
+
+def _at_largest(evidence: CheckEvidence, executor: Executor, largest: int) -> TrialOutcome:
+    spec, probe = evidence.spec, evidence.probes[largest]
+    rule = spec.space.rate_rule(spec.default_configuration.optimizer)
+    outcome, _ = run_default(
+        spec,
+        executor,
+        1,
+        probe=probe,
+        limit=evidence.limit,
+        stop_at_target=True,
+        configuration=configuration_at(spec, largest, probe.micro_batch_size, rule),
+    )
+    return outcome
 
 
 # The next three constants are shares of the way from the untrained metric to the median of the runs' best metrics.

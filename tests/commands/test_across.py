@@ -188,9 +188,6 @@ def test_answers_of_which_each_two_share_a_size_and_all_of_them_none_do_not_agre
         ]
     )
     assert (agreement.agree, agreement.batch_size, agreement.flat_range) == (False, None, None)
-    (told,) = agreement.disagreements
-    assert (told.between, told.about) == (["a", "b", "c"], ["batch_size"])
-    assert "a recommends batch 8 (8, 16 are within 5 %)" in told.message
     assert "do not agree" in in_words(agreement)[0]
 
 

@@ -17,13 +17,13 @@ from bssearch.commands.check import (
     Advice,
     Check,
     DefaultRun,
+    WalkStep,
     advise_target,
     check,
     summarise,
     towards_easier,
 )
 from bssearch.commands.pitfalls import pitfalls
-from bssearch.commands.walk import WalkStep
 from bssearch.executors.base import Event
 from bssearch.planning.requests import notes_on_spec
 from bssearch.records import (

@@ -43,7 +43,7 @@ class StepTimeFit:
 def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> StepTimeFit | None:
     """Fit step times without accumulation by least squares of the relative error, with α ≥ 0.
 
-    Returns None below ``fewest`` timed sizes, if β ≤ 0, or if 1 / t overflows.
+    Returns None below ``fewest`` timed sizes, or if β ≤ 0.
     """
     measured = {
         probe.batch_size: probe.step_seconds for probe in probes if probe.step_seconds is not None and probe.is_whole
@@ -51,10 +51,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
     if len(measured) < fewest:
         return None
     sizes, seconds = np.array(list(measured), dtype=float), np.array(list(measured.values()))
-    with np.errstate(over="ignore"):
-        terms = np.column_stack([1 / seconds, sizes / seconds])
-    if not np.isfinite(terms).all():
-        return None
+    terms = np.column_stack([1 / seconds, sizes / seconds])
     alpha, beta = np.linalg.lstsq(terms, np.ones(len(sizes)), rcond=None)[0]
     if alpha < 0:
         alpha, beta = 0.0, terms[:, 1].sum() / (terms[:, 1] ** 2).sum()

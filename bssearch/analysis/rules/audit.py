@@ -481,18 +481,18 @@ def cases(
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
     top, best = max(answer.optimal.batch_size, largest), answer.optimal.batch_size
     others = [
-        _case(spec, base, Rule.LAYERWISE, top, optima.get(top), trials),
+        _case(spec, base, Rule.LAYERWISE, top, optima[top], trials),
         *(
-            _case(spec, base, Rule.SGD_OR_ADAM, size, optima.get(size), trials)
+            _case(spec, base, Rule.SGD_OR_ADAM, size, optima[size], trials)
             for size in sorted({answer.optimal.batch_size, largest})
         ),
         _small_batch(spec, optima, best),
-        _case(spec, base, Rule.GROWING, best, optima.get(best), trials, answer.batch_schedule),
+        _case(spec, base, Rule.GROWING, best, optima[best], trials, answer.batch_schedule),
     ]
     if not sizes:
         reason = "the optimum and the largest confirmed batch size equal the default's, so the rule makes no change"
         return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), *others]
-    return [*(_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes), *others]
+    return [*(_case(spec, base, rule, size, optima[size], trials) for rule in RULES for size in sizes), *others]
 
 
 def tuned_optima(
@@ -557,12 +557,10 @@ def _case(
     base: Configuration,
     rule: Rule,
     batch_size: int,
-    tuned: Candidate | None,
+    tuned: Candidate,
     trials: Sequence[TrialRecord],
     found: BatchScheduleAnswer | None = None,
 ) -> Case:
-    if tuned is None:
-        return Case(rule, batch_size, reason="no trial of this batch size has a result")
     if not tuned.is_confirmed:
         return Case(rule, batch_size, reason=f"confirmation is incomplete{command(spec, 'study confirm')}")
     if not math.isfinite(tuned.value):

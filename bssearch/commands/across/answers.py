@@ -332,13 +332,11 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
     found = [one for _, one in named]
     disagreements = [apart for one, other in combinations(named, 2) if (apart := _between(*one, *other)) is not None]
     size = _common_size(found)
-    if size is None and not any("batch_size" in one.about for one in disagreements):
-        disagreements.insert(0, _among_all(named))
     low, high = max(one.answer.flat_range[0] for one in found), min(one.answer.flat_range[1] for one in found)
     return QuestionAgreement(
         question=found[0].question,
         studies=[label for label, _ in named],
-        agree=not disagreements,
+        agree=size is not None and not disagreements,
         batch_size=size,
         flat_range=[low, high] if size is not None and low <= high else None,
         disagreements=disagreements,
@@ -351,19 +349,6 @@ def _common_size(found: Sequence[Finding]) -> int | None:
     common = [size for size in known if all(one.accepts(size) for one in found)]
     everywhere = set.intersection(*(one.acceptable for one in found))
     return min(common, key=lambda size: (-recommended[size], size not in everywhere, size), default=None)
-
-
-def _among_all(named: Sequence[tuple[str, Finding]]) -> Disagreement:
-    pairs = combinations([one for _, one in named], 2)
-    differences = list(dict.fromkeys(told for pair in pairs for told in differing(*pair)))
-    recommended = ", ".join(f"{name} {_recommends(one)}" for name, one in named)
-    return Disagreement(
-        between=[name for name, _ in named],
-        about=["batch_size"],
-        differences=differences,
-        message=f"{recommended}: each pair of studies shares a batch size, but no batch size is common to all studies. "
-        f"{_likely_cause(differences)}.",
-    )
 
 
 def _between(name: str, one: Finding, other_name: str, other: Finding) -> Disagreement | None:
