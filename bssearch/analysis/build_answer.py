@@ -73,6 +73,7 @@ from bssearch.records import (
     FIRST_LOSS,
     FLAT_RATIO,
     FROM_90_TO_95,
+    Environment,
     Goal,
     MemoryUse,
     NoiseMeasurement,
@@ -138,13 +139,13 @@ def build_answer(
     drawn = beliefs(verdict, step_figures(spec, verdict, probes), trials, rivals)
     if drawn is not None:
         verdict = verdict.recommending(drawn.recommended, drawn.best)
-    sure = None if drawn is None else drawn.certainty()
-    worse = verdict.worse if drawn is None else drawn.worse
+    sure = Certainty() if drawn is None else drawn.certainty()
+    shown = drawn or verdict  # both show which batch sizes are within 5 % of the best
     batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
     best = verdict.optimal.configuration.batch_size
-    missing = missing_runs(trials, batches, best, worse) if spec.is_imported else []
-    environment, searched = study.environment, sum(one.phase is Phase.SEARCH for one in trials)
+    missing = missing_runs(trials, batches, best, shown.worse) if spec.is_imported else []
+    searched = sum(one.phase is Phase.SEARCH for one in trials)
     # With an easier target, curves end at that target.
     final = generalisation(trials, verdict, study.target) if study.target == spec.record_target else None
     return Answer(
@@ -152,19 +153,11 @@ def build_answer(
         objective=study.objective,
         price_per_device_hour=spec.price_per_device_hour,
         target=study.target,
-        device=Device(
-            name=environment.device_name,
-            type=environment.device_type,
-            memory_bytes=environment.device_memory_bytes,
-            precision=environment.precision,
-            torch_version=environment.torch_version,
-            compile_mode=environment.compile_mode,
-            threads=verdict.optimal.runs[0].threads if environment.device_type == "cpu" else None,
-        ),
+        device=_device(study.environment, verdict.optimal.runs[0].threads),
         optimal=_optimal(spec, verdict.optimal),
         flat_range=list(verdict.flat_range),
-        tied=verdict.tied if drawn is None else drawn.tied,
-        worse=worse,
+        tied=shown.tied,
+        worse=shown.worse,
         largest_that_fits=largest,
         speedup=_speedup(spec, trials, verdict, largest, drawn),
         batches=batches,
@@ -173,10 +166,10 @@ def build_answer(
         recommendation=Recommendation(rule=verdict.rule, least_batch_size=verdict.least.configuration.batch_size),
         imported=spec.is_imported,
         provisional=drawn is None or not drawn.are_sure or verdict.ignores_seeds,
-        within_5_percent=None if sure is None else sure.within_5_percent,
-        configuration_within_5_percent=None if sure is None else sure.configuration_within_5_percent,
-        would_settle=None if sure is None or spec.is_imported else sure.settles,
-        runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
+        within_5_percent=sure.within_5_percent,
+        configuration_within_5_percent=sure.configuration_within_5_percent,
+        would_settle=None if spec.is_imported else sure.settles,
+        runs_to_settle=None if spec.is_imported else sure.runs,
         next=list(islice(next_steps(spec, verdict, sure, largest, searched, missing), MOST_STEPS)),
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed, devices=spec.executor.world_size),
@@ -190,8 +183,8 @@ def build_answer(
             trainings=trainings_of(everything, seconds) if (seconds := verdict.optimal.time.median) else None,
         ),
         warnings=[
-            *notices(spec, trials, verdict, probes.values(), worse),
-            *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),
+            *notices(spec, trials, verdict, probes.values(), shown.worse),
+            *about_the_host(batches, verdict.optimal, timed.values(), law, study.environment.compile_mode),
             *about_trade_offs(batches, verdict.optimal, confirmed=verdict.confirmed),
             *about_generalisation(final, study.target),
         ],
@@ -212,6 +205,18 @@ def first_verdict(
     """Verdict without the posterior; None if no trial reached the target."""
     return decide(
         trials, spec.confirm.runs, objective_of(spec, study.target), step_seconds_of(probes.values(), spec.timed_model)
+    )
+
+
+def _device(environment: Environment, threads: int) -> Device:
+    return Device(
+        name=environment.device_name,
+        type=environment.device_type,
+        memory_bytes=environment.device_memory_bytes,
+        precision=environment.precision,
+        torch_version=environment.torch_version,
+        compile_mode=environment.compile_mode,
+        threads=threads if environment.device_type == "cpu" else None,
     )
 
 
@@ -417,7 +422,7 @@ MORE_TRIALS = 1.5  # proposed total of trials, as a multiple of the trials so fa
 def next_steps(
     spec: StudySpec,
     verdict: Verdict,
-    sure: Certainty | None,
+    sure: Certainty,
     largest: Largest,
     trials: int,
     missing: Sequence[MissingRun] = (),
@@ -432,7 +437,7 @@ def next_steps(
     if not spec.is_imported:
         if not verdict.confirmed:
             yield NextStep(command=f"bssearch study confirm {name}", why="repeats the best with fresh seeds")
-        elif sure is not None and sure.settles is not None:
+        elif sure.settles is not None:
             yield _settling(spec, sure, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:
             yield wider

@@ -53,7 +53,11 @@ def notices(
     caveats: list[Caveat] = [
         _about_the_unit(spec, verdict.optimal),
         *_about_confirmation(spec, trials, verdict),
-        *_about_the_choice(spec, trials, verdict, worse),
+        *_about_the_clock(spec, trials),
+        *_about_the_edges(spec, trials, verdict),
+        *_about_the_seeds(spec, verdict),
+        *_about_rivals(spec, verdict, worse),
+        _about_the_default(spec, trials),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
         *((code, True, sentence) for code, sentence in about_fixed_constants(tried)),
         *_about_the_runs(spec, trials, verdict),
@@ -118,20 +122,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
     ]
 
 
-def _about_the_choice(
-    spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, worse: Collection[int]
-) -> list[Caveat]:
-    outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
-    bases = {outcome.seconds_basis for outcome in outcomes if outcome.steps}
-    optimal, sizes = verdict.optimal, spec.batch_sizes
-    best, least = optimal.configuration.batch_size, verdict.least.configuration.batch_size
-    known, variation = optimal.estimate, optimal.estimate.variation or 0.0
-    missed = known.runs - known.reached
-    others = {size: one for size, one in verdict.by_batch.items() if verdict.confirmed and one is not optimal}
-    overlapping = [str(size) for size, one in others.items() if size not in worse and _overlap(one.estimate, known)]
-    single = [str(size) for size, one in others.items() if not one.is_confirmed and one.value < optimal.value]
-    baseline = default_configuration(spec, trials)
-    tried = [trial for trial in trials if trial.configuration.trains_like(baseline) and says_something(trial)]
+def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Caveat]:
+    bases = {one.outcome.seconds_basis for one in trials if one.outcome is not None and one.outcome.steps}
     clock = "of the logs" if spec.is_imported else "from the program's first report"
     return [
         (
@@ -149,6 +141,12 @@ def _about_the_choice(
             len(bases) > 1,
             "only some trials report training seconds; do not compare reported with measured times",
         ),
+    ]
+
+
+def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
+    sizes, best = spec.batch_sizes, verdict.optimal.configuration.batch_size
+    return [
         (
             "only_one_batch_size",
             len(verdict.by_batch) == 1,
@@ -162,11 +160,18 @@ def _about_the_choice(
         ),
         (
             "learning_rate_at_edge",
-            is_at_end(spec, trials, optimal.configuration),
+            is_at_end(spec, trials, verdict.optimal.configuration),
             "the best learning rate is the lowest or highest tried rate; try lower or higher rates"
             if spec.is_imported
             else "the best learning rate is at the edge of the range; widen space.learning_rate",
         ),
+    ]
+
+
+def _about_the_seeds(spec: StudySpec, verdict: Verdict) -> list[Caveat]:
+    known, variation = verdict.optimal.estimate, verdict.optimal.estimate.variation or 0.0
+    missed = known.runs - known.reached
+    return [
         (
             "few_runs",
             0 < known.runs < FEWEST_RUNS and verdict.confirmed,
@@ -199,6 +204,16 @@ def _about_the_choice(
             f"the seed-to-seed spread is {variation:.0%}, so the interval of {known.reached} runs is wide; more runs "
             "narrow the interval",
         ),
+    ]
+
+
+def _about_rivals(spec: StudySpec, verdict: Verdict, worse: Collection[int]) -> list[Caveat]:
+    optimal, known = verdict.optimal, verdict.optimal.estimate
+    best, least = optimal.configuration.batch_size, verdict.least.configuration.batch_size
+    others = {size: one for size, one in verdict.by_batch.items() if verdict.confirmed and one is not optimal}
+    overlapping = [str(size) for size, one in others.items() if size not in worse and _overlap(one.estimate, known)]
+    single = [str(size) for size, one in others.items() if not one.is_confirmed and one.value < optimal.value]
+    return [
         (
             "chosen_by_law",
             verdict.rule == "law",
@@ -227,19 +242,20 @@ def _about_the_choice(
                 else "search trial, which is partly luck; raise confirm.top to confirm this size too"
             ),
         ),
-        (
-            "default_missed",
-            spec.default_is_known and tried and not any(trial.state is TrialState.REACHED for trial in tried),
-            f"the default configuration never reached the target within the limit{_of(tried, spec)}",
-        ),
     ]
 
 
-def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
-    bests = [run.outcome.best_metric for run in runs if run.outcome is not None and run.outcome.best_metric is not None]
+def _about_the_default(spec: StudySpec, trials: Sequence[TrialRecord]) -> Caveat:
+    default = default_configuration(spec, trials)
+    tried = [trial for trial in trials if trial.configuration.trains_like(default) and says_something(trial)]
+    bests = [run.outcome.best_metric for run in tried if run.outcome and run.outcome.best_metric is not None]
     nearest = min(bests, key=spec.record_target.shortfall, default=None)
     came = "" if nearest is None else f", best {spec.target.metric} {nearest:.4g}"
-    return f" ({len(runs)} run{'s' if len(runs) > 1 else ''}{came})"
+    return (
+        "default_missed",
+        spec.default_is_known and tried and not any(trial.state is TrialState.REACHED for trial in tried),
+        f"the default configuration never reached the target within the limit ({plural(len(tried), 'run')}{came})",
+    )
 
 
 def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:

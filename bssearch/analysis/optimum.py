@@ -109,12 +109,10 @@ def compared(
 
 
 def _on_a_quiet_device(trials: Iterable[TrialRecord], objective: Objective) -> list[Candidate]:
-    quiet = (one for one in trials if not _is_disturbed(one, objective))
-    return [one for one in _confirmed(quiet, objective) if one.log_bounds]
+    def is_disturbed(run: TrialRecord) -> bool:
+        return run.outcome is not None and run.outcome.contended and objective.basis(run) != "steps_x_step_time"
 
-
-def _is_disturbed(run: TrialRecord, objective: Objective) -> bool:
-    return run.outcome is not None and run.outcome.contended and objective.basis(run) != "steps_x_step_time"
+    return [one for one in _confirmed(itertools.filterfalse(is_disturbed, trials), objective) if one.log_bounds]
 
 
 def _confirmed(trials: Iterable[TrialRecord], objective: Objective) -> list[Candidate]:

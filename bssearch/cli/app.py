@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from bssearch.cli import db, end_interrupted, queue, registered, report, run, study, trial
 from bssearch.cli.output import console, print_json, write
-from bssearch.errors import NotFoundError, UsageError, require
+from bssearch.errors import NotFoundError, require
 from bssearch.records.text import without_passwords
 
 GUIDE = Path(__file__).resolve().parents[1] / "guide"
@@ -105,22 +105,6 @@ PANELS: dict[str, dict[str, Any]] = {
     "Help": {"guide": guide, "schema": schema},
 }
 
-# Former command names, and their replacements.
-MOVED = {
-    "quick": "run SPEC --quick",
-    "target": "check SPEC --suggest-target",
-    "price": "best --step-times FILE",
-    "status": "study show",
-    "studies": "study list",
-    "trials": "trial list",
-    "enqueue": "trial add",
-    "rerun": "trial rerun",
-    **{
-        name: f"study {name}" for name in ("confirm", "audit", "compare", "rename", "archive", "delete", "track-record")
-    },
-    **{name: f"queue {name}" for name in ("submit", "worker", "pause", "resume", "cancel")},
-}
-
 
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
@@ -136,9 +120,7 @@ class _Commands(TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Refuse unknown and moved commands, and repeated options, because Typer would take the last value."""
-        if args[0] in MOVED:
-            raise UsageError(f"unknown command {args[0]!r}; use `bssearch {MOVED[args[0]]}`")
+        """Refuse unknown commands, and repeated options, because Typer would take the last value."""
         name, command, rest = super().resolve_command(ctx, args)
         _refuse_words(ctx, command, list(rest))
         return name, command, rest

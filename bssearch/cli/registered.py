@@ -51,7 +51,6 @@ _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 class _Registered(TyperGroup):
     kind: ClassVar[registry.Kind]
-    command_of: ClassVar[Callable[[Any], Callable[..., None]]]
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(registry.names(self.kind))
@@ -68,6 +67,10 @@ class _Registered(TyperGroup):
             # A broken package must not hide the other commands.
             single.command(cmd_name, context_settings=_ANYTHING)(_broken(str(error)))
         return typer.main.get_command(single)
+
+    @staticmethod
+    def command_of(entry: Any) -> Callable[..., None]:
+        raise NotImplementedError
 
 
 class _Importers(_Registered):

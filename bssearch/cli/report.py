@@ -25,6 +25,7 @@ from bssearch.errors import UsageError, require
 from bssearch.files import check_file, check_folder, naming, replacing, write_csv
 
 if TYPE_CHECKING:
+    from bssearch.analysis.answer import Answer
     from bssearch.commands.across.answers import AcrossAnswer
     from bssearch.storage.repository import Store
 
@@ -87,9 +88,8 @@ def best(
             every = answers_in(stores, asked)
         show_model(form, every, _print_answers, every.answers, ANSWERED)
         return
-    from bssearch.cli.answer import exported, exported_schedule, grave, print_found
-    from bssearch.commands.best import answer_at, for_export, predict, scheduled_training
-    from bssearch.spec import spec_of
+    from bssearch.cli.answer import print_found
+    from bssearch.commands.best import answer_at, predict
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
@@ -98,12 +98,7 @@ def best(
             )
         found = predict(store, name, step_times, device) if step_times else answer_at(store, name, asked.target)
         if export is not None:
-            spec = spec_of(store.studies.get(name))
-            if schedule:
-                scheduled = scheduled_training(store, name, found).for_export(spec)
-                text, caveats = exported_schedule(found, scheduled, export), [*scheduled.notes, *grave(found)]
-            else:
-                text, caveats = exported(found, export, for_export(found.optimal.values, spec)), grave(found)
+            text, caveats = _exported(store, name, found, export, schedule=schedule)
     if export is None:
         print_found(found, form, details=details, db=store.masked_url if db else None)
         return
@@ -112,6 +107,18 @@ def best(
         note(caveat)
     if not schedule and found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
         note("a growing batch saves time; export the schedule with --schedule")
+
+
+def _exported(store: Store, name: str, found: Answer, form: Export, *, schedule: bool) -> tuple[str, list[str]]:
+    from bssearch.cli.answer import exported, exported_schedule, grave
+    from bssearch.commands.best import for_export, scheduled_training
+    from bssearch.spec import spec_of
+
+    spec = spec_of(store.studies.get(name))
+    if not schedule:
+        return exported(found, form, for_export(found.optimal.values, spec)), grave(found)
+    scheduled = scheduled_training(store, name, found).for_export(spec)
+    return exported_schedule(found, scheduled, form), [*scheduled.notes, *grave(found)]
 
 
 MOST_TOLD = 3  # most disagreements to print; JSON has all

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,7 +118,7 @@ def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: Fo
 
     with study_to_read(db, study) as (store, name):
         found = status_of(store, name)
-    show(form, lambda: print_status(found), found.document, lambda: [found.document()])
+    show(form, lambda: print_status(found), lambda: asdict(found), lambda: [asdict(found)])
 
 
 def print_status(found: Status) -> None:

@@ -179,8 +179,7 @@ OF_SCALE = (
 
 
 def _check_alike(first: StudySpec, other: StudySpec) -> None:
-    changed = changed_fields(first.question, other.question)
-    more = [name for name in changed if not name.startswith(OF_SCALE)]
+    more = [name for name in changed_fields(first.question, other.question) if not name.startswith(OF_SCALE)]
     require(
         not more,
         f"studies {first.name!r} and {other.name!r} differ in more than model and data: {', '.join(more)}",

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -248,30 +248,17 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Study's progress: spent trials, running trials, the fastest trial and counts by phase and state."""
+    """Progress as ``bssearch study show`` prints it: spent, running and fastest trials, counts by phase and state."""
 
     study: str
     is_imported: bool
     budget_trials: int
     spent_trials: int
-    running: tuple[int, ...]
+    running: list[int]
     train_seconds: float  # train seconds of all ended trials
     fastest: Fastest | None
     trials: dict[str, dict[str, int]]
     search_ended: str | None = None  # why the search ended
-
-    def document(self) -> dict[str, Any]:
-        """JSON values of ``bssearch study show``."""
-        return {
-            "study": self.study,
-            "budget_trials": self.budget_trials,
-            "spent_trials": self.spent_trials,
-            "running": list(self.running),
-            "search_ended": self.search_ended,
-            "train_seconds": self.train_seconds,
-            "fastest": self.fastest and asdict(self.fastest),
-            "trials": self.trials,
-        }
 
 
 def status(store: Store, study: str) -> Status:
@@ -287,7 +274,7 @@ def status(store: Store, study: str) -> Status:
         is_imported=spec.is_imported,
         budget_trials=spec.budget.trials,
         spent_trials=sum(count for state, count in searched if not state.is_missing),
-        running=tuple(trial.number for trial in store.trials.of(study, states=[TrialState.RUNNING])),
+        running=[trial.number for trial in store.trials.of(study, states=[TrialState.RUNNING])],
         train_seconds=math.fsum(seconds for _, state, _, seconds in groups if state.is_finished),
         fastest=None
         if best is None

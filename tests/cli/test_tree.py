@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch import Launch, run_study
-from bssearch.cli.app import MOVED, PANELS
+from bssearch.cli.app import PANELS
 from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Target, TrialState
 from bssearch.storage.migrate import SCHEMA_HEAD
@@ -21,7 +21,7 @@ from tests.factories import make_spec
 from tests.packages import installed
 from tests.search.law import LawExecutor
 from tests.simulation.test_scripts import script
-from tests.test_guide import leaf, leaves, root, subcommands
+from tests.test_guide import root, subcommands
 
 MOST_WORDS = 12
 ENDLESS = {"serve", "queue worker"}
@@ -60,16 +60,6 @@ def test_a_command_is_described_in_at_most_twelve_words(name: str) -> None:
 def test_a_command_that_reads_a_database_prints_in_every_format(name: str) -> None:
     options = {one for parameter in COMMANDS[name].params for one in parameter.opts}
     assert ("--db" in options) <= ("--format" in options) or name in ENDLESS
-
-
-@pytest.mark.parametrize(("old", "new"), MOVED.items())
-def test_a_command_of_earlier_versions_is_refused_with_the_name_of_the_new_one(
-    tmp_path: Path, old: str, new: str
-) -> None:
-    assert f"`bssearch {new}`" in refused(tmp_path, old, "task", code=2)
-    command, rest = leaf(new.split())
-    options = {one for parameter in command.params for one in parameter.opts}
-    assert old not in leaves() and {word for word in rest if word.startswith("-")} <= options
 
 
 @pytest.mark.parametrize("group", [name for name, one in COMMANDS.items() if subcommands(one) is not None])

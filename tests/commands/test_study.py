@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -298,7 +298,7 @@ def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
             started = not_none(store.trials.start(spec.name, plan, environment=environment, lease=lease))
             if one.outcome is not None:
                 store.trials.finish(spec.name, started.number, one.outcome, steps_x_step_time_s=one.steps_x_step_time_s)
-        return status(store, spec.name).document()
+        return asdict(status(store, spec.name))
 
 
 def test_missing_trials_and_confirmation_runs_are_not_spent_and_all_train_seconds_count() -> None:

@@ -542,7 +542,8 @@ def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | 
     ]
     if len(points) < FEWEST_SIZES:
         return None
-    (slope, _), covariance = np.polyfit(*np.array(points).T, 1, cov=True)
+    sizes, rates = np.array(points).T
+    (slope, _), covariance = np.polyfit(sizes, rates, 1, cov=True)
     half = student_t(len(points) - 2) * math.sqrt(covariance[0, 0])
     return LearningRateSlope(
         estimate=float(slope),

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 from bssearch.errors import BSSearchError, NotFoundError, require
 from bssearch.settings import database_url
-from bssearch.storage.connection.engine import parse_url, shown, sqlite_file
+from bssearch.storage.connection.engine import parse_url, shown
 from bssearch.storage.repository import Store, open_store
 
 
@@ -14,10 +14,8 @@ from bssearch.storage.repository import Store, open_store
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
     """Open databases read-only, each URL once; if one fails, close all. By default `settings.database_url`."""
     with ExitStack() as stack:
-        stores = []
-        for url in _each_once(urls or [database_url()]):
-            stores.append(stack.enter_context(_opened(url, is_only=len(urls or []) < 2)))
-        yield stores
+        every = dict.fromkeys(urls or [database_url()])
+        yield [stack.enter_context(_opened(url, is_only=len(every) == 1)) for url in every]
 
 
 @contextmanager
@@ -71,16 +69,6 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
 
 def _listed(stores: Sequence[Store]) -> str:
     return ", ".join(store.masked_url for store in stores)
-
-
-def _each_once(urls: Sequence[str]) -> list[str]:
-    found: dict[object, str] = {}
-    for text in urls:
-        url = parse_url(text)
-        path = sqlite_file(url)
-        place = (url.host, url.port, url.database, *sorted(url.query.items())) if path is None else path.resolve()
-        found.setdefault(place, text)
-    return list(found.values())
 
 
 def _opened(url: str, *, is_only: bool) -> Store:
