@@ -234,7 +234,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
             if holds
         ]
     flagged = [
-        LawPoint(point.batch_size, point.samples, point.missed_at, untuned=bool(reasons[point.batch_size]))
+        replace(point, untuned=bool(reasons[point.batch_size]))
         for point in points
         if comparable and (point.samples or point.missed_at)
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +35,7 @@ from bssearch.cli.output import Format, FormatOption, console, note, print_named
 from bssearch.cli.run import write_new
 from bssearch.commands.launch import Launch
 from bssearch.errors import BSSearchError, UsageError, require
+from bssearch.files import Row
 from bssearch.records import TrialState
 from bssearch.registry import Option
 
@@ -172,22 +173,25 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
             store.transfer.import_finished(studies, replaced)
             told += [text for one in made.studies for text in answer_in_words(store, one.study.name)]
             _answer(store, [one.study.name for one in made.studies])
-    for text in (*made.notes, *told):
+    rows = [
+        {
+            "study": finished.study.name,
+            "runs": len(finished.trials),
+            "reached": sum(trial.outcome.state is TrialState.REACHED for trial in finished.trials),
+        }
+        for finished in made.studies
+    ]
+    _print_imported(rows, ("study", "runs", "reached"), form, (*made.notes, *told), dry_run=made.dry_run)
+
+
+def _print_imported(
+    rows: Sequence[Row], columns: Sequence[str], form: Format, notes: Iterable[str], *, dry_run: bool
+) -> None:
+    for text in notes:
         note(text)
-    if made.dry_run:
+    if dry_run:
         note("no study was stored, because of --dry-run")
-    print_named(
-        [
-            {
-                "study": finished.study.name,
-                "runs": len(finished.trials),
-                "reached": sum(trial.outcome.state is TrialState.REACHED for trial in finished.trials),
-            }
-            for finished in made.studies
-        ],
-        ("study", "runs", "reached"),
-        form,
-    )
+    print_named(rows, columns, form)
 
 
 def _answer(store: bssearch.Store, studies: Sequence[str]) -> None:
@@ -205,13 +209,9 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
     with bssearch.open_store(db, notify=note) as store:
         joined = store.transfer.join(made.copies, name=made.name, dry_run=made.dry_run)
         _answer(store, [] if made.dry_run else [one.study for one in joined])
-    for text in made.notes:
-        note(text)
-    for one in joined:
-        note(one.sentence)
-    if made.dry_run:
-        note("no study was stored, because of --dry-run")
-    print_named([one.document for one in joined], ("study", "is_new", "is_changed"), form)
+    told = (*made.notes, *(one.sentence for one in joined))
+    columns = ("study", "is_new", "is_changed")
+    _print_imported([one.document for one in joined], columns, form, told, dry_run=made.dry_run)
 
 
 importers = typer.Typer(cls=_Importers, help="Import studies, or runs made by other tools.", no_args_is_help=True)

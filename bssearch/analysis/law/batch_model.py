@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bssearch.analysis.posterior import DRAWS, OCTAVES_BEYOND, Numbers, Posterior, Runs, infer
 from bssearch.analysis.shape import Predicted
-from bssearch.records import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, MemoryUse, Phase, StepTime, TrialRecord, student_t
+from bssearch.records import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, MemoryUse, StepTime, TrialRecord, student_t
 
 KNEE_SHARE = 0.9  # the knee's share of the highest measured throughput
 
@@ -103,44 +103,34 @@ def log_gap(run: TrialRecord) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """A batch size's runs: samples to the target, and samples at the last miss of runs that missed.
-
-    ``seeds``: seeds of the runs with ``samples``, if batch sizes share seeds. ``gaps``: these runs' log steps from last
-    miss to hit.
-    """
+    """A batch size's runs: samples to the target, and samples at the last miss of runs that missed."""
 
     batch_size: int
     samples: tuple[float, ...]
     missed_at: tuple[float, ...] = ()
     untuned: bool = False
-    seeds: tuple[int, ...] = ()
-    gaps: tuple[float, ...] = ()
 
 
 def law_point(batch_size: int, runs: Sequence[TrialRecord]) -> LawPoint:
     """The `LawPoint` of ``runs`` at a batch size."""
-    reached = [(run, run.outcome.steps_to_target) for run in runs if run.outcome and run.outcome.steps_to_target]
-    outcomes = [run.outcome for run in runs if run.outcome is not None and run.outcome.state.is_censored]
+    outcomes = [run.outcome for run in runs if run.outcome is not None]
     return LawPoint(
         batch_size,
-        tuple(float(steps * batch_size) for _, steps in reached),
-        tuple(float(one.last_miss_step * batch_size) for one in outcomes if one.last_miss_step),
-        seeds=tuple(run.seed for run, _ in reached) if all(run.phase is Phase.CONFIRM for run in runs) else (),
-        gaps=tuple(log_gap(run) for run, _ in reached),
+        tuple(float(one.steps_to_target * batch_size) for one in outcomes if one.steps_to_target),
+        tuple(
+            float(one.last_miss_step * batch_size) for one in outcomes if one.state.is_censored and one.last_miss_step
+        ),
     )
 
 
 def _posterior(points: Sequence[LawPoint], deviation: float) -> Posterior:
-    rows: list[tuple[int, int, float, float, bool]] = []
-    for place, point in enumerate(points):
-        own = range(-1 - len(rows), -1 - len(rows) - len(point.samples), -1)
-        rows += [
-            (place, seed, math.log(value), gap, False)
-            for seed, value, gap in zip(
-                point.seeds or own, point.samples, point.gaps or (0.0,) * len(point.samples), strict=True
-            )
-        ]
-        rows += [(place, -1 - len(rows) - one, math.log(value), 0.0, True) for one, value in enumerate(point.missed_at)]
+    runs = [
+        (place, math.log(value), is_missed)
+        for place, point in enumerate(points)
+        for values, is_missed in ((point.samples, False), (point.missed_at, True))
+        for value in values
+    ]
+    rows = ((place, -1 - number, log, 0.0, is_missed) for number, (place, log, is_missed) in enumerate(runs))
     log_sizes = np.log([float(point.batch_size) for point in points])
     return infer(Runs.of_rows(rows), log_sizes, log_sizes, np.zeros(len(points)), deviation)
 
