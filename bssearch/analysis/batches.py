@@ -342,12 +342,6 @@ def _over_seeds(values: Sequence[float]) -> Figure:
     return Figure(median=median, low=min(median, mean - half), high=max(median, mean + half), runs=runs)
 
 
-def bound_of(candidate: Candidate) -> float | None:
-    """Lower bound of an unknown figure in the objective's unit, if any."""
-    bound = candidate.lower_bound
-    return None if bound is None else candidate.objective.shown(bound)
-
-
 def steps_to_target(candidate: Candidate) -> int | None:
     """`median_steps` rounded up, if known."""
     steps = median_steps(candidate)
@@ -368,7 +362,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
             "restricted"
         )
         return {**dict.fromkeys(empty.split()), "confirmed": False}
-    steps = median_steps(candidate)
+    steps, bound = median_steps(candidate), candidate.lower_bound
     peak, basis = peak_memory(candidate)
     best = least_of(candidate.runs, candidate.objective)
     return {
@@ -379,7 +373,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         "final_metric": median_known(one.final_metric for one in candidate.outcomes),
         "micro_batch_size": candidate.configuration.micro_batch_size,
         "objective_value": figure_of(candidate),
-        "objective_lower_bound": bound_of(candidate),
+        "objective_lower_bound": None if bound is None else candidate.objective.shown(bound),
         "steps_x_step_time_s": None if steps is None or step_seconds is None else steps * step_seconds,
         "samples_to_target": median_samples(candidate),
         "peak_memory_bytes": peak,

@@ -423,7 +423,7 @@ class Branching:
             f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite; branch from another checkpoint",
         )
         sizes, notice = [_ends(base_size, measured)], None
-        bound = bound_of(sizes[0], self._repeats, self._goal)
+        bound = bound_of(sizes[0], self._goal)
         if bound is not None and why_unknown(start, sizes[0], self._goal) is None:
             notice = self._double(point, larger, sizes, bound)
         return BranchedCheckpoint(

@@ -122,10 +122,6 @@ class StartRequest(Request):
             (self.batch or 0) <= (self.samples or math.inf),
             f"batch = {self.batch} must be <= train_samples = {self.samples} of {self.workload}",
         )
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_source_of_memory(self) -> Self:
         given = self.model_fields_set & {"parameters", "sample_mib"}
         require(
             self.model is None or not given, f"model = {self.model} contradicts {' and '.join(sorted(given))}; omit one"

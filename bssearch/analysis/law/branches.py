@@ -98,18 +98,18 @@ def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
     return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
 
 
-def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
-    """One-sided 95 % bound of the mean end of ``repeats`` more branches at B; None if unknown.
+def bound_of(base: BranchedSize, goal: Goal) -> float | None:
+    """One-sided 95 % bound of the mean end of as many more branches at B; None if unknown.
 
-    The bound is mean ± t s √(1/n + 1/repeats), with Student's t of n − 1 degrees of freedom.
+    The bound is mean ± t s √(2/n), with Student's t of n − 1 degrees of freedom.
     """
     ends = [end for end in base.ends if end is not None]
-    if len(ends) < max(FEWEST_REPEATS, len(base.ends)) or repeats < 1:
+    if len(ends) < max(FEWEST_REPEATS, len(base.ends)):
         return None
     spread = statistics.stdev(ends)
     if spread == 0:
         return None
-    width = student_t(len(ends) - 1, 2 * CONFIDENCE - 1) * spread * math.sqrt(1 / len(ends) + 1 / repeats)
+    width = student_t(len(ends) - 1, 2 * CONFIDENCE - 1) * spread * math.sqrt(2 / len(ends))
     return statistics.fmean(ends) + (width if goal is Goal.MINIMIZE else -width)
 
 
@@ -117,7 +117,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
     """The reason if the branches at B give no answer; ``start`` is the checkpoint's metric."""
     if None in base.ends:
         return f"a branch at the checkpoint's batch size {base.batch_size} diverged; branch from another checkpoint"
-    bound = bound_of(base, len(base.ends), goal)
+    bound = bound_of(base, goal)
     if bound is None and len(base.ends) < FEWEST_REPEATS:
         return f"batch size {base.batch_size} has {len(base.ends)} branches; run at least {FEWEST_REPEATS}"
     if bound is None:
@@ -136,7 +136,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
 def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
     """Find the local critical batch size; ``start`` is the checkpoint's metric."""
     base = sizes[0]
-    bound = bound_of(base, len(base.ends), goal)  # larger sizes have as many branches
+    bound = bound_of(base, goal)  # larger sizes have as many branches
     ends = [end for end in base.ends if end is not None]
     spread = statistics.stdev(ends) if len(ends) > 1 else None
     too_few = f"no batch size above {base.batch_size} ran; use a device with more memory" if len(sizes) < 2 else None

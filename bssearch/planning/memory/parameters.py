@@ -252,5 +252,4 @@ def _scores(model: Transformer, form: NumberFormat) -> int:
     rows = model.heads * model.sequence
     if model.fused_attention:
         return rows * FP32
-    each = form.activation * (2 if model.dropout else 1) + model.dropout
-    return rows * model.sequence * each
+    return rows * model.sequence * (form.activation * (1 + model.dropout) + model.dropout)
