@@ -309,32 +309,34 @@ def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
 
 def _memory(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
     """Estimate the memory of a training step and the micro-batches that fit."""
-    plan = bssearch.plan_memory(**given)
-    _show(form, plan, "shown_memory", [asdict(one) for one in plan.terms])
+    _show(form, bssearch.plan_memory(**given), "shown_memory", lambda plan: [asdict(one) for one in plan.terms])
 
 
 def _learning_rate(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
     """Carry a tuned configuration to another batch size by each rule."""
-    plan = bssearch.plan_learning_rate(**given)
-    _show(form, plan, "shown_rules", [{"rule": name, **asdict(one)} for name, one in plan.rules.items()])
+    _show(
+        form,
+        bssearch.plan_learning_rate(**given),
+        "shown_rules",
+        lambda plan: [{"rule": name, **asdict(one)} for name, one in plan.rules.items()],
+    )
 
 
 def _accumulation(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
     """Split a batch exactly into micro-batches, accumulation steps and devices."""
     plan = bssearch.plan_accumulation(**given)
-    _show(form, plan, "shown_split", [{name: getattr(plan, name) for name in SPLIT}])
+    _show(form, plan, "shown_split", lambda plan: [{name: getattr(plan, name) for name in SPLIT}])
 
 
 def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
     """Compare time and cost to the target on 1 to N devices."""
-    plan = bssearch.plan_scale(**given)
-    _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
+    _show(form, bssearch.plan_scale(**given), "shown_scale", lambda plan: [asdict(row) for row in plan.rows])
 
 
 def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, **given: Any) -> None:
     """Predict the best batch size at a harder target, from curves."""
     plan = bssearch.plan_beyond(study=study_name(given.get("db"), study), **given)
-    _show(form, plan, "shown_beyond", [one.model_dump(mode="json") for one in plan.batches])
+    _show(form, plan, "shown_beyond", lambda plan: [one.document() for one in plan.batches])
 
 
 def _larger(
@@ -348,7 +350,7 @@ def _larger(
     plan = bssearch.plan_larger(studies=studies, **given)
     if html is not None:
         write_new({html: resolve_name("bssearch.figures.plans:larger_page")(plan)})
-    _show(form, plan, "shown_larger", [one.model_dump(mode="json") for one in plan.scales])
+    _show(form, plan, "shown_larger", lambda plan: [one.document() for one in plan.scales])
 
 
 def _start(
@@ -403,9 +405,9 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     return answers
 
 
-def _show(form: Format, plan: Plan | BeyondPlan | LargerPlan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _show(form: Format, plan: Plan | BeyondPlan | LargerPlan, shown: str, rows: Callable[[Any], Sequence[Row]]) -> None:
     """Print a plan; ``shown`` makes the view for people."""
-    show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows)
+    show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows(plan))
 
 
 def _print(shown: Shown) -> None:

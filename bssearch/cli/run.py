@@ -156,12 +156,8 @@ def run(
 ) -> None:
     """Run or resume a study, and print the best batch size."""
     if quick:
-        others = {
-            "--from-quick": from_quick,
-            "--from": from_study,
-            "--allow-changed-workload": launch.allow_changed_workload,
-        }
-        exclude("--quick", {"--dry-run": dry_run, **others})
+        others = {"--dry-run": dry_run, "--from-quick": from_quick, "--from": from_study}
+        exclude("--quick", {**others, "--allow-changed-workload": launch.allow_changed_workload})
     else:
         only_with("--quick", {"--seconds": seconds})
     study, launch = spec_to_run(spec, overrides, launch)
