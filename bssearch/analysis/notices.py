@@ -60,7 +60,8 @@ def notices(
         _about_the_default(spec, trials),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
         *((code, True, sentence) for code, sentence in about_fixed_constants(tried)),
-        *_about_the_runs(spec, trials, verdict),
+        *_about_the_runs(trials, verdict),
+        *_about_the_study(spec, trials, verdict.optimal),
         *_about_measurements(verdict, probes),
         *((code, True, sentence) for code, sentence in about_devices(trials)),
     ]
@@ -258,16 +259,15 @@ def _about_the_default(spec: StudySpec, trials: Sequence[TrialRecord]) -> Caveat
     )
 
 
-def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
+def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
     optimal, best = verdict.optimal, verdict.optimal.configuration.batch_size
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
     shared = [trial for trial in compared if trial.outcome is not None and trial.outcome.contended]
     timed = sum(optimal.objective.basis(trial) == "steps_x_step_time" for trial in shared)
-    known, hits, name = optimal.outcomes, optimal.hits, shlex.quote(spec.name)
+    known, hits = optimal.outcomes, optimal.hits
     dropped = max((one.dropped_samples_per_epoch or 0 for one in known), default=0)
     skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
-    failed = sum(trial.state is TrialState.FAILED for trial in trials)
     by_size = grouped(
         (one.configuration.batch_size, one.outcome)
         for one in trials
@@ -312,6 +312,13 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             f"mean samples per step are below the batch size: {', '.join(smaller)}; use drop_last=True and batch sizes "
             "below the number of training samples",
         ),
+    ]
+
+
+def _about_the_study(spec: StudySpec, trials: Sequence[TrialRecord], optimal: Candidate) -> list[Caveat]:
+    best, name = optimal.configuration.batch_size, shlex.quote(spec.name)
+    failed = sum(trial.state is TrialState.FAILED for trial in trials)
+    return [
         (
             "failed_trials",
             failed,

@@ -19,6 +19,7 @@ from bssearch.records import (
     BATCH_SCHEDULE,
     BATCH_STAGES,
     OWN_GROUPS,
+    BatchSchedule,
     Configuration,
     ParameterValue,
     Phase,
@@ -146,11 +147,22 @@ def with_schedule(
             f"batch_stages: {stage.batch_size} is not a batch size of the study; choose from "
             f"{', '.join(map(str, spec.batch_sizes))}",
         )
-    limit, spent = spec.budget.trial_train_seconds, 0.0
+    _check_starts(schedule, probes, spec.budget.trial_train_seconds)
+    stages = (
+        replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
+        if stage.batch_size in probes and stage.accumulation_steps == 1
+        else stage
+        for stage in schedule.stages
+    )
+    return with_batch_schedule(configuration, replace(schedule, stages=tuple(stages)))
+
+
+def _check_starts(schedule: BatchSchedule, probes: Mapping[int, ProbeRecord], limit: float) -> None:
+    spent = 0.0
     for before, stage in itertools.pairwise(schedule.stages):
         seconds = probes[before.batch_size].step_seconds if before.batch_size in probes else None
         if seconds is None:
-            break
+            return
         left = (limit - spent) / seconds * before.batch_size
         require(
             stage.start_samples - before.start_samples <= left,
@@ -158,20 +170,6 @@ def with_schedule(
             f"{limit:g} s trains only {before.start_samples + left:.0f} samples; begin this stage earlier",
         )
         spent += (stage.start_samples - before.start_samples) / before.batch_size * seconds
-    return with_batch_schedule(
-        configuration,
-        replace(
-            schedule,
-            stages=tuple(
-                [
-                    replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
-                    if stage.batch_size in probes and stage.accumulation_steps == 1
-                    else stage
-                    for stage in schedule.stages
-                ]
-            ),
-        ),
-    )
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:

@@ -478,14 +478,12 @@ def cases(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
         default=answer.largest_that_fits.batch_size,
     )
-    sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
-    top, best = max(answer.optimal.batch_size, largest), answer.optimal.batch_size
+    best = answer.optimal.batch_size
+    both = sorted({best, largest})
+    sizes, top = [size for size in both if size != base.batch_size], both[-1]
     others = [
         _case(spec, base, Rule.LAYERWISE, top, optima[top], trials),
-        *(
-            _case(spec, base, Rule.SGD_OR_ADAM, size, optima[size], trials)
-            for size in sorted({answer.optimal.batch_size, largest})
-        ),
+        *(_case(spec, base, Rule.SGD_OR_ADAM, size, optima[size], trials) for size in both),
         _small_batch(spec, optima, best),
         _case(spec, base, Rule.GROWING, best, optima[best], trials, answer.batch_schedule),
     ]
