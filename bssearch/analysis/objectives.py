@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from bssearch import registry
-from bssearch.errors import LaunchError, SpecError, UsageError
+from bssearch.errors import LaunchError, SpecError, required
 from bssearch.records import (
     FLAT_RATIO,
     Configuration,
@@ -556,9 +556,7 @@ class MetricInBudget(Objective):
 
     @property
     def _target(self) -> Target:
-        if self.target is None:
-            raise UsageError("metric_in_budget needs a target; pass target=Target(...)")
-        return self.target
+        return required(self.target, "metric_in_budget needs a target; pass target=Target(...)")
 
     @property
     def _scale(self) -> float:

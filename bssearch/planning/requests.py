@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from difflib import get_close_matches
 from functools import cache, wraps
 from pathlib import Path
 from types import UnionType
@@ -15,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import LARGE_BATCH, LAYERWISE, REGULARISERS, LearningRateRule, is_said_to_need_warmup
+from bssearch.records.text import nearest
 from bssearch.registry import Option
 from bssearch.spec import RelativeLearningRate, StudySpec, split_batch
 
@@ -75,8 +75,7 @@ class Request(BaseModel):
         known = () if option is None else option.choices
         for one in value if isinstance(value, list) else [value]:
             if known and one is not None and one not in known:
-                near = get_close_matches(str(one).lower(), known, n=3, cutoff=0.5)
-                raise ValueError(f"is unknown; did you mean {' or '.join(near)}?" if near else _must_be(known))
+                raise ValueError(f"is unknown; {nearest(str(one).lower(), known, _must_be(known), cutoff=0.5)}")
         return value
 
 
@@ -138,8 +137,7 @@ def _problem(model: type[Request], name: str, problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{name} is missing: {options_of(model)[name].help}"
     if problem["type"] == "extra_forbidden":
-        near = get_close_matches(name, model.model_fields, n=1)
-        return f"unknown option {name!r}; {f'did you mean {near[0]}?' if near else _must_be(model.model_fields)}"
+        return f"unknown option {name!r}; {nearest(name, model.model_fields, _must_be(model.model_fields))}"
     return f"{name} = {shown(problem['input'])} {problem_in_words(problem)}"
 
 

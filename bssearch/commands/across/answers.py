@@ -402,27 +402,22 @@ def _likely_cause(differences: Sequence[str]) -> str:
 
 def differing(one: Finding, other: Finding) -> Iterator[str]:
     """Yield differences of device, question, versions, code and host."""
-    yield from _of_environments(one, other, OF_DEVICE)
     specs = [spec_of(one.study), spec_of(other.study)]
-    changes = changed_fields(specs[0].question, specs[1].question)
-    changes |= changed_fields(specs[0].executor.threads, specs[1].executor.threads, "executor.threads")
-    for field, values in changes.items():
-        yield _told(field, *values)
-    yield from _of_environments(one, other, (*OF_VERSIONS, *OF_CODE, "host"))
+    changes = {
+        **_changed(one, other, OF_DEVICE),
+        **changed_fields(specs[0].question, specs[1].question),
+        **changed_fields(specs[0].executor.threads, specs[1].executor.threads, "executor.threads"),
+        **_changed(one, other, OF_VERSIONS),
+        **_changed(one, other, OF_CODE),
+        **_changed(one, other, ("host",)),
+    }
+    for field, (value, its) in changes.items():
+        yield f"{field} {_short(value)} / {_short(its)}"
 
 
-def _of_environments(one: Finding, other: Finding, names: Sequence[str]) -> Iterator[str]:
-    first, second = one.study.environment, other.study.environment
-    if first is None or second is None:
-        return
-    for name in names:
-        values = getattr(first, name), getattr(second, name)
-        if values[0] != values[1]:
-            yield _told(name, *values)
-
-
-def _told(field: str, value: object, other: object) -> str:
-    return f"{field} {_short(value)} / {_short(other)}"
+def _changed(one: Finding, other: Finding, names: Sequence[str]) -> dict[str, tuple[object, object]]:
+    first, second = ({name: getattr(each.study.environment, name) for name in names} for each in (one, other))
+    return changed_fields(first, second)
 
 
 def _short(value: object) -> str:

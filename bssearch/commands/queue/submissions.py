@@ -174,10 +174,16 @@ def asked_in_file(path: Path) -> AskedStudy:
             hint="write `template: NAME` and values instead, with a template from `bssearch queue list`",
         )
     template, name = data.get("template"), data.get("name")
-    if not isinstance(template, str):
-        raise SpecError(f"{path}: template is missing; name a worker's template, as in `template: digits`")
-    if name is not None and not isinstance(name, str):
-        raise SpecError(f"{path}: name = {shortened(name)} must be a text; put the name in quotes")
+    require(
+        isinstance(template, str),
+        f"{path}: template is missing; name a worker's template, as in `template: digits`",
+        error=SpecError,
+    )
+    require(
+        name is None or isinstance(name, str),
+        f"{path}: name = {shortened(name)} must be a text; put the name in quotes",
+        error=SpecError,
+    )
     values: dict[str, Value] = {}
     for key, value in _leaves(path, {key: value for key, value in data.items() if key not in {"template", "name"}}):
         twice = f"{path}: {key} is given twice: {shortened(values.get(key))} and {shortened(value)}; delete one"

@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from bssearch.errors import BSSearchError, UsageError, require
+from bssearch.errors import BSSearchError, UsageError, require, required
 from bssearch.planning.memory.request import MemoryPlanRequest
 from bssearch.training.computation import checkpoint_modules
 from bssearch.workloads.base import found_attribute
@@ -139,12 +139,12 @@ def _of_user(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
             f"--model {asked.name} returned {type(made).__name__}; return a torch.nn.Module, or a pair of a module and "
             "a function loss(module, size)"
         )
-    if asked.input_shape is None:
-        raise UsageError(
-            f"--model {asked.name} needs --input; give a sample's shape, such as 3x224x224, or with --vocabulary a "
-            "sample's number of tokens"
-        )
-    return ModelUnderPlan(made, _batches(asked.input_shape, asked.vocabulary, made), _loss_of_output)
+    shape = required(
+        asked.input_shape,
+        f"--model {asked.name} needs --input; give a sample's shape, such as 3x224x224, or with --vocabulary a "
+        "sample's number of tokens",
+    )
+    return ModelUnderPlan(made, _batches(shape, asked.vocabulary, made), _loss_of_output)
 
 
 def _batches(shape: Sequence[int], vocabulary: int | None, module: nn.Module) -> Callable[[int], Any]:
