@@ -247,9 +247,8 @@ def tuned_curves(
     probes: Mapping[int, ProbeRecord],
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
-) -> list[BatchCurves]:
-    """Best configuration's curves at each timed batch size; the keys of ``curves`` are trial numbers."""
-    found = []
+) -> Iterator[BatchCurves]:
+    """Yield the best configuration's curves at each timed batch size; the keys of ``curves`` are trial numbers."""
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():
         probe = timed.get(size)
@@ -263,8 +262,7 @@ def tuned_curves(
             if curves.get(run.number)
         ]
         if runs and seconds is not None:
-            found.append(BatchCurves(size, candidate.configuration.micro_batch_size, seconds, runs))
-    return found
+            yield BatchCurves(size, candidate.configuration.micro_batch_size, seconds, runs)
 
 
 def batch_rows(
@@ -275,9 +273,8 @@ def batch_rows(
     tuned: Tuning,
     noise: Mapping[int, BatchNoise],
     predicted: Mapping[int, Time],
-) -> list[Batch]:
-    """Row for each batch size with trials or step times, in ascending order."""
-    rows = []
+) -> Iterator[Batch]:
+    """Yield a row for each batch size with trials or step times, in ascending order."""
     for size in sorted({*probes, *verdict.by_batch}):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
         candidate, probe = verdict.by_batch.get(size), probes.get(size)
@@ -289,25 +286,22 @@ def batch_rows(
         share = None if candidate is None else median_known(one.host_bound_share for one in candidate.outcomes)
         if share is None and probe and is_own:
             share = probe.host_bound_share
-        rows.append(
-            Batch(
-                batch_size=size,
-                trials=len(finished),
-                reached=sum(trial.state is TrialState.REACHED for trial in finished),
-                step_time_s=step_seconds,
-                samples_per_s=None if step_seconds is None else size / step_seconds,
-                regime=None if slope is None else slope.regime,
-                slope=None if slope is None else Interval(value=slope.value, low=slope.low, high=slope.high),
-                untuned=bool(reasons),
-                untuned_because=reasons,
-                noise_scale=noise.get(size),
-                predicted_s=predicted.get(size),
-                host_bound_share=share,
-                ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
-                **_of_candidate(candidate, timed),
-            )
+        yield Batch(
+            batch_size=size,
+            trials=len(finished),
+            reached=sum(trial.state is TrialState.REACHED for trial in finished),
+            step_time_s=step_seconds,
+            samples_per_s=None if step_seconds is None else size / step_seconds,
+            regime=None if slope is None else slope.regime,
+            slope=None if slope is None else Interval(value=slope.value, low=slope.low, high=slope.high),
+            untuned=bool(reasons),
+            untuned_because=reasons,
+            noise_scale=noise.get(size),
+            predicted_s=predicted.get(size),
+            host_bound_share=share,
+            ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
+            **_of_candidate(candidate, timed),
         )
-    return rows
 
 
 def time_of(candidate: Candidate) -> Time | None:

@@ -141,7 +141,7 @@ def build_answer(
         verdict = verdict.recommending(drawn.recommended, drawn.best)
     sure = Certainty() if drawn is None else drawn.certainty()
     shown = drawn or verdict  # both show which batch sizes are within 5 % of the best
-    batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
+    batches = list(batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times))
     largest = _largest(spec, verdict, batches, memory)
     best = verdict.optimal.configuration.batch_size
     missing = missing_runs(trials, batches, best, shown.worse) if spec.is_imported else []

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.analysis.answer import OnDevices, Ratio
@@ -55,7 +55,7 @@ def by_devices(
         return []
     searched = min(timed)
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
-    cells = {world_size: _cells(here, verdict, law, runs) for world_size, here in sorted(timed.items())}
+    cells = {world_size: list(_cells(here, verdict, law, runs)) for world_size, here in sorted(timed.items())}
     own = [one for one in cells[searched] if one.probe.batch_size == verdict.optimal.configuration.batch_size]
     # an audit times more micro-batches
     base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)
@@ -79,8 +79,7 @@ def _measured(base: DeviceCell, time: Estimate) -> DeviceCell:
 
 def _cells(
     probes: Collection[ProbeRecord], verdict: Verdict, law: LawFit | None, runs: Sequence[TrialRecord]
-) -> list[DeviceCell]:
-    found = []
+) -> Iterator[DeviceCell]:
     for probe in probes:
         at_size = [one for one in runs if one.configuration.batch_size == probe.batch_size]
         here = [one for one in at_size if one.configuration.world_size == probe.world_size]
@@ -91,10 +90,7 @@ def _cells(
             candidate = verdict.by_batch.get(probe.batch_size)
             tried = [*(one.configuration for one in at_size), *([] if candidate is None else [candidate.configuration])]
             rate = tried[0].learning_rate if tried else None
-            found.append(
-                DeviceCell(probe, rate, steps * probe.step_seconds, steps * step, len(here), parts, step_parts)
-            )
-    return found
+            yield DeviceCell(probe, rate, steps * probe.step_seconds, steps * step, len(here), parts, step_parts)
 
 
 def _step_time(timed: float, probe: ProbeRecord, runs: Sequence[TrialRecord]) -> tuple[float, list[Part]]:

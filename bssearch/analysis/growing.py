@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -55,7 +55,7 @@ def batch_schedule_answer(
     schedule = growing_schedule(best.configuration)
     return BatchScheduleAnswer(
         name=schedule.name,
-        stages=_stages(best, step_seconds),
+        stages=list(_stages(best, step_seconds)),
         rate_rule=schedule.rate_rule,
         noise_share=schedule.noise_share,
         parameters={name: one for name, one in parameters_of(best.configuration).items() if name not in PARAMETERS},
@@ -150,23 +150,19 @@ def judge_growing(
     return replace(found, finding=finding)
 
 
-def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer]:
+def _stages(candidate: Candidate, step_seconds: StepSeconds) -> Iterator[StageAnswer]:
     configuration = candidate.configuration
     schedule = growing_schedule(configuration)
     steps = median_steps(candidate)
     taken = {} if schedule.is_measured or steps is None else dict(schedule.steps_by_stage(steps))
-    found = []
     for stage, one in zip(schedule.stages, constant_configurations(configuration), strict=True):
         seconds = step_seconds.get(timed_as(one))
         count = None if schedule.is_measured or steps is None else taken.get(stage, 0.0)
-        found.append(
-            StageAnswer(
-                start_samples=None if schedule.is_measured else stage.start_samples,
-                batch_size=stage.batch_size,
-                micro_batch_size=stage.micro_batch_size,
-                learning_rate=one.learning_rate,
-                steps=count,
-                seconds=None if count is None or seconds is None else count * seconds,
-            )
+        yield StageAnswer(
+            start_samples=None if schedule.is_measured else stage.start_samples,
+            batch_size=stage.batch_size,
+            micro_batch_size=stage.micro_batch_size,
+            learning_rate=one.learning_rate,
+            steps=count,
+            seconds=None if count is None or seconds is None else count * seconds,
         )
-    return found

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bssearch.analysis.law.batch_model import fit_memory, fit_step_time, throughput_knee
-from bssearch.analysis.objectives import Kind, kind_of
+from bssearch.analysis.objectives import kind_of
 from bssearch.analysis.shape import Model
 from bssearch.records import FLAT_RATIO, GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, grouped
 from bssearch.records.noise_scale import pooled
@@ -161,14 +161,16 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
     """Yield a notice if a device is slower by `FLAT_RATIO`, by medians over uncontended trials of equal `kind_of`."""
-    paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for trial in trials:
-        one = trial.outcome
-        if one is not None and one.device_uuid is not None and not one.contended and one.steps and one.train_seconds:
-            paces[kind_of(trial.configuration)][one.device_uuid].append(one.train_seconds / one.steps)
+    ended = [(trial.configuration, trial.outcome) for trial in trials if trial.outcome is not None]
+    paces = grouped(
+        (kind_of(configuration), (one.device_uuid, one.train_seconds / one.steps))
+        for configuration, one in ended
+        if one.device_uuid is not None and not one.contended and one.steps and one.train_seconds
+    )
     ratios: dict[str, list[float]] = defaultdict(list)
     counts: Counter[str] = Counter()
-    for by_device in paces.values():
+    for of_kind in paces.values():
+        by_device = grouped(of_kind)
         medians = {device: median(seconds) for device, seconds in by_device.items()}
         for device in medians if len(medians) > 1 else ():
             ratios[device].append(

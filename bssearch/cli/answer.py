@@ -4,7 +4,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from textwrap import wrap
 from typing import Any
@@ -126,22 +126,21 @@ def _certainty(found: Answer) -> list[str]:
     return lines
 
 
-def _bars(found: Answer) -> list[str]:
+def _bars(found: Answer) -> Iterator[str]:
     objective = objective_in(found)
     default = _default(found)
     rows = [*found.batches, *([] if default is None or default in found.batches else [default])]
     texts = [_bar_text(found, row, objective.digits) for row in rows]
     wide = max(21, *map(len, texts))
     scale = _scale(rows, BAR_CELLS + 21 - wide)
-    lines = [f" {'batch':>7}  {objective.axis_title + ' [95 %]':<{23 + BAR_CELLS}}  tried"]
+    yield f" {'batch':>7}  {objective.axis_title + ' [95 %]':<{23 + BAR_CELLS}}  tried"
     for row, text in zip(rows, texts, strict=True):
         mark = "▶" if row.batch_size == found.optimal.batch_size else " "
         size, tried = f"{mark}{row.batch_size:>6}", _runs(found, row, is_default=row is default)
         if row not in found.batches:
             size, tried = "default", f"with batch {row.batch_size}"
         drawn = f"{text:<{wide}}  {_bar(scale, row)}"
-        lines.append(f" {size}  {drawn:<{23 + BAR_CELLS}}  {tried}".rstrip())
-    return lines
+        yield f" {size}  {drawn:<{23 + BAR_CELLS}}  {tried}".rstrip()
 
 
 def _default(found: Answer) -> Batch | None:
@@ -395,13 +394,11 @@ def _takes(answer: Answer) -> str:
     return f"{known} ({'' if answer.predicted else 'median of '}{(time or figure).origin})"
 
 
-def arguments(values: Parameters) -> list[str]:
-    """Values as options; booleans as ``--name`` or ``--no-name``, None omitted."""
-    words: list[str] = []
+def arguments(values: Parameters) -> Iterator[str]:
+    """Yield values as options; booleans as ``--name`` or ``--no-name``, None omitted."""
     for name, value in values.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
+            yield f"--{option}" if value else f"--no-{option}"
         elif value is not None:
-            words += [f"--{option}", str(value)]
-    return words
+            yield from (f"--{option}", str(value))

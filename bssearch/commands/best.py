@@ -125,7 +125,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
         hint="fix the parameters in space.model in a new study",
     )
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]
-    return found, tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target)
+    return found, list(tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target))
 
 
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:

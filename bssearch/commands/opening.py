@@ -166,11 +166,9 @@ def _what_runs(spec: StudySpec) -> str:
 
 
 def _texts(spec: StudySpec) -> set[str]:
-    found: set[str] = set()
-    for name, domain in spec.space.own_domains.items():
-        values = [spec.default_configuration.parameters[name], *(domain if isinstance(domain, tuple) else [domain])]
-        found |= {one for one in values if isinstance(one, str)}
-    return found
+    default, domains = spec.default_configuration.parameters, spec.space.own_domains
+    values = [[default[name], *(one if isinstance(one, tuple) else [one])] for name, one in domains.items()]
+    return {one for each in values for one in each if isinstance(one, str)}
 
 
 def _digest(file: Path) -> str | None:

@@ -36,6 +36,7 @@ from bssearch.records import (
     TrialPlan,
     TrialRecord,
     TrialState,
+    grouped,
     median_known,
 )
 from bssearch.search.confirmation import repeat
@@ -204,12 +205,9 @@ def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
 
 def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
     """Least seconds to the target by learning rate at a batch size (∞: missed)."""
-    least: dict[float, float] = {}
-    for run in _at_any_rate(history, batch_size):
-        hit = None if run.outcome is None else run.outcome.time_to_target_s
-        rate = run.configuration.learning_rate
-        least[rate] = min(least.get(rate, math.inf), math.inf if hit is None else hit)
-    return least
+    runs = [(run.configuration.learning_rate, run.outcome) for run in _at_any_rate(history, batch_size)]
+    hits = grouped((rate, end.time_to_target_s) for rate, end in runs if end is not None)
+    return {rate: min(math.inf if one is None else one for one in here) for rate, here in hits.items()}
 
 
 def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from bssearch.records import (
     ProbeRecord,
     TrialPlan,
     TrialState,
+    grouped,
 )
 from bssearch.records.batch_schedule import (
     NOISE_SCALE,
@@ -263,9 +263,7 @@ def status(store: Store, study: str) -> Status:
     """A study's progress."""
     spec, groups = spec_of(store.studies.get(study)), store.trials.counts(study)
     best = least_of(store.trials.fast(study, None if spec.is_imported else Phase.SEARCH))
-    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for phase, state, count, _ in groups:
-        counts[phase.value][state.value] = count
+    counts = grouped((phase.value, (state.value, count)) for phase, state, count, _ in groups)
     searched = [(state, count) for phase, state, count, _ in groups if spec.is_imported or phase is Phase.SEARCH]
     return Status(
         study=study,
@@ -283,7 +281,7 @@ def status(store: Store, study: str) -> Status:
             basis=trial_basis(best),
         ),
         search_ended=None if spec.is_imported else _search_ended(store, spec, searched),
-        trials=dict(counts),
+        trials={phase: dict(states) for phase, states in counts.items()},
     )
 
 

@@ -368,11 +368,9 @@ def plan_devices(asked: ScaleRequest) -> ScalePlan:
 
 
 def _device_rows(asked: ScaleRequest, b_crit: float) -> list[ScaleRow]:
-    found: list[ScaleRow] = []
-    for count in range(1, asked.devices + 1):
-        if (share := asked.share(count)) is not None:
-            found.append(_row(count, share, asked, b_crit, found[0] if found else None))
-    return found
+    shares = [(count, share) for count in range(1, asked.devices + 1) if (share := asked.share(count)) is not None]
+    single = _row(*shares[0], asked, b_crit, None)
+    return [single, *(_row(*one, asked, b_crit, single) for one in shares[1:])]
 
 
 def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: ScaleRow | None) -> ScaleRow:

@@ -46,6 +46,7 @@ from bssearch.records import (
     StepTime,
     TrialRecord,
     TrialState,
+    grouped,
     step_seconds_of,
     student_t,
     train_seconds_of,
@@ -507,12 +508,11 @@ def tuned_optima(
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
     """Completed runs to the full limit, one per seed, preferably confirmation runs."""
-    found: dict[int, TrialRecord] = {}
-    for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES):
-        for trial in trials:
-            if trial.phase in phases and trial.configuration == configuration and is_result(spec, trial):
-                found.setdefault(trial.seed, trial)
-    return tuple(found.values())
+    completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
+    by_seed = grouped(
+        (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases
+    )
+    return tuple(runs[0] for runs in by_seed.values())
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
