@@ -209,7 +209,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     """Check each batch size for signs of poor tuning."""
     points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
-    up = rising(points) if comparable else ()
+    up = {*rising(points)} if comparable else {}
     slope_at = slopes(verdict.by_batch) if comparable else {}
     steep = {slope.since for slope in slope_at.values() if slope.is_too_steep}
     searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}

@@ -585,9 +585,10 @@ def decide(
         for trial in counted
         if trial.phase is Phase.SEARCH and not (refuted and trial.configuration.key in refuted)
     ]
-    by_size: dict[int, list[Candidate]] = {}
-    for pool in (searched, confirmed):
-        by_size |= grouped((one.configuration.batch_size, one) for one in pool)
+    by_size = {
+        **grouped((one.configuration.batch_size, one) for one in searched),
+        **grouped((one.configuration.batch_size, one) for one in confirmed),
+    }
     by_batch = {
         size: min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
         for size, here in sorted(by_size.items())

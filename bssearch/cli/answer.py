@@ -96,7 +96,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     return [line.replace(NO_BREAK, " ") for line in lines]
 
 
-def _title(found: Answer) -> list[str]:
+def _title(found: Answer) -> Iterator[str]:
     train = f"Train with batch {found.optimal.batch_size}{' (predicted)' * found.is_predicted}."
     question = f"{found.study} · {found.target.in_words}"
     figure, objective = found.optimal.objective_value, objective_in(found)
@@ -106,11 +106,10 @@ def _title(found: Answer) -> list[str]:
     reaches = "to the target " * objective.stops_at_target
     takes = f"{with_interval(figure, objective.digits, objective.unit)} {reaches}{over}"
     over_largest, over_default = comparisons(found)
-    lines = [f"{train}{question:>{SCREEN_COLUMNS - len(train)}}" if len(train + question) < SCREEN_COLUMNS else train]
+    yield f"{train}{question:>{SCREEN_COLUMNS - len(train)}}" if len(train + question) < SCREEN_COLUMNS else train
     shares = speedup_shares(found)
     for text in (takes, over_largest, f"{over_default}{': ' * bool(shares)}{shares}"):
-        lines += _wrapped(text, "  ")
-    return lines
+        yield from _wrapped(text, "  ")
 
 
 def _certainty(found: Answer) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -255,23 +255,22 @@ def _row(name: str, ran: Ran) -> dict[str, object]:
     return {"run": name, "all_steps": ran.steps, **ran.model_dump(mode="json")}
 
 
-def sentences(found: Rerun) -> list[str]:
-    """Sentences on equal and different steps, and possible causes."""
-    told = [_steps(found)]
+def sentences(found: Rerun) -> Iterator[str]:
+    """Yield sentences on equal and different steps, and possible causes."""
+    yield _steps(found)
     if found.time_ratio is not None:
         end = "the target" if found.steps_ratio is not None else "the last common evaluation"
-        told.append(f"Until {end}, the reruns took {cell(found.time_ratio)} times the stored train seconds.")
-    told.append(
+        yield f"Until {end}, the reruns took {cell(found.time_ratio)} times the stored train seconds."
+    yield (
         "Differences from the stored environment:"
         if found.differences
         else "The stored environment has no known difference."
     )
     if not found.differences and found.identical is False:
-        told.append(
+        yield (
             "GPU kernels may sum in a different order (`training.deterministic: true` prevents this), "
             "and a workload may draw its own random numbers."
         )
-    return told
 
 
 def _steps(found: Rerun) -> str:

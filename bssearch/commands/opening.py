@@ -156,8 +156,7 @@ def _identity(spec: StudySpec, folder: Path) -> dict[str, Any]:
 
         told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
         told["files"] = {name: digest_of(file) for name, file in files_of(spec.command, folder).items()}
-    identity: dict[str, Any] = json.loads(json.dumps(told))
-    return identity
+    return dict(json.loads(json.dumps(told)))
 
 
 def _what_runs(spec: StudySpec) -> str:
@@ -262,13 +261,9 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
     """Raise `QuestionChangedError` if the stored study asks another question."""
     before = spec_of(stored)
-    differing = changed_fields(before.question, spec.question)
     # Times with other threads, and steps on other devices, are not comparable.
-    for field, name in (("executor.threads", "threads"), ("executor.devices", "world_size")):
-        old, new = getattr(before.executor, name), getattr(spec.executor, name)
-        if old != new:
-            differing[field] = old, new
-    if differing:
+    own, its = ({"threads": one.executor.threads, "devices": one.executor.world_size} for one in (before, spec))
+    if differing := changed_fields(before.question, spec.question) | changed_fields(own, its, "executor"):
         listed = "; ".join(f"{field}: {old!r} → {new!r}" for field, (old, new) in differing.items())
         raise QuestionChangedError(
             f"study {spec.name!r} exists and asks another question: {listed}",

@@ -261,15 +261,15 @@ def test_a_rise_is_shown_by_three_runs_beyond_noise_or_by_fewer_beyond_a_tenth(
     small: list[float], large: list[float], rises: bool
 ) -> None:
     points = [LawPoint(size, tuple(size * one for one in steps)) for size, steps in ((8, small), (16, large))]
-    assert rising(points) == [16] * rises
+    assert list(rising(points)) == [16] * rises
 
 
 def test_a_missed_run_counts_as_a_rise_where_it_already_took_more_steps() -> None:
     small = LawPoint(8, (800.0,))
-    assert rising([small, LawPoint(16, (), missed_at=(16 * 120.0,))]) == [16]
-    assert rising([small, LawPoint(16, (), missed_at=(16 * 50.0,))]) == []
-    assert rising([small, LawPoint(16, (), missed_at=(16 * 50.0,)), LawPoint(32, (32 * 120.0,))]) == [32]
-    assert rising([replace(small, missed_at=(900.0,)), LawPoint(16, (16 * 120.0,))]) == []
+    assert list(rising([small, LawPoint(16, (), missed_at=(16 * 120.0,))])) == [16]
+    assert list(rising([small, LawPoint(16, (), missed_at=(16 * 50.0,))])) == []
+    assert list(rising([small, LawPoint(16, (), missed_at=(16 * 50.0,)), LawPoint(32, (32 * 120.0,))])) == [32]
+    assert list(rising([replace(small, missed_at=(900.0,)), LawPoint(16, (16 * 120.0,))])) == []
 
 
 @settings(max_examples=50)

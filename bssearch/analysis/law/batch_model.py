@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -365,20 +365,18 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     return replace(fit, including_untuned=_fit(run, run, sum(bool(point.samples) for point in run) >= FEWEST_SIZES))
 
 
-def rising(points: Sequence[LawPoint]) -> list[int]:
-    """Badly tuned batch sizes, which need more steps than the next smaller size.
+def rising(points: Sequence[LawPoint]) -> Iterator[int]:
+    """Yield badly tuned batch sizes, which need more steps than the next smaller size.
 
     Rises count by Welch's t on logarithms from three runs per side on, else by `RISE`. A missed run has the steps of
     the last miss.
     """
-    shown = []
     smaller: LawPoint | None = None
     for point in _that_ran(points):
         if smaller is not None and _rises(_log_steps(smaller), _log_steps(point)):
-            shown.append(point.batch_size)
+            yield point.batch_size
         if not point.missed_at:
             smaller = point
-    return shown
 
 
 def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:

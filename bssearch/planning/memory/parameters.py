@@ -142,8 +142,7 @@ def trained_parameters(asked: MemoryPlanRequest) -> int:
     model = asked.transformer
     if asked.lora_rank and model is not None:
         return model.layers * asked.lora_rank * sum(inputs + out for inputs, out in _matrices(model))
-    trained: int = asked.trainable_parameters or asked.parameters
-    return trained
+    return int(asked.trainable_parameters or asked.parameters)
 
 
 def _state_bytes(asked: MemoryPlanRequest, trained: int) -> float:
