@@ -49,6 +49,7 @@ from bssearch.analysis.notices import about_generalisation, about_the_host, noti
 from bssearch.analysis.objectives import Objective, TimeToTarget, objective_of
 from bssearch.analysis.optimum import (
     Candidate,
+    Settles,
     Verdict,
     coefficient_of_variation,
     decide,
@@ -438,34 +439,35 @@ def next_steps(
         if not verdict.confirmed:
             yield NextStep(command=f"bssearch study confirm {name}", why="repeats the best with fresh seeds")
         elif sure.settles is not None:
-            yield _settling(spec, sure, trials)
+            yield _settling(spec, sure, sure.settles, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:
             yield wider
     yield NextStep(command=f"bssearch best {name} --export yaml", why="writes these values for your training")
     yield NextStep(command=f"bssearch report {name} --html {name}.html", why="shows all results")
 
 
-def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
-    if sure.settles == "runs":
-        return NextStep(
-            command=f"bssearch study confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
-            why=f"up to {sure.runs} runs of each contending batch size should settle the answer",
-        )
-    if sure.settles == "idle_machine":
-        return NextStep(
-            command=f"bssearch study confirm {shlex.quote(spec.name)} --runs {sure.runs}",
-            why="other work on the machine slowed the runs; repeat them when the machine is idle",
-        )
-    if sure.settles == "step_times":
-        return NextStep(
-            command=f"bssearch probe step-time {shlex.quote(spec.name)}",
-            why="more runs cannot settle the answer, because step times are too uncertain; repeat for more step times",
-        )
+def _settling(spec: StudySpec, sure: Certainty, settles: Settles, trials: int) -> NextStep:
+    name = shlex.quote(spec.name)
     more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
-    return NextStep(
-        command=f"bssearch run {shlex.quote(spec.name)} --set budget.trials={more}",
-        why="more runs cannot settle the answer, because a batch size may need more search trials",
-    )
+    command, why = {
+        "runs": (
+            f"study confirm {name} --max-runs {sure.runs}",
+            f"up to {sure.runs} runs of each contending batch size should settle the answer",
+        ),
+        "idle_machine": (
+            f"study confirm {name} --runs {sure.runs}",
+            "other work on the machine slowed the runs; repeat them when the machine is idle",
+        ),
+        "step_times": (
+            f"probe step-time {name}",
+            "more runs cannot settle the answer, because step times are too uncertain; repeat for more step times",
+        ),
+        "tuning": (
+            f"run {name} --set budget.trials={more}",
+            "more runs cannot settle the answer, because a batch size may need more search trials",
+        ),
+    }[settles]
+    return NextStep(command=f"bssearch {command}", why=why)
 
 
 def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | None:

@@ -102,17 +102,18 @@ def write(text: str) -> None:
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
     """Print rows: a table of ``columns``, or all keys for programs."""
-    if form is Format.TABLE:
-        print_table(rows, columns)
-    elif form is Format.JSON:
-        print_json(list(rows))
-    elif form is Format.JSONL:
-        write("".join(json.dumps(row, allow_nan=False, default=str) + "\n" for row in rows))
-    else:
-        names = list(dict.fromkeys(key for row in rows for key in row)) or list(columns)
-        text = io.StringIO()
-        write_csv(text, names, rows)
-        write(text.getvalue())
+    match form:
+        case Format.TABLE:
+            print_table(rows, columns)
+        case Format.JSON:
+            print_json(list(rows))
+        case Format.JSONL:
+            write("".join(json.dumps(row, allow_nan=False, default=str) + "\n" for row in rows))
+        case Format.CSV:
+            names = list(dict.fromkeys(key for row in rows for key in row)) or list(columns)
+            text = io.StringIO()
+            write_csv(text, names, rows)
+            write(text.getvalue())
 
 
 def show(

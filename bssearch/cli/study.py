@@ -79,9 +79,11 @@ def list_studies(
         several = len(stores) > 1
     if form is Format.TABLE:
         rows = [{**row, "created_at": row["created_at"].replace("T", " ")[:16]} for row in rows]
-    columns = ["name", "workload", "target", "answer", "trials", "reached", "running", "created_by", "created_at"]
-    if console().width < ROOMY:
-        columns = ["name", "target", "answer", "trials", "running"]
+    columns = (
+        ["name", "target", "answer", "trials", "running"]
+        if console().width < ROOMY
+        else ["name", "workload", "target", "answer", "trials", "reached", "running", "created_by", "created_at"]
+    )
     columns[1:1] = ["database"] if several else []
     columns[-3:-3] = ["device"] if device is not None else []
     print_rows(rows, [*columns, "archived_at"] if everything else columns, form)

@@ -223,9 +223,11 @@ def plan_start(asked: StartRequest) -> StartPlan:
     micro = min([*micros, 64] if asked.devices > 1 else micros, default=high)
     sizes = high.bit_length() - low.bit_length() + 1  # low and high are powers of two
     max_micro = micro if micro < max(high, batch) else None
-    room = "The memory probe finds the largest micro-batch; `bssearch plan memory` estimates this size."
-    if asked.safe_micro_batch is not None:
-        room = f"A micro-batch of {asked.safe_micro_batch} fits in {SAFE_SHARE:.0%} of the memory."
+    room = (
+        "The memory probe finds the largest micro-batch; `bssearch plan memory` estimates this size."
+        if asked.safe_micro_batch is None
+        else f"A micro-batch of {asked.safe_micro_batch} fits in {SAFE_SHARE:.0%} of the memory."
+    )
     reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # YAML needs no escaping
     environment.filters |= {"text": json.dumps, "number": _number}

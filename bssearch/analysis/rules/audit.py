@@ -566,16 +566,17 @@ def _case(
         reached = f"{tuned.estimate.reached} of {tuned.estimate.runs}"
         return Case(rule, batch_size, reason=f"only {reached} runs of the tuned configuration reached the target")
     given: Configuration | str
-    if rule is Rule.LAYERWISE:
-        given = _other_of_layerwise(trials, tuned)
-    elif rule is Rule.SGD_OR_ADAM:
-        given = _sgd_or_adam(trials, tuned)
-    elif rule is Rule.GROWING:
-        given = growing_batch(spec, trials, tuned, found)
-    elif not spec.default_is_known:
-        given = "the default is unknown; pass --default-batch to import"
-    else:
-        given = RULES[rule](spec.space, base, tuned.configuration)
+    match rule:
+        case Rule.LAYERWISE:
+            given = _other_of_layerwise(trials, tuned)
+        case Rule.SGD_OR_ADAM:
+            given = _sgd_or_adam(trials, tuned)
+        case Rule.GROWING:
+            given = growing_batch(spec, trials, tuned, found)
+        case _ if not spec.default_is_known:
+            given = "the default is unknown; pass --default-batch to import"
+        case _:
+            given = RULES[rule](spec.space, base, tuned.configuration)
     return Case(rule, batch_size, reason=given) if isinstance(given, str) else Case(rule, batch_size, given, tuned)
 
 

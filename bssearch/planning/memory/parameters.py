@@ -151,9 +151,8 @@ def _state_bytes(asked: MemoryPlanRequest, trained: int) -> float:
         return 2.0 * (trained + FP32 * ceil(trained / BLOCK_8BIT))
     if name == "adafactor-factored":
         return size * 2 * trained / (asked.hidden or MATRIX_SIDE)
-    embedded = 0
-    if name == "muon" and not asked.lora_rank:
-        embedded = min(trained, (asked.hidden or 0) * (asked.vocabulary or 0))
+    has_embedding = name == "muon" and not asked.lora_rank
+    embedded = min(trained, (asked.hidden or 0) * (asked.vocabulary or 0)) if has_embedding else 0
     return size * (STATES[name] * trained + embedded)
 
 
