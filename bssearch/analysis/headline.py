@@ -136,9 +136,9 @@ def what_else(answer: Answer) -> str:
         return ""  # fewer than three runs have no interval
     figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
     if answer.recommendation.rule == "law":
-        least = answer.recommendation.least_batch_size
         return (
-            f"Batch {least} has the least median, but the law and step times favour batch {answer.optimal.batch_size}."
+            f"Batch {answer.recommendation.least_batch_size} has the least median, but the law and step times favour "
+            f"batch {answer.optimal.batch_size}."
         )
     low, high = answer.flat_range
     if low < high and answer.predicted is not None:

@@ -230,10 +230,9 @@ def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
 def _run(
     stored: Stored, executor: Executor, index: int, runs: int, listener: Listener
 ) -> tuple[TrialOutcome, list[Observation]]:
-    configuration = stored.trial.configuration
     listener.note(
         f"run {index + 1} of {runs}: trial {stored.trial.number} of {stored.study.name}, "
-        f"batch {sizes_in_words(configuration)}, seed {stored.trial.seed}"
+        f"batch {sizes_in_words(stored.trial.configuration)}, seed {stored.trial.seed}"
     )
     outcome, curve = run_request(executor, stored.request, until_step=stored.until_step)
     if outcome.state is TrialState.CANCELLED:
