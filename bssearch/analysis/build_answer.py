@@ -140,7 +140,7 @@ def build_answer(
     drawn = beliefs(verdict, step_figures(spec, verdict, probes), trials, rivals)
     if drawn is not None:
         verdict = verdict.recommending(drawn.recommended, drawn.best)
-    sure = Certainty() if drawn is None else drawn.certainty()
+    sure = None if drawn is None else drawn.certainty()
     shown = drawn or verdict  # both show which batch sizes are within 5 % of the best
     batches = list(batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times))
     largest = _largest(spec, verdict, batches, memory)
@@ -167,10 +167,10 @@ def build_answer(
         recommendation=Recommendation(rule=verdict.rule, least_batch_size=verdict.least.configuration.batch_size),
         imported=spec.is_imported,
         provisional=drawn is None or not drawn.are_sure or verdict.ignores_seeds,
-        within_5_percent=sure.within_5_percent,
-        configuration_within_5_percent=sure.configuration_within_5_percent,
-        would_settle=None if spec.is_imported else sure.settles,
-        runs_to_settle=None if spec.is_imported else sure.runs,
+        within_5_percent=sure and sure.within_5_percent,
+        configuration_within_5_percent=sure and sure.configuration_within_5_percent,
+        would_settle=None if sure is None or spec.is_imported else sure.settles,
+        runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
         next=list(islice(next_steps(spec, verdict, sure, largest, searched, missing), MOST_STEPS)),
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed, devices=spec.executor.world_size),
@@ -423,7 +423,7 @@ MORE_TRIALS = 1.5  # proposed total of trials, as a multiple of the trials so fa
 def next_steps(
     spec: StudySpec,
     verdict: Verdict,
-    sure: Certainty,
+    sure: Certainty | None,
     largest: Largest,
     trials: int,
     missing: Sequence[MissingRun] = (),
@@ -438,7 +438,7 @@ def next_steps(
     if not spec.is_imported:
         if not verdict.confirmed:
             yield NextStep(command=f"bssearch study confirm {name}", why="repeats the best with fresh seeds")
-        elif sure.settles is not None:
+        elif sure is not None and sure.settles is not None:
             yield _settling(spec, sure, sure.settles, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:
             yield wider

@@ -192,7 +192,7 @@ class Certainty:
     ``runs``: runs of each contending batch size that would settle the answer; with `idle_machine`, on an idle machine.
     """
 
-    within_5_percent: float | None = None
+    within_5_percent: float
     settles: Settles | None = None
     runs: int | None = None
     configuration_within_5_percent: float | None = None

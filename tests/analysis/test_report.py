@@ -691,7 +691,6 @@ def test_without_anything_beside_time_and_samples_there_is_no_table() -> None:
 
 
 LARGEST = Largest(batch_size=128, time_to_target_s=None, lower_bound_s=None, reason="")
-UNSURE = Certainty()
 
 
 def verdict(batch_size: int = 64, *, confirmed: bool = True) -> Verdict:
@@ -701,7 +700,7 @@ def verdict(batch_size: int = 64, *, confirmed: bool = True) -> Verdict:
     )
 
 
-def commands(spec: StudySpec, found: Verdict, sure: Certainty = UNSURE, largest: Largest = LARGEST) -> list[str]:
+def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, largest: Largest = LARGEST) -> list[str]:
     return [step.command for step in islice(next_steps(spec, found, sure, largest, trials=60), MOST_STEPS)]
 
 

@@ -174,11 +174,8 @@ def asked_in_file(path: Path) -> AskedStudy:
             hint="write `template: NAME` and values instead, with a template from `bssearch queue list`",
         )
     template, name = data.get("template"), data.get("name")
-    require(
-        isinstance(template, str),
-        f"{path}: template is missing; name a worker's template, as in `template: digits`",
-        error=SpecError,
-    )
+    if not isinstance(template, str):
+        raise SpecError(f"{path}: template is missing; name a worker's template, as in `template: digits`")
     require(
         name is None or isinstance(name, str),
         f"{path}: name = {shortened(name)} must be a text; put the name in quotes",
