@@ -356,12 +356,10 @@ SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 120, 32, 5
 
 
 def sparkline(values: Mapping[int, float], best: int) -> str:
-    """Small chart of figures by batch size with the best marked, log scale if all are positive; empty if not finite."""
+    """Small chart of figures by batch size with the best marked, log scale if all are positive."""
     sizes = sorted(values)
     on = math.log if min(values.values()) > 0 else float
     low, high = on(min(values.values())), on(max(values.values()))
-    if not math.isfinite(high - low):
-        return ""
     step = (SPARK_WIDTH - 2 * SPARK_EDGE) / max(1, len(sizes) - 1)
     room = (SPARK_HEIGHT - 2 * SPARK_EDGE) / (high - low if high > low else 1.0)
     points = [

@@ -8,9 +8,8 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -214,12 +213,7 @@ def sources(settings: Settings) -> str:
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
 
-class LogsObjective(StrEnum):
-    """Objectives that logs can answer."""
-
-    TIME_TO_TARGET = "time_to_target"
-    SAMPLES_TO_TARGET = "samples_to_target"
-    ENERGY_TO_TARGET = "energy_to_target"
+LogsObjective = Literal["time_to_target", "samples_to_target", "energy_to_target"]  # objectives that logs can answer
 
 
 def import_curves(
@@ -261,9 +255,7 @@ def import_curves(
     epoch_samples: Annotated[
         int | None, Option("Samples of an epoch, if the logs count epochs instead of steps.", min=1)
     ] = None,
-    objective: Annotated[
-        LogsObjective, Option("Cost minimized by the best batch size.")
-    ] = LogsObjective.TIME_TO_TARGET,
+    objective: Annotated[LogsObjective, Option("Cost minimized by the best batch size.")] = "time_to_target",
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     dry_run: Annotated[bool, Option("Print the runs of the logs without storing a study.", flag="--dry-run")] = False,
 ) -> Studies:
@@ -295,7 +287,7 @@ def import_curves(
         [_judged(one, wanted) for one in runs],
         name=name or described.get("name") or places[0].resolve().name.partition(".")[0],
         target=wanted,
-        objective=objective.value,
+        objective=objective,
         default_batch=default_batch,
     )
     return Studies(made.studies, (*notes, *told, *_confounders(runs), *made.notes), dry_run)

@@ -64,16 +64,11 @@ def read_text(path: Path) -> str:
 
 
 def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any:
-    """Parse JSON that begins at a line of a file; raise `UsageError` with the line of an error."""
+    """Parse JSON that begins at a line of a file; raise `UsageError`."""
     try:
         return json.loads(text, **options)
-    except json.JSONDecodeError as error:
-        place, why = f"{origin}:{line + error.lineno - 1}", error.msg
-    except RecursionError:
-        place, why = origin, "its lists or objects are nested too deeply"
-    except ValueError as error:  # an integer with too many digits
-        place, why = origin, str(error)
-    raise UsageError(f"{place} is not valid JSON: {why}", hint="correct the file")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{origin}:{line} is not valid JSON: {error}", hint="correct the file") from None
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:

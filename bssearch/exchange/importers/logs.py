@@ -254,15 +254,12 @@ def _mlflow_database(address: str) -> Iterator[Log]:
 
     address, _, experiment = address.partition("#")
     place = shown(parse_url(address))
-    try:
-        with opened_engine(address, write=False) as engine, reading(engine) as connection:
-            of_experiments = grouped((name, run) for run, name in connection.exec_driver_sql(_MLFLOW_RUNS))
-            params = connection.exec_driver_sql("SELECT run_uuid, key, value FROM params").all()
-            metrics = connection.exec_driver_sql(
-                "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
-            ).all()
-    except UnicodeDecodeError:
-        raise UsageError(f"{place} has text that is not UTF-8", hint=DAMAGED) from None
+    with opened_engine(address, write=False) as engine, reading(engine) as connection:
+        of_experiments = grouped((name, run) for run, name in connection.exec_driver_sql(_MLFLOW_RUNS))
+        params = connection.exec_driver_sql("SELECT run_uuid, key, value FROM params").all()
+        metrics = connection.exec_driver_sql(
+            "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
+        ).all()
     settings = grouped((run, (str(key), value)) for run, key, value in params)
     rows = grouped(
         (run, {"step": step, CLOCK: number_in(time) / 1000, str(key): math.nan if is_nan else value})
@@ -312,15 +309,12 @@ def _wandb(folder: Path) -> Iterator[Log]:
     # The binary files of W&B's runs, in their folders or their parent's. A resumed run has a file per launch.
     found = {one.resolve() for pattern in ("run-*.wandb", "*/run-*.wandb") for one in folder.glob(pattern)}
     files = sorted(found, key=lambda one: one.parent.name.removeprefix("offline-"))
-    for name, launches in grouped((one.name, one) for one in files).items():
+    for launches in grouped((one.name, one) for one in files).values():
         settings: dict[str, Any] = {}
         rows: list[dict[str, Any]] = []
         for record in (record for file in launches for record in wandb_records(file)):
             items = (*record.run.config.update, *record.config.update, *record.history.item)
-            try:
-                values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"{folder} holds {name}, whose values are not JSON: {error}", hint=DAMAGED) from None
+            values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
             if record.HasField("history"):
                 rows.append(values)
             else:
@@ -341,7 +335,6 @@ def wandb_records(file: Path) -> Iterator[Any]:
     """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last record may be incomplete."""
     # wandb 0.31 has the records' classes, but no reader of the file
     record_of = _library("wandb.proto.wandb_internal_pb2", file).Record
-    messages = _library("google.protobuf.message", file)
     whole = b""
     with file.open("rb") as opened:
         require(
@@ -364,12 +357,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
                 raise UsageError(f"{file} is damaged before byte {opened.tell():,}", hint=DAMAGED)
             whole += part
             if kind not in _PARTS:
-                try:
-                    yield record_of.FromString(whole)
-                except messages.DecodeError:
-                    raise UsageError(
-                        f"{file} has an unknown record before byte {opened.tell():,}", hint=DAMAGED
-                    ) from None
+                yield record_of.FromString(whole)
                 whole = b""
 
 
@@ -399,10 +387,7 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
             is_tensor = one.tag in of_tensorflow and one.HasField("tensor")
             part = file.parent.name if file.parent != folder else ""
             if part in ("", *_PARTS_OF_RUN) and (is_tensor or one.HasField("simple_value")):
-                try:
-                    value = array(one.tensor).item() if is_tensor else one.simple_value
-                except (TypeError, ValueError):
-                    raise UsageError(f"{file} has a tensor for {one.tag!r}; expected a number", hint=DAMAGED) from None
+                value = array(one.tensor).item() if is_tensor else one.simple_value
                 rows.append({"step": at.step, CLOCK: at.wall_time, f"{part}/{one.tag}" if part else one.tag: value})
     of_lightning = _yaml(folder / "hparams.yaml")
     settings |= of_lightning
@@ -415,14 +400,10 @@ def _events(file: Path) -> Iterator[Any]:
     raw = _library("tensorboard.backend.event_processing.event_file_loader", file).RawEventFileLoader
     event_of = _library("tensorboard.compat.proto.event_pb2", file).Event
     checksum = _library("tensorboard.compat.tensorflow_stub.pywrap_tensorflow", file).masked_crc32c
-    messages = _library("google.protobuf.message", file)
     read = 0
-    try:
-        for record in raw(str(file)).Load():
-            read += len(record) + 16  # with its length and two checksums
-            yield event_of.FromString(record)
-    except messages.DecodeError:
-        raise UsageError(f"{file} has an unknown record before byte {read:,}", hint=DAMAGED) from None
+    for record in raw(str(file)).Load():  # with the right checksum
+        read += len(record) + 16  # with its length and two checksums
+        yield event_of.FromString(record)
     with file.open("rb") as opened:
         opened.seek(read)
         head = opened.read(12)
@@ -438,13 +419,7 @@ def _events(file: Path) -> Iterator[Any]:
 def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
     if value.tag == "_hparams_/session_start_info":
         kind = _library("tensorboard.plugins.hparams.plugin_data_pb2", folder).HParamsPluginData
-        content = value.metadata.plugin_data.content
-        messages = _library("google.protobuf.message", folder)
-        try:
-            found = kind.FromString(content).session_start_info.hparams
-        except messages.DecodeError:
-            raise UsageError(f"the hyperparameters in {folder} are damaged", hint=DAMAGED) from None
-        for name, one in found.items():
+        for name, one in kind.FromString(value.metadata.plugin_data.content).session_start_info.hparams.items():
             if (field_name := one.WhichOneof("kind")) is not None:
                 yield name, getattr(one, field_name)
 

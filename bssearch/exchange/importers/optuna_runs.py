@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
 from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import Formula, check_epochs, checked_seconds, mappings, seconds_of_unit
@@ -193,7 +193,7 @@ def import_optuna(
     ] = None,
     objective: Annotated[
         RunsObjective | None,
-        Option("Cost minimized by the best batch size.", shown_default=RunsObjective.TIME_TO_TARGET.value),
+        Option("Cost minimized by the best batch size.", shown_default="time_to_target"),
     ] = None,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     device: Annotated[str | None, Option("Device of the trials.")] = None,
@@ -229,7 +229,7 @@ def import_optuna(
         runs,
         name=default_name(found.name) if name is None else name,
         target=reader.target,
-        objective=wanted.value,
+        objective=wanted,
         default_batch=default_batch,
     )
     return replace(made, notes=(*notes, *more, *made.notes))
@@ -238,12 +238,10 @@ def import_optuna(
 def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
     before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
     if given is not None or before is None:
-        return given or RunsObjective.TIME_TO_TARGET, []
-    if before in list(RunsObjective):
-        return RunsObjective(before), []
-    return RunsObjective.TIME_TO_TARGET, [
-        f"objective {before} cannot be imported; using {RunsObjective.TIME_TO_TARGET}"
-    ]
+        return given or "time_to_target", []
+    if before in get_args(RunsObjective):
+        return before, []
+    return "time_to_target", [f"objective {before} cannot be imported; using time_to_target"]
 
 
 def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:

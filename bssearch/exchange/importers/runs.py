@@ -184,11 +184,7 @@ LARGEST_SEED = 2**62  # Leaves room in 64 bits to number repeated runs
 MOST_RUNS = 1_000_000
 
 
-class RunsObjective(StrEnum):
-    """Objectives that runs can answer."""
-
-    TIME_TO_TARGET = "time_to_target"
-    SAMPLES_TO_TARGET = "samples_to_target"
+RunsObjective = Literal["time_to_target", "samples_to_target"]  # objectives that runs can answer
 
 
 def import_runs(
@@ -208,9 +204,7 @@ def import_runs(
         Option("Take a column as another, as in lr=param.learning_rate; may be repeated.", metavar="THEIRS=OURS"),
     ] = None,
     ignore: Annotated[list[str] | None, Option("Leave a column out; may be repeated.", metavar="NAME")] = None,
-    objective: Annotated[
-        RunsObjective, Option("Cost minimized by the best batch size.")
-    ] = RunsObjective.TIME_TO_TARGET,
+    objective: Annotated[RunsObjective, Option("Cost minimized by the best batch size.")] = "time_to_target",
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     precision: Annotated[str | None, Option("Precision of runs without a precision in the table.")] = None,
     figures_at: Annotated[
@@ -241,9 +235,7 @@ def import_runs(
     require(figures_at is FiguresAt.TARGET or not table.unclear, f"{file}: {table.unclear}", hint=REMEDY)
     check_figures(runs, figures_at)
     runs, more = with_last_misses(runs)
-    made = make_studies(
-        runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
-    )
+    made = make_studies(runs, name=name or file.stem, target=wanted, objective=objective, default_batch=default_batch)
     return replace(made, notes=(*table.columns, *table.notes, *notes, *more, *made.notes))
 
 

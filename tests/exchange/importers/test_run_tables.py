@@ -695,7 +695,7 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
         (f"batch_size,step_seconds\n32,{'9' * 200_000}\n", "h200.csv:2 is not valid CSV: field larger than"),
         (f"batch_size,step_seconds\n32,{'9' * 5000}\n", "step_seconds = '9999"),
         ("a" * 100_000 + ",b\n1,2\n", "no batch_size and no step_seconds, only 'aaa"),
-        ("[" * 100_000, "h200.csv is not valid JSON: its lists or objects are nested too deeply"),
+        ("[" * 100_000, "h200.csv:1 is not valid JSON: maximum recursion depth exceeded"),
         (f'[{{"batch_size": {"9" * 5000}, "step_seconds": 1}}]', "is not valid JSON: Exceeds the limit"),
         (f'[{{"batch_size": 8, "step_seconds": {"9" * 500}}}]', "h200.csv:1: step_seconds = 9999"),
         ('[{"batch_size": 8, "step_seconds": [1]}]', "step_seconds = [1] must be"),
