@@ -426,15 +426,11 @@ class Asking(Generic[Asked]):
             )
 
     def _unreadable(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for option, text in self.texts.items():
-            if len(text) > LONGEST_VALUE:
-                found[option] = f"has {len(text):,} characters; enter at most {LONGEST_VALUE}"
-            elif not text.isprintable():
-                found[option] = "has unprintable characters; type the value again"
-            elif type_of(self.request, option) is bool and text.lower() not in YES | NO:
-                found[option] = f"{text!r} must be yes or no"
-        return found
+        return {
+            option: f"must be at most {LONGEST_VALUE} printable characters"
+            for option, text in self.texts.items()
+            if len(text) > LONGEST_VALUE or not text.isprintable()
+        }
 
     def _words(self, option: str, text: str) -> list[str]:
         flag = options_of(self.request)[option].flag or f"--{option.replace('_', '-')}"
