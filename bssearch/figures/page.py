@@ -25,7 +25,6 @@ from bssearch.analysis.headline import (
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives import TIME, Objective, objective_of
 from bssearch.analysis.rules.rule_book import BROKE, CHANGED_PARAMETER, HELD
-from bssearch.analysis.shape import Fit
 from bssearch.figures import plots
 from bssearch.figures.html import PageContent, Row, Section, Table, Tile, rendered
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
@@ -673,7 +672,8 @@ def _tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
             )
         )
     if answer.fit is not None and answer.fit.verdict != "too_few_points":
-        tiles.append(_critical(answer.fit))
+        fits = "the law fits" if answer.fit.verdict == "fits" else "the law fits poorly"
+        tiles.append(Tile("Critical batch size", answer.fit.b_crit.in_words, fits))
     if answer.measured.noise_scale is not None:
         tiles.append(_noise(answer.measured.noise_scale))
     if best.test_metric is not None:
@@ -696,9 +696,9 @@ def _tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
 
 def _figure_tile(answer: Answer) -> Tile:
     figure, objective = answer.optimal.objective_value, objective_in(answer)
-    low, high = figure.low, figure.high
-    ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
-    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + figure.origin)
+    interval = ends(figure.low, figure.high)
+    about = f"95 % interval{interval}, {figure.origin}" if interval else figure.origin
+    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", about)
 
 
 def _times(answer: Answer, ratio: Ratio | None) -> str:
@@ -710,17 +710,6 @@ def _times(answer: Answer, ratio: Ratio | None) -> str:
 
 
 def _noise(noise: NoiseAnswer) -> Tile:
-    scale = f"≥ {number(noise.low)}" if noise.scale is None else number(noise.scale)
     place = "" if noise.far_from_target is None else ", measured far from the target"
     source = place if noise.trials is None else f", over {noise.trials} trials"
-    ends = "" if noise.scale is None or noise.high is None else f", {number(noise.low)} to {number(noise.high)}"
-    return Tile("Gradient noise scale", scale, f"samples{ends}{source}")
-
-
-def _critical(fit: Fit) -> Tile:
-    critical = fit.b_crit
-    verdict = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
-    if critical.low is None or critical.high is None:
-        return Tile("Critical batch size", critical.in_words, f"90 % bound; {verdict}")
-    interval = f"90 % interval {number(critical.low)} to {number(critical.high)}"
-    return Tile("Critical batch size", number(critical.estimate), f"{interval}; {verdict}")
+    return Tile("Gradient noise scale", noise_scale(noise.scale, noise.low, noise.high), f"samples{source}")

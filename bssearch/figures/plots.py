@@ -10,7 +10,6 @@ from bssearch.analysis.answer import Answer, Batch, Figure as Median, Time, obje
 from bssearch.analysis.batches import LAW_NOT_TIMED
 from bssearch.analysis.objectives import TIME, Objective
 from bssearch.analysis.shape import Fit, Law, parameters_of
-from bssearch.errors import UsageError
 from bssearch.figures.svg import (
     ACCENT,
     INK,
@@ -43,7 +42,7 @@ from bssearch.records import (
     TrialState,
     learning_rate_factor,
 )
-from bssearch.records.text import number, plural
+from bssearch.records.text import number, plural, span
 
 REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
     None: "circle",
@@ -55,10 +54,8 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """Objective's chart as a standalone SVG document; `UsageError` if empty."""
+    """Objective's chart as a standalone SVG document."""
     chart = objective_chart(answer, default_batch_size)
-    if chart is None:
-        raise UsageError(f"study {answer.study} has no figure to draw; run more trials")
     objective, best = objective_in(answer), answer.optimal
     title = f"{objective.axis_title.capitalize()} by batch size"
     if objective.stops_at_target:
@@ -77,11 +74,9 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     )
 
 
-def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart | None:
+def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart:
     """Objective against batch size, with intervals, lower bounds, the law, and the range within 5 %."""
     objective = objective_in(answer)
-    if all(row.objective_value is None for row in answer.batches):
-        return None
     series = [
         *_law_of_figures(answer),
         *_medians(answer),
@@ -89,14 +84,13 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
         *([] if default_batch_size is None else _default(answer, default_batch_size)),
     ]
     low, high = answer.flat_range
-    span = str(low) if low == high else f"{low} to {high}"
     largest, over = answer.largest_that_fits, answer.speedup.over_largest
     times = "" if over is None else f", {'> ' if over.at_least else ''}{number(over.value)}× the optimum"
     return Chart(
         x=batch_axis(_sizes(answer)),
         y=value_axis(objective.axis_title, extent(series), log=objective.has_ratios),
         series=series,
-        bands=[Band(f"within 5 %: {span}", low / 2**0.2, high * 2**0.2)],
+        bands=[Band(f"within 5 %: {span(answer.flat_range)}", low / 2**0.2, high * 2**0.2)],
         rules=[
             ReferenceLine(
                 at=largest.batch_size, name=f"{largest.in_words}: {largest.batch_size}{times}", is_upright=True

@@ -134,7 +134,7 @@ def test_the_page_shows_the_answer(whole: StudyPicture, html: str) -> None:
     tiles = text[: text.index("Warnings")]
     assert f"\n{best.batch_size}\n" in tiles
     assert f"{figure.median:.3g} s" in tiles
-    assert f"95 % interval {figure.low:.3g} to {figure.high:.3g}, 3 runs" in tiles
+    assert f"95 % interval [{figure.low:.3g}, {figure.high:.3g}], 3 runs" in tiles
     assert [row for row in whole.answer.batches if f"\n{row.batch_size}\n" not in text] == []
 
 

@@ -19,7 +19,6 @@ from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.measured import MemoryAnswer, NoiseAnswer, StepTimeAnswer
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.analysis.shape import CriticalBatch, Fit, Interval, Law, Notice, Predicted
-from bssearch.errors import UsageError
 from bssearch.figures.page import StudyPicture, page_of
 from bssearch.figures.plots import objective_picture
 from bssearch.figures.svg import (
@@ -240,12 +239,6 @@ def test_a_picture_has_its_colours_and_fetches_nothing(answer: Answer) -> None:
     assert set(re.findall(r"url\((.)", text)) == {"#"}
 
 
-def test_a_study_without_a_value_has_no_picture(answer: Answer) -> None:
-    rows = [row.model_copy(update={"objective_value": None}) for row in answer.batches]
-    with pytest.raises(UsageError, match="no figure"):
-        objective_picture(answer.model_copy(update={"batches": rows}))
-
-
 # Snapshots ------------------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +368,11 @@ def bounded() -> StudyPicture:
 def unknown() -> StudyPicture:
     """Study that lacks every figure that may be unknown."""
     found = changed(
-        lambda place: {**NO_FIGURE, "ended": {}, "untuned": False, "regime": None, "peak_memory_bytes": None},
+        lambda place: {
+            **NO_FIGURE,
+            **({} if place else {"objective_value": FIGURE}),
+            **{"ended": {}, "untuned": False, "regime": None, "peak_memory_bytes": None},
+        },
         fit=None,
         front=[],
         measured={"noise_scale": None, "step_time": None, "memory": None},
