@@ -371,7 +371,10 @@ def unknown() -> StudyPicture:
         lambda place: {
             **NO_FIGURE,
             **({} if place else {"objective_value": FIGURE}),
-            **{"ended": {}, "untuned": False, "regime": None, "peak_memory_bytes": None},
+            "ended": {},
+            "untuned": False,
+            "regime": None,
+            "peak_memory_bytes": None,
         },
         fit=None,
         front=[],
