@@ -114,7 +114,7 @@ class RankProcess:
         code = self._process.wait()
         if self.failure is None:
             state, reason = judge_exit(code, self._kernel_kills, who=f"rank {self.rank}")
-            self.failure = RankFailure(_out_of_memory(reason) if state is TrialState.OOM else LaunchError(reason))
+            self.failure = RankFailure(MemoryError(reason) if state is TrialState.OOM else LaunchError(reason))
         self._line.close()
         self._on_end()
 
@@ -283,16 +283,10 @@ def _failure(error: BaseException, rank: int) -> RankFailure:
 
     message = f"rank {rank}: {describe_exception(error)}"
     if is_out_of_memory(error):
-        return RankFailure(_out_of_memory(message))
+        return RankFailure(MemoryError(message))
     if isinstance(error, LaunchError):
         return RankFailure(LaunchError(message))
     return RankFailure(WorkloadError(message), is_own=isinstance(error, BSSearchError) or not _is_of_peer(error))
-
-
-def _out_of_memory(message: str) -> Exception:
-    from torch import OutOfMemoryError
-
-    return OutOfMemoryError(message)
 
 
 def _is_of_peer(error: BaseException) -> bool:

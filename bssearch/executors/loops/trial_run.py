@@ -142,12 +142,8 @@ class HostClock(Clock):
         delay_now: Callable[[], float | None] | None = None,
     ) -> None:
         self._device = device
-        super().__init__(now, cpu_now, delay_now)
-
-    def start(self) -> None:
-        """Reset all times."""
-        super().start()
-        self._knows_delays = self._knows_delays and self._device.type == "cpu"
+        # on a GPU the thread's waits for a CPU do not delay the steps
+        super().__init__(now, cpu_now, delay_now if device.type == "cpu" else lambda: None)
 
     @property
     def cpu_share(self) -> float | None:
