@@ -581,7 +581,7 @@ SLOW_EVALUATION = """    def evaluate(self, model, part):
         (
             "out_of_memory",
             TrialState.OOM,
-            "out of memory, micro-batch 4, batch size 8, learning rate 0.001, step 39: rank 1: MemoryError",
+            "out of memory, micro-batch 4, batch size 8, learning rate 0.001, step 39: MemoryError: rank 1: MemoryError",
         ),
         ("raise", TrialState.FAILED, "rank 1: RuntimeError: the user's own mistake"),
         ("segfault", TrialState.FAILED, "rank 1 killed by SIGSEGV (signal 11)"),
@@ -614,7 +614,7 @@ def test_memory_that_runs_out_on_a_rank_is_an_answer(tmp_path: Path) -> None:
         assert executor.measure_step_time(StepTimeRequest(configuration=configuration)).out_of_memory
         used = executor.measure_memory(MemoryRequest(configuration=configuration))
         assert not used.fits and used.reason is not None
-        assert used.reason.startswith("rank 1: MemoryError: no more of it")
+        assert used.reason.startswith("MemoryError: rank 1: MemoryError: no more of it")
 
 
 @pytest.mark.slow
