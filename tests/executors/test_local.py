@@ -581,7 +581,7 @@ SLOW_EVALUATION = """    def evaluate(self, model, part):
         (
             "out_of_memory",
             TrialState.OOM,
-            "out of memory, micro-batch 4, batch size 8, learning rate 0.001, step 39: MemoryError: rank 1: MemoryError",
+            "out of memory, micro-batch 4, batch size 8, learning rate 0.001, step 39: MemoryError: rank 1: Memory",
         ),
         ("raise", TrialState.FAILED, "rank 1: RuntimeError: the user's own mistake"),
         ("segfault", TrialState.FAILED, "rank 1 killed by SIGSEGV (signal 11)"),
