@@ -106,10 +106,13 @@ INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 class History:
     """Study's trials, running trials included, and step times.
 
-    Attributes: probes: Step times by batch size, in current micro-batches. curves: Best gains so far, by search trial.
-        now: The last decision's time, in seconds since 1970. all_trials, trials: Views of all trials and of the search
-        trials. ended: The number of ended search trials, paused trials excluded. last_expectation: The expected
-        improvement of the newest ended trial with a known expectation.
+    Attributes:
+        probes: Step times by batch size, in current micro-batches.
+        curves: Best gains so far, by search trial.
+        now: The last decision's time, in seconds since 1970.
+        all_trials, trials: Views of all trials and of the search trials.
+        ended: The number of ended search trials, paused trials excluded.
+        last_expectation: The expected improvement of the newest ended trial with a known expectation.
     """
 
     def __init__(

@@ -246,6 +246,11 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
             hint="build the optimizer over the parameters of the given model",
             error=WorkloadError,
         )
+        require(
+            all("lr" in group for group in optimizer.param_groups),
+            f"build_optimizer() returned a {type(optimizer).__name__} with a parameter group without 'lr'; set lr",
+            error=WorkloadError,
+        )
     return optimizers
 
 

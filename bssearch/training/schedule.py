@@ -6,7 +6,7 @@ A configuration gives the warmup in epochs and the horizon in samples.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from bssearch.errors import WorkloadError, require
 from bssearch.records import Configuration
@@ -100,13 +100,13 @@ class OwnSchedule(RateSchedule):
 
     def factor(self, step: int) -> float:
         """Factor on the rate; `WorkloadError` if not a number >= 0."""
-        factor = float(self.factor_at(step))
+        factor = self.factor_at(step)
         require(
-            0 <= factor < math.inf,
-            f"build_schedule()'s function gave {factor} at step {step}; expected a number >= 0",
+            isinstance(factor, SupportsFloat) and 0 <= float(factor) < math.inf,
+            f"build_schedule()'s function gave {factor!r} at step {step}; expected a number >= 0",
             error=WorkloadError,
         )
-        return factor
+        return float(factor)
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:

@@ -164,25 +164,27 @@ _LABELS_CRC32 = {"train": 0x2ED6E46A, "t10k": 0x242BC73F}
 class FashionMnist(TenClasses):
     """Classify the images; 55,000 train, up to 5,000 validate, and 10,000 test, in a fixed stratified split.
 
-    ``model`` is ``resnet`` or ``mlp``. ``norm`` of the resnet is ``group`` or ``batch``; with ``batch``,
+    ``model`` is ``resnet`` or ``mlp``. ``norm`` of the resnet is ``group`` (default) or ``batch``; with ``batch``,
     accumulation changes the result. ``augment`` moves training images by up to two pixels and mirrors half of them.
     """
 
     def __init__(
         self,
         model: str = "resnet",
-        norm: str = "group",
+        norm: str | None = None,
         validation_samples: int = HELD_OUT,
         augment: bool = False,
     ) -> None:
         if model not in MODELS:
             raise ValueError(f"model = {model!r} must be one of {', '.join(MODELS)}")
-        if norm not in NORMS:
+        if norm is not None and norm not in NORMS:
             raise ValueError(f"norm = {norm!r} must be one of {', '.join(NORMS)}")
+        if norm is not None and model == "mlp":
+            raise ValueError(f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; omit norm")
         if type(augment) is not bool:
             raise ValueError(f"augment = {augment!r} must be true or false")
         self.model = model
-        self.norm = norm
+        self.norm = norm or "group"
         self.validation_samples = validation_samples
         check_whole(self, "validation_samples", high=HELD_OUT)
         self._augments = augment

@@ -313,6 +313,14 @@ def test_the_learning_rate_follows_the_schedule_in_every_group() -> None:
     assert seen == [pytest.approx([lr, lr]) for lr in (0.1, 0.2, 0.3, 0.4, 0.4)]
 
 
+def test_a_rate_that_the_workload_sets_stays_while_the_schedule_is_constant() -> None:
+    trainer = trainer_of(configuration(20, learning_rate=0.4))
+    trainer.step()
+    trainer.optimizers[0].param_groups[0]["lr"] = 0.1
+    trainer.step()
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.1
+
+
 def test_the_mean_loss_is_that_since_it_was_last_taken() -> None:
     trainer = trainer_of(configuration(learning_rate=0.0, batch_size=25, micro_batch_size=5, accumulation_steps=5))
     assert trainer.take_mean_loss() is None

@@ -54,6 +54,7 @@ def build(workload: Workload, dropout: float = 0.0) -> nn.Module:
         ("digits", {"test_samples": 1.5}, "test_samples = 1.5 must be"),
         ("fashion_mnist", {"model": "vit"}, "model = 'vit' must be one of resnet, mlp"),
         ("fashion_mnist", {"norm": "layer"}, "norm = 'layer' must be one of group, batch"),
+        ("fashion_mnist", {"model": "mlp", "norm": "batch"}, "norm = 'batch' has no effect on model = 'mlp'"),
         ("fashion_mnist", {"augment": "yes"}, "augment = 'yes' must be true or false"),
         ("fashion_mnist", {"validation_samples": 0}, "validation_samples = 0 must be a whole number from 1 to 5000"),
         ("fashion_mnist", {"validation_samples": 5001}, "validation_samples = 5001 must be"),
