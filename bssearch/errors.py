@@ -142,7 +142,7 @@ class CheckpointError(LaunchError):
 
 
 class TrialStopped(BSSearchError):  # noqa: N818 - like Optuna's TrialPruned, it is not a failure
-    """Raised if a loop continues after its trial ended; scripts may ignore this error.
+    """Raised if a loop continues after the trial's end; scripts may ignore this error.
 
     Example: ``except bssearch.TrialStopped: pass``
     """

@@ -130,7 +130,7 @@ def new_private_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on a file and hold it."""
+    """Wait for an exclusive lock on a file, and hold the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -166,7 +166,7 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
     """Write drafts beside the paths, and rename all drafts once they are complete.
 
-    Links stay; their targets are replaced. Raises `UsageError` for a database.
+    Links stay; only their targets change. Raises `UsageError` for a database.
     """
     targets = [Path(os.path.realpath(path)) for path in paths]
     for path in targets:

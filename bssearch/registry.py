@@ -1,4 +1,4 @@
-"""Plug-ins by kind and name, imported on use.
+"""Plug-ins by kind and name, imported on first use.
 
 A plug-in is built in, or an entry point of another package::
 

@@ -90,7 +90,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration, with metrics of the test part, or "training …" of training samples."""
+    """The recommended configuration, with metrics of the test part; "training …" metrics are of training samples."""
 
     batch_size: int
     micro_batch_size: int
@@ -301,8 +301,8 @@ class Answer(Model):
 
     ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % off.
     ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
-    Below 0.9 or if unknown, the answer is ``provisional``. ``configuration_within_5_percent``: the same for the printed
-    values. ``predicted``: a prediction for a harder target.
+    Below 0.9 or if unknown, the answer is ``provisional``. ``configuration_within_5_percent``: the same probability for
+    the printed values. ``predicted``: a prediction for a harder target.
 
     ::
 

@@ -264,7 +264,7 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     reason = (
         f"a micro-batch of {memory.too_large} ran out of memory"
         if is_bounded
-        else "the largest that ran; every batch size of the study accumulates micro-batches"
+        else "the largest size that ran; every batch size of the study accumulates micro-batches"
         if not whole
         else "larger batch sizes of the study accumulate micro-batches, or did not run"
         if above > size
@@ -437,7 +437,9 @@ def next_steps(
         )
     if not spec.is_imported:
         if not verdict.confirmed:
-            yield NextStep(command=f"bssearch study confirm {name}", why="repeats the best with fresh seeds")
+            yield NextStep(
+                command=f"bssearch study confirm {name}", why="repeats the best configurations with fresh seeds"
+            )
         elif sure is not None and sure.settles is not None:
             yield _settling(spec, sure, sure.settles, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:

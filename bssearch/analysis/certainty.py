@@ -140,10 +140,10 @@ HIDDEN_BY_NOISE = 0.2
 """
 
 OWN_SHARE = 0.1
-"""The share of a hidden gain's variance that differs between two batch sizes with equal values."""
+"""The share of a hidden gain's variance that two batch sizes with equal values do not share."""
 
 SEEN_ALONE = 0.01
-"""The deviation of hidden gains if only learning rates vary; trials at other rates show most gains then."""
+"""The deviation of hidden gains if only learning rates vary, because trials at other rates then show most gains."""
 
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
@@ -236,7 +236,7 @@ class Beliefs:
 
     @property
     def recommended(self) -> int:
-        """Smallest `tied` batch size that is as surely within 5 % of the best as `best` is."""
+        """Smallest `tied` batch size with about the probability of `best` to be within 5 % of the optimum."""
         least = min(SHOWN, float(self.shares[self._place(self.best)]) - LEAST_GAIN)
         return min([self.best, *(size for size in self.tied if self.shares[self._place(size)] >= least)])
 

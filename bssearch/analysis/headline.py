@@ -379,7 +379,8 @@ def about_columns(answer: Answer) -> list[str]:
         ),
         (
             "validation" in parts,
-            "Validation metric: the best of a run, on the samples that stop the run at the target; ± is over seeds.",
+            "Validation metric: the best value of a run, on the samples that stop the run at the target; ± is over "
+            "seeds.",
         ),
         (
             any(row.noise_scale is not None for row in rows),

@@ -81,7 +81,8 @@ def measured(
     runs: Sequence[TrialRecord],
     by_batch: Mapping[int, BatchNoise] = MappingProxyType({}),
 ) -> Measured:
-    """Collect step time, memory and noise scale; ``noise`` has the newest first, ``runs`` are the optimum's.
+    """Collect step time, memory and noise scale; ``noise`` has the newest measurement first; ``runs`` are the optimum's
+    runs.
 
     The noise scale is from the first known of: probe near the target, pooled trials, one trial, other probe.
     """

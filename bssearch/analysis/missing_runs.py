@@ -83,7 +83,9 @@ def _wanted(
 
 
 def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
-    """Ascending learning rates of trials with the batch size and optimizer of ``like``, if its rate is known."""
+    """Ascending learning rates of trials with the batch size and optimizer of ``like``; empty if the rate of ``like``
+    is unknown.
+    """
     here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
     alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and is_rate_known(one)}
     return sorted(alike) if is_rate_known(like) else []

@@ -96,8 +96,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             "the answer is from single runs, and the best of many runs is partly luck; repeat the best runs with other "
             "seeds"
             if spec.is_imported
-            else "the answer is from single search trials, so the best time is partly luck; "
-            f"repeat the best with `{confirm}`",
+            else "the answer is from single search trials, so the best time is partly luck; repeat the best "
+            f"configurations with `{confirm}`",
         ),
         (
             "confirmation_incomplete",
@@ -156,7 +156,8 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
         (
             "optimum_at_edge",
             len(sizes) > 1 and best in (min(sizes), max(sizes)),
-            f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} of the study; the optimum may be "
+            f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} size of the study; the optimum "
+            f"may be "
             f"beyond this size; run {'smaller' if best == min(sizes) else 'larger'} batch sizes",
         ),
         (
@@ -282,11 +283,12 @@ def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Cav
             f"{len(shared)} of {len(compared)} {'confirmation runs' if verdict.confirmed else 'runs of the optimum'} "
             "shared the device with other work; "
             + (
-                f"the answer compares all by {optimal.objective.common.in_words}"
+                f"the answer compares all runs by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
                 else "their times are steps × the step time from a quiet device"
                 if timed == len(shared)
-                else f"{timed} of these times are steps × the step time from a quiet device, the others as measured; "
+                else f"{timed} of these times are steps × the step time from a quiet device, the other times as "
+                f"measured; "
                 "repeat the runs on an idle machine"
             ),
         ),
@@ -363,7 +365,7 @@ def retargeted(target: Target) -> Notice:
     return Notice(
         code="retargeted",
         message=f"the search aimed at {target.metric} {target.value:g} and may have missed a better batch size "
-        "for the easier target; a new study with this target finds the best",
+        "for the easier target; a new study with this target finds the best size",
     )
 
 

@@ -153,7 +153,9 @@ def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective
 
 
 def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Keys and batch sizes of the incomplete configurations, if all started after the others were complete."""
+    """Keys and batch sizes of the incomplete configurations, if all started after the other configurations were
+    complete.
+    """
     by_configuration = _runs_by_configuration(trials)
     enough, excluded = min(confirmation_runs, FEWEST_RUNS), _need_no_more(trials, objective)
     counted = {key: runs for key, runs in by_configuration.items() if key not in excluded}
@@ -505,7 +507,7 @@ class Verdict:
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """Verdict with a confirmed ``batch_size`` as the recommendation, the smallest as good as ``best``."""
+        """Verdict with a confirmed ``batch_size`` as the recommendation, the smallest size as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         least = self.least.configuration.batch_size
@@ -564,7 +566,7 @@ def decide(
     """Decide the optimum; None if no trial reached the target.
 
     Search trials decide until every finalist has `FEWEST_RUNS` (or all) confirmation runs; then only these runs decide.
-    Incomplete late neighbours do not count. A plain miss is no optimum.
+    Incomplete late neighbours do not count. A plain miss cannot be the optimum.
 
     The optimum is the smallest batch size shown to be within 5 % of the least median, else the size with the least
     median. Confirmation runs compare by `Objective.between`.

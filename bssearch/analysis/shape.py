@@ -186,7 +186,9 @@ class ScaleOfLaw(Model):
 
 
 class LeftOutScale(Model):
-    """The largest scale, predicted from the others; ``steps_ratio``: predicted / measured steps, the geometric mean."""
+    """The largest scale, predicted from the other scales; ``steps_ratio``: predicted / measured steps, the geometric
+    mean.
+    """
 
     study: str
     b_crit: Interval

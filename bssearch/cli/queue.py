@@ -98,7 +98,7 @@ def _asked(template: str, values: list[str]) -> AskedStudy:
     for text in values:
         key, separator, value = text.partition("=")
         require(separator and key and value, f"{text!r} must have the form KEY=VALUE, such as budget.trials=40")
-        require(key not in given, f"{text!r}: {key} is given twice; give each key once")
+        require(key not in given, f"{text!r}: {key} appears twice; give each key once")
         given[key] = checked_value(key, parse_value(value, text), "on the command line")
     return AskedStudy(of_file.template, {**of_file.values, **given}, of_file.name)
 

@@ -81,7 +81,7 @@ def best(
     asked = StudyFilter.of(**filters, device=None if step_times else device)
     about_many = asked.conditions.keys() - {"target"}
     named = f"{asked.in_words} filters studies, but {study!r} is a single study"
-    require(study is None or not about_many, named, hint="give only a filter or only a study")
+    require(study is None or not about_many, named, hint="give a filter or a study, not both")
     if about_many or (study is None and asked.metric is not None):
         require(export is None, "--export needs one study", hint="name the study: bssearch best STUDY --export …")
         with open_databases(db) as stores:

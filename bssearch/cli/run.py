@@ -89,7 +89,7 @@ def class_name_of(name: str) -> str:
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
     require(
         not keyword.iskeyword(class_name),
-        f"NAME = {name!r}: {class_name} is no valid name of a class",
+        f"NAME = {name!r}: {class_name} is not a valid name of a class",
         hint=f"bssearch init my-{name}",
     )
     return class_name
@@ -106,7 +106,7 @@ def check_free(name: str) -> None:
 
 
 def write_new(files: Mapping[Path, str]) -> None:
-    """Write all files, or raise `UsageError` if files exist or the disk refuses."""
+    """Write all files, or raise `UsageError` if files exist or writing fails."""
     there = [str(path) for path in files if os.path.lexists(path)]
     require(not there, f"{' and '.join(there)} exist{'s' * (len(there) == 1)}; choose another name")
     written: list[Path] = []
@@ -139,7 +139,7 @@ def run(
         typer.Option(help="With --quick: approximate total time in seconds.", show_default=f"{QUICK_SECONDS:g}"),
     ] = None,
     from_quick: Annotated[
-        bool, typer.Option("--from-quick", help="Start from the quick answer; make one if necessary.")
+        bool, typer.Option("--from-quick", help="Start from the quick answer; make a quick answer if necessary.")
     ] = False,
     from_study: Annotated[
         str | None,
@@ -191,7 +191,8 @@ def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
     with suppress(BSSearchError), store_to_read(db) as store:
         stored = spec_of(store.studies.get(study.name)).confirm.max_runs
         if stored is not None and not typer.confirm(
-            f"study {study.name} has confirm.max_runs = {stored}, but the spec gives none; undecided batch sizes would "
+            f"study {study.name} has confirm.max_runs = {stored}, but the spec gives no confirm.max_runs; undecided "
+            f"batch sizes would "
             f"get only {plural(study.confirm.runs, 'run')} each. Remove confirm.max_runs from the study?",
             err=True,
         ):

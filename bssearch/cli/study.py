@@ -170,7 +170,7 @@ def confirm(
     ] = None,
     to_budget: Annotated[
         bool,
-        typer.Option("--to-budget", help="Train the best of each batch size to the full limit."),
+        typer.Option("--to-budget", help="Train each batch size's best configuration to the full limit."),
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:

@@ -66,7 +66,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     """Checkpoints in training order; ``at`` overrides the samples in their files. Raises `UsageError`."""
     require(
         not at or len(at) == len(paths),
-        f"{len(at or ())} --at for {len(paths)} --checkpoint; give one --at for each --checkpoint",
+        f"{len(at or ())} --at for {len(paths)} --checkpoint; give --at once for each --checkpoint",
     )
     points = [_point(spec, path, at[index] if at else None) for index, path in enumerate(paths)]
     for point in points:
@@ -75,7 +75,8 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     for before, after in itertools.pairwise(ordered):
         require(
             before.samples != after.samples,
-            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave one checkpoint out",
+            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave out one of these "
+            f"checkpoints",
         )
     return ordered
 

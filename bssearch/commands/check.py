@@ -423,7 +423,7 @@ class TargetRow(Model):
 
 
 class Advice(Model):
-    """A proposed target, and alternatives to it."""
+    """A proposed target, and alternatives."""
 
     metric: str
     goal: Goal

@@ -158,7 +158,7 @@ class Lines(Listener):
             self._show(self._history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Print how a trial ended, if verbose or if it failed."""
+        """Print how a trial ended, if verbose or if the trial failed."""
         if self._verbose or trial.state.is_missing:
             self.note(ended_line(trial, history))
         self._show(history)
@@ -305,7 +305,7 @@ WIDTH = 120  # characters per line in a notebook cell without a scroll bar
 def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listener]:
     """Yield the given listener, else a display.
 
-    ``progress``: None shows the display only in notebooks, False never.
+    ``progress``: None shows the display only in notebooks; False hides the display.
     """
     if listener is not None:
         yield listener

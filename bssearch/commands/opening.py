@@ -55,7 +55,7 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     """Folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` for code or texts other than in the last run, and for files outside of the folder.
+    Raises `UsageError` for code or texts that differ from the last run, and for files outside of the folder.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -84,7 +84,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 
 def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` for a cluster or OptunaHub package other than in this user's last run of the study here."""
+    """Raise `UsageError` for a cluster or OptunaHub package that differs from this user's last run of the study."""
     # The owners of both can run code on this machine.
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
@@ -178,7 +178,7 @@ GivenSpec = StudySpec | Mapping[str, Any] | str | Path
 
 
 def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tuple[StudySpec, Launch]:
-    """Spec with overrides (a `StudySpec` takes none), and launch in the file's folder if the launch names no folder."""
+    """Spec with overrides (not for a `StudySpec`), and launch in the file's folder if the launch names no folder."""
     if isinstance(spec, StudySpec | Mapping):
         return spec if isinstance(spec, StudySpec) else load_spec(spec, overrides), launch
     path = find_spec(spec)
@@ -424,7 +424,7 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Create or open a spec's study with an executor; close both at the end.
 
-    A new study is deleted if the workload fails before its first measurement.
+    If the workload fails before the first measurement, a new study is deleted.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)

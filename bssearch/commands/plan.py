@@ -65,7 +65,7 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
     if asked.target is not None:
         predicted = beyond_target(curves, measured, asked.target)
     else:
-        assert asked.samples is not None, "one of the two is given"
+        assert asked.samples is not None, "the user gives one of the two"
         predicted = beyond_samples(curves, measured, asked.samples)
     best, size = predicted.optimal_batch_size, predicted.test_batch_size
     run = predicted.of(size).steps
@@ -75,7 +75,7 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
         f"{number(run.low or 0)} to {number(run.high or 0)} steps",
     }
     if best == predicted.batches[-1].batch_size:
-        told["largest"] = f"batch {best} is the largest of the study, so the optimum may be larger"
+        told["largest"] = f"batch {best} is the largest size of the study, so the optimum may be larger"
     return BeyondPlan(
         **dict(predicted),
         study=asked.study,

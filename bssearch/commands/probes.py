@@ -190,7 +190,7 @@ def step_time(
 
 
 def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[str]:
-    smallest = f"Batch {knee} is the smallest with 90 % of the highest throughput."
+    smallest = f"Batch {knee} is the smallest size with 90 % of the highest throughput."
     if fit is None:
         return [smallest]
     line = (
@@ -320,7 +320,9 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find and store the largest micro-batch that fits (`LaunchError` if none); skip sizes known on an equal device."""
+    """Find and store the largest micro-batch that fits (`LaunchError` if no size fits); skip sizes known on an equal
+    device.
+    """
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
     def tell(use: MemoryUse) -> None:

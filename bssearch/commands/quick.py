@@ -174,8 +174,8 @@ def by_rule(history: History) -> list[TrialRecord]:
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Batch size to run next, or None; ``runs`` follow the learning-rate rule.
 
-    First the default size × and ÷ `STEP`. Then sizes in the optimum's interval, farthest from ``runs``, until it is
-    narrower than `CLOSE`. Last the size to recommend.
+    First the default size × and ÷ `STEP`. Then sizes in the optimum's interval, farthest from ``runs``, until the
+    interval is narrower than `CLOSE`. Last the size to recommend.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -193,7 +193,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
     """Next learning rate to run, given seconds to the target by rate (∞: missed); None if done or all missed.
 
-    Starts at ``rule`` and steps up by `RATE_STEP` while runs get faster, else down.
+    Rates start at ``rule``, and rise by `RATE_STEP` while runs get faster, else fall.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None
@@ -273,7 +273,8 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
-            message=f"the noise scale was measured far from the target, and usually grows on the way: {found.reason}",
+            message=f"bssearch measured the noise scale far from the target, and the scale usually grows on the way: "
+            f"{found.reason}",
         )
 
 

@@ -65,7 +65,7 @@ class Comparison(Model):
 
 
 def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = None) -> StudyPicture:
-    """Content of a study's page; ``trials``, if given, are all of its trials."""
+    """Content of a study's page; ``trials``, if given, are all trials of the study."""
     study, trials = store.studies.get(name), store.trials.of(name) if trials is None else trials
     found = answer(store, name, trials=trials)
     spec = spec_of(study)

@@ -1,4 +1,4 @@
-"""Reruns of a stored trial, compared with it."""
+"""Reruns of a stored trial, compared with the trial."""
 
 from __future__ import annotations
 

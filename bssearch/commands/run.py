@@ -49,7 +49,7 @@ def run_study(
     """Run or resume a study and return the answer.
 
     Several processes and machines may run one study. With ``scales``, the answer is of the largest scale's study.
-    ``from_quick`` starts from a quick answer, making one if missing. The first trials repeat the best configuration and
+    ``from_quick`` starts from a quick answer, made if missing. The first trials repeat the best configuration and
     missing runs of ``from_study``, whose seconds do not count.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
@@ -119,7 +119,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time the batch sizes on more devices if asked, and run the best if more devices pay."""
+    """Time the batch sizes on more devices if asked, and run the best size if more devices pay."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -152,7 +152,8 @@ def grow(study: OpenStudy) -> None:
     study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
-            "no schedule of space.batch_schedule can run: none changes the batch size within a trial's limit, or "
+            "no schedule of space.batch_schedule can run: no schedule changes the batch size within a trial's limit, "
+            "or "
             "the best constant batch size never reached the target"
         )
 
@@ -274,7 +275,8 @@ def audit_study(
         first = runs or spec.confirm.runs
         most = first if runs else spec.confirm.max_runs or first
         study.listener.note(
-            f"the audit makes {first} to {most} runs of each configuration; none starts after {budget:g} train seconds"
+            f"the audit makes {first} to {most} runs of each configuration; no run starts after {budget:g} train "
+            f"seconds"
         )
         study.driver().run_planned(next_audit_run(known, first, budget, most), Phase.AUDIT)
         time_accumulation(study, answer(study.store, spec.name))
@@ -336,7 +338,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield missing runs case by case.
 
-    Repeats failed, lost and cancelled runs, and runs that missed a limit since raised.
+    Repeats failed, lost and cancelled runs, and misses under a limit that the user has raised since.
     """
     made = CompletedRuns(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:

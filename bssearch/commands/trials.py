@@ -72,8 +72,9 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
     """Queue a configuration; return the trial's number and configuration.
 
-    Missing ``values`` are the default's. A missing learning rate follows the space's rule. The trial is never pruned.
-    Raises `UsageError` for invalid values or an archived study, `LaunchError` if no batch size fits into memory.
+    Default values replace missing ``values``. A missing learning rate follows the space's rule. The trial is never
+    pruned. Raises `UsageError` for invalid values or an archived study, `LaunchError` if no batch size fits into
+    memory.
 
     ::
 

@@ -85,7 +85,7 @@ def optuna_database(file: str) -> URL:
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
     """Open Optuna's storage; raise `SchemaError` for tables of another Optuna version.
 
-    Missing tables are created, unless ``address`` opens the database another way.
+    Creates missing tables, unless ``address`` replaces the URL.
     """
     try:
         # A pool would keep connections open if the constructor fails.
@@ -429,7 +429,7 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
 
 
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write search trials (`UsageError` if none) as an Optuna study of the same name, all or none.
+    """Write all search trials, or no trial, as an Optuna study of the same name. `UsageError` without search trials.
 
     ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``.
     """
@@ -446,7 +446,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
 
 
 def write_study(study: OptunaStudy, url: URL) -> None:
-    """Write an Optuna study, all or none; see `export_to_optuna`."""
+    """Write a whole Optuna study or no study; see `export_to_optuna`."""
     path = sqlite_file(url)
     is_new = path is not None and not path.exists()
     try:

@@ -141,7 +141,7 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Cancel the trial and restore the process's settings."""
-        self._cancel("the run was closed")
+        self._cancel("the run ended")
         self._loaded = None
         self._restore.close()
         self._logs.close()

@@ -350,7 +350,7 @@ class SlotExecutor(ABC):
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """See `Executor.measure_step_time`. A lack of memory is an answer."""
+        """See `Executor.measure_step_time`. Running out of memory is a result."""
         return self.measure_step_times([request])[0]
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
@@ -364,7 +364,7 @@ class SlotExecutor(ABC):
         return dict(zip(names, found, strict=True))
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """See `Executor.measure_memory`. A lack of memory is an answer."""
+        """See `Executor.measure_memory`. Running out of memory is a result."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:

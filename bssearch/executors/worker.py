@@ -138,7 +138,7 @@ class Worker:
                         self._stop = command.state, command.reason
                     return
                 case "exit":
-                    self._stop = self._stop or (TrialState.CANCELLED, "the run was closed")
+                    self._stop = self._stop or (TrialState.CANCELLED, "the run ended")
         self._jobs.put(command)
 
     def _send_heartbeats(self) -> NoReturn:

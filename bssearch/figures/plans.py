@@ -393,7 +393,7 @@ def _law_chart(plan: LargerPlan) -> Chart:
     series = [
         Series(name="the law, 90 %", points=line, width=2, symbol="circle", is_hollow=True, colour=MUTED),
         Series(
-            name="largest scale, predicted from the others",
+            name="largest scale, predicted from the other scales",
             points=[Point(last, out.value, low=out.low, high=out.high)],
             symbol="square",
             colour=SECOND,

@@ -51,7 +51,7 @@ class AccumulationRequest(Request):
     max_micro: Annotated[
         Micro | None,
         Option(
-            "Instead: most samples that fit on a device; the plan uses the largest divisor.",
+            "Instead of micro: most samples that fit on a device; the plan uses the largest divisor.",
             label="Largest micro-batch",
             unit="samples",
         ),
@@ -66,7 +66,7 @@ class AccumulationRequest(Request):
     def _has_one_micro_batch(self) -> Self:
         require(
             self.micro is None or self.max_micro is None,
-            f"micro = {self.micro} and max_micro = {self.max_micro} contradict each other; give only one",
+            f"micro = {self.micro} and max_micro = {self.max_micro} contradict each other; give only one of the two",
         )
         return self
 
@@ -123,7 +123,7 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(
             "batch_norm",
-            f"batch normalisation is over {micro} samples, not the batch, which changed measured models by 13 to 28 %; "
+            f"batch normalisation over {micro} samples instead of the batch changed measured models by 13 to 28 %; "
             "use GroupNorm or ghost batches",
         )
     for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
@@ -172,7 +172,7 @@ class ScaleRequest(Request):
     per_device_batch: Annotated[
         Batch | None,
         Option(
-            "Instead: samples per device, so that the batch grows with the devices.",
+            "Instead of batch: samples per device, so that the batch grows with the devices.",
             label="Batch of each device",
             unit="samples",
         ),
@@ -241,7 +241,7 @@ class ScaleRequest(Request):
         low, high = self.b_crit_low, self.b_crit_high
         require(
             (self.batch is None) != (self.per_device_batch is None),
-            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}; give exactly one",
+            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}; give exactly one of the two",
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),

@@ -307,7 +307,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
     micro = "larger batches accumulate micro-batches, an exact sum except for batch normalisation"
     return {
         "preset": "few small steps keep the pretrained model's knowledge" if tuning else "",
-        "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a start"
+        "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a template"
         if asked.workload == STAND_IN
         else "",
         "target": "YOURS: the metric of your training today, or a bit worse; `check --suggest-target` proposes a value",
@@ -348,7 +348,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         if tuning
         else "usual from scratch",
         "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",
-        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training today; YOURS if that differs",
+        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training today; YOURS if your limit differs",
         "confirm": "fresh seeds for the finalists, because the best of many trials is partly luck",
         "executor": "one device; cuda if available",
     }

@@ -336,7 +336,7 @@ def field_values(record: DataclassInstance) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchMeasurement:
-    """Metric at a ``checkpoint`` and after branching from it; None if the branch diverged.
+    """Metric at a ``checkpoint`` and at the end of a branch from there; None if the branch diverged.
 
     ``digest`` covers the checkpoint's content and the request.
     """

@@ -56,8 +56,8 @@ class Planned:
 class TrialPlan(Planned):
     """Trial to run: new, or stored with the number ``queued`` or ``resumed``.
 
-    ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. If a trial newer than
-    ``after`` exists, the driver drops the plan.
+    ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget set the limit. If a trial newer
+    than ``after`` exists, the driver drops the plan.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -87,8 +87,8 @@ class TrialPlan(Planned):
 class TrialRequest:
     """Request to run a trial.
 
-    A paused trial saves ``checkpoint``, a resumed trial loads it; without a path the trial ends as `PRUNED`. A
-    ``branch`` continues from the user's file.
+    A paused trial saves ``checkpoint``, a resumed trial loads ``checkpoint``; without a path the trial ends as
+    `PRUNED`. A ``branch`` continues from the user's file.
     """
 
     number: int
@@ -108,7 +108,8 @@ class StepTimeRequest:
     """Request to time steps and one evaluation.
 
     The timing ends when half the 95 % interval of the median is within ``precision`` (relative), or after
-    ``seconds_limit``. With ``trial_train_seconds`` the worker times steps between evaluations; otherwise back to back.
+    ``seconds_limit``. With ``trial_train_seconds`` the worker times steps between evaluations; otherwise steps run back
+    to back.
     """
 
     configuration: Configuration
@@ -132,7 +133,7 @@ class MemoryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseRequest:
-    """Request to train toward a target and measure the gradient noise scale near it."""
+    """Request to train toward a target and measure the gradient noise scale near the target."""
 
     configuration: Configuration
     seed: int
@@ -281,7 +282,7 @@ class StudyRecord(NewStudy):
 
     @property
     def workload(self) -> str:
-        """Workload that the spec names; empty if none."""
+        """Workload that the spec names; empty without a name."""
         return str(self.spec.get("workload", ""))
 
     @property

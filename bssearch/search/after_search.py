@@ -352,7 +352,9 @@ def next_run(history: History, runs: int) -> TrialPlan | None:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Each batch size's best configuration with a hit, and a `more_regularised` copy of the largest size's."""
+    """Each batch size's best configuration with a hit, and a `more_regularised` copy of the largest size's
+    configuration.
+    """
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
         return []

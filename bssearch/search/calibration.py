@@ -119,7 +119,7 @@ def measure_step_times(
     """Measure and store the `missing_step_times`, after `_confirm_out_of_memory`.
 
     Later visits use all devices of a node if the devices are equally fast. If the user's code fails at a batch size,
-    the stored probe has no step time, which excludes the size. ``check`` runs before each measurement and write, and
+    the stored probe has no step time, and trials skip the size. ``check`` runs before each measurement and write, and
     may raise.
 
     Raises:

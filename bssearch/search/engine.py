@@ -535,7 +535,7 @@ class Engine:
         return [] if number is None else [SettlePaused([number], TrialState.PRUNED, for_disk=True)]
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """From now on, stop trials instead of pausing them."""
+        """From now on, stop trials instead of pausing trials."""
         if not self.pruning.standings.can_wait:
             return []
         self.pruning.standings.can_wait = False

@@ -144,7 +144,7 @@ def _current(store: Store, name: str) -> Answer | None:
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer from ``trials``, by default the stored trials; raises as `build_answer`."""
+    """Compute the answer from ``trials``, by default the stored trials; raises the errors of `build_answer`."""
     study = store.studies.get(name)
     spec = spec_of(study)
     trials = store.trials.of(name) if trials is None else trials

@@ -73,7 +73,7 @@ def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list
         name = match[1]
         require(
             name in values,
-            f"command: {match[0]} is no name of this study; choose from {', '.join(sorted(values))}",
+            f"command: {match[0]} is not a name of this study; choose from {', '.join(sorted(values))}",
             hint="bssearch replaces a name in braces by its value; add names to the space",
         )
         value = values[name]
@@ -97,8 +97,8 @@ def check_command(
     own = {name.rpartition(".")[2] for name in set_parameters}
     if unknown := places - own - set(OWN_PLACES):
         raise ValueError(
-            f"command: {{{min(unknown)}}} is no name of this study; "
-            f"choose from {', '.join(sorted({*own, *OWN_PLACES}))}"
+            f"command: {{{min(unknown)}}} is not a name of this study; choose from "
+            f"{', '.join(sorted({*own, *OWN_PLACES}))}"
         )
     if report and (lacking := _lacking(places, searched)):
         raise ValueError(f"{lacking}; add the placeholder")
@@ -106,14 +106,14 @@ def check_command(
         try:
             groups = re.compile(text).groups
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"report.{name}: {text} is no regular expression: {error}") from None
+            raise ValueError(f"report.{name}: {text} is not a regular expression: {error}") from None
         if groups != 1:
-            raise ValueError(f"report.{name}: {text} must have one group, the value; it has {groups}")
+            raise ValueError(f"report.{name}: {text} must have one group, the value, instead of {groups}")
         if name == "step" and _EPOCH.search(re.sub(r"\\[a-zA-Z]", "", text.partition("(")[0])):
             raise ValueError(f"report.step: {text} reads epochs; print and read the optimizer steps instead")
     for name in ("step", metric):
         if report and name not in report:
-            raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
+            raise ValueError(f"report has no expression for {name}; the expressions are for {', '.join(report)}")
 
 
 _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
@@ -281,7 +281,7 @@ class StudySpec(StrictModel):
         trials_needed = len({*self.space.rungs, self.default.batch_size})
         if self.budget.trials < trials_needed:
             raise ValueError(
-                f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
+                f"budget.trials = {self.budget.trials} must be >= {trials_needed}, a trial for each batch size"
             )
         self._divide_among_devices()
         if self.arguments and (self.command or not self.is_program):
@@ -366,7 +366,7 @@ class StudySpec(StrictModel):
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """Parameters that the spec sets; a program may have its own defaults for the others."""
+        """Parameters that the spec sets; a program may have its own defaults for other parameters."""
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
@@ -457,7 +457,7 @@ class StudySpec(StrictModel):
 
     @property
     def is_tuned_elsewhere(self) -> bool:
-        """True for imported runs whose source tuned each batch size, as MLPerf's do."""
+        """True for imported runs whose source tuned each batch size, such as MLPerf."""
         return self.is_imported and bool(self.workload_settings.get("tuned"))
 
     @property

@@ -41,10 +41,11 @@ from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 class TrainingSpec(StrictModel):
     """Computation of the steps.
 
-    ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data: device``
-    keeps the data on the device; with ``host``, ``loader_workers`` stream the data; ``auto`` prefers ``device`` if the
-    data fit. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the
-    micro-batches of all devices. ``batch_unit: tokens``: batch sizes and samples are tokens, padding included.
+    ``precision: auto`` is bf16 if the CUDA device has bf16, else fp32. ``fused``: null means CUDA only. ``data:
+    device`` keeps the data on the device; with ``host``, ``loader_workers`` stream the data; ``auto`` prefers
+    ``device`` if the data fit. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with
+    ``sync_batch_norm`` the micro-batches of all devices. ``batch_unit: tokens``: batch sizes and samples are tokens,
+    padding included.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -251,8 +252,8 @@ class PrunerSpec(StrictModel):
 class ConfirmSpec(StrictModel):
     """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
 
-    Each gets ``runs``, but fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more runs. The
-    runs end when the answer is final, after ``max_runs`` each, or after ``train_seconds``.
+    Each finalist gets ``runs``, but fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more
+    runs. The runs end when the answer is final, after ``max_runs`` each, or after ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -297,12 +298,12 @@ class BudgetSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one for each ``threads`` physical cores, four
-    at most, and one for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this
-    process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without
-    progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses the smallest of
-    several numbers; later the best batch sizes train on the other numbers. ``memory_limit_gib`` simulates a smaller
-    device; on the CPU the limit is for each worker's data segment.
+    ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one slot per ``threads`` physical cores, at
+    most four, and one slot for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time
+    in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial
+    without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses the
+    smallest of several numbers; later the best batch sizes train on the other numbers. ``memory_limit_gib`` simulates a
+    smaller device; on the CPU the limit is for each worker's data segment.
     """
 
     name: ExecutorName = "local"
@@ -339,7 +340,7 @@ class ExecutorSpec(StrictModel):
 
     @property
     def least_slots(self) -> int:
-        """Number of slots; 1 for ``auto``, which only the machine knows."""
+        """Number of slots; 1 for ``auto``, because only the machine knows the number."""
         return 1 if self.slots == "auto" else self.slots
 
     @property
@@ -356,7 +357,7 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
             return given
         low, high = bounds(domain)
         if low != high:
-            raise ValueError(f"{name} is searched, so the default must give it")
+            raise ValueError(f"{name} is searched, so the default must give a value")
         bare = name.rpartition(".")[2]
         return space.carried({bare: low}, default.batch_size)[bare]
 
@@ -409,7 +410,7 @@ def _own_values(default: DefaultSpec, space: SearchSpace) -> dict[str, Parameter
         if name in given:
             values[name] = as_in_domain(name, given[name], domain)
         elif isinstance(domain, OwnRange):
-            raise ValueError(f"{name} is searched, so the default must give it")
+            raise ValueError(f"{name} is searched, so the default must give a value")
         else:
             values[name] = _only(domain, name) if isinstance(domain, tuple) else domain
     return values
@@ -417,5 +418,5 @@ def _own_values(default: DefaultSpec, space: SearchSpace) -> dict[str, Parameter
 
 def _only(choices: Sequence[Any], name: str) -> Any:
     if len(choices) > 1:
-        raise ValueError(f"{name} is searched, so the default must give it")
+        raise ValueError(f"{name} is searched, so the default must give a value")
     return choices[0]

@@ -104,7 +104,7 @@ class Loader(yaml.SafeLoader):
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise ConstructorError(None, None, f"a number of more than {MOST_BITS} bits", node.start_mark)
         if isinstance(value, str) and not is_unicode(value):
-            raise ConstructorError(None, None, f"{shortened(value)} is no Unicode text", node.start_mark)
+            raise ConstructorError(None, None, f"{shortened(value)} is not a Unicode text", node.start_mark)
         return value
 
 
@@ -283,7 +283,7 @@ def _check_values(data: Any, source: str) -> None:
         elif isinstance(value, float) and not math.isfinite(value):
             raise SpecError(f"{field} = {value} must be a finite number ({source})")
         elif isinstance(value, str) and not is_unicode(value):
-            raise SpecError(f"{field} = {shortened(value)} is no Unicode text ({source})")
+            raise SpecError(f"{field} = {shortened(value)} is not a Unicode text ({source})")
 
 
 def _copied(value: Any) -> Any:
@@ -293,7 +293,7 @@ def _copied(value: Any) -> Any:
 
 
 def checked(spec: StudySpec) -> StudySpec:
-    """Validate a spec made in Python, because pydantic's ``model_copy`` does not."""
+    """Validate a spec made in Python, because pydantic's ``model_copy`` does not validate."""
     return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON).from_preset(spec.preset)
 
 
@@ -414,7 +414,7 @@ def _override(data: dict[str, Any], override: str) -> Location:
         inner = inner.setdefault(key, {})
         require(
             isinstance(inner, dict),
-            f"{'.'.join(keys[: depth + 1])} is no group of fields (--set {override})",
+            f"{'.'.join(keys[: depth + 1])} is not a group of fields (--set {override})",
             hint=EVERY_FIELD,
             error=UnknownFieldError,
         )
@@ -444,7 +444,7 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
     while location and location not in origins:
         location = location[:-1]
     place = origins.get(location, path)
-    if searched := re.fullmatch(r"(\S+) is searched, so the default must give it", message):
+    if searched := re.fullmatch(r"(\S+) is searched, so the default must give a value", message):
         by = origins.get(("space", *searched[1].split(".")), "")
         if by.startswith("preset "):
             return f"{by} searches {searched[1]}: give default.{searched[1]} too ({place})"

@@ -133,7 +133,7 @@ def is_template_name(name: str) -> bool:
 
 def check_template_name(name: str) -> None:
     """Raise `UsageError` for an invalid template name."""
-    require(is_template_name(name), f"{shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
+    require(is_template_name(name), f"{shortened(name)} is not a name of a template", hint=TEMPLATE_NAME)
 
 
 def check_tags(tags: Sequence[str]) -> None:
@@ -142,7 +142,7 @@ def check_tags(tags: Sequence[str]) -> None:
     for tag in tags:
         require(
             _TAG.fullmatch(tag),
-            f"{tag!r} is no tag",
+            f"{tag!r} is not a tag",
             hint="a tag has only letters, digits, '_', '.', ':' and '-', such as gpu:h200",
         )
 
@@ -254,7 +254,7 @@ def checked_values(template: str, types: Mapping[str, ValueType], values: Values
     for key, value in values.items():
         if key not in types:
             takes = ", ".join(sorted(types)) or "no values"
-            problems.append(f"{shortened(key)[1:-1]}: no value of the template {template!r}, which takes {takes}")
+            problems.append(f"{shortened(key)[1:-1]} is not a value of the template {template!r}, which takes {takes}")
         elif not types[key].takes(value):
             problems.append(f"{key} = {shortened(value)} must be {types[key].wanted} (template {template!r})")
     require(not problems, "\n".join(problems))
@@ -341,7 +341,7 @@ def _templates(path: Path, name: object, data: object, overrides: tuple[str, ...
     # One, or NAME.1, NAME.2, … of the scales
     where = f"{path}: templates.{name}"
     if not isinstance(name, str) or not is_template_name(name):
-        raise SpecError(f"{path}: {shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
+        raise SpecError(f"{path}: {shortened(name)} is not a name of a template", hint=TEMPLATE_NAME)
     if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
         raise SpecError(f"{where}: a template must have only `spec`, the path of a file, and `values`")
     values = data.get("values") or {}
@@ -373,7 +373,7 @@ def _templates(path: Path, name: object, data: object, overrides: tuple[str, ...
 
 def _check_key(where: str, key: object) -> None:
     if not isinstance(key, str) or not all(key.split(".")):
-        raise SpecError(f"{where}: {shortened(key)} is no key of a spec; write a key such as budget.trials")
+        raise SpecError(f"{where}: {shortened(key)} is not a key of a spec; write a key such as budget.trials")
     field = key.split(".")[0]
     require(
         field not in OFFERS_NONE,

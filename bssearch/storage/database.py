@@ -213,7 +213,7 @@ class Database:
             return {name: study_id for name, study_id in connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id))}
 
     def close(self) -> None:
-        """Close all connections and stop retrying; a connection in use closes when its thread returns it."""
+        """Stop retrying and close all connections; a connection in use closes when a thread returns the connection."""
         self.patience.end()
         event.listen(self._engine, "checkin", _close)
         self._engine.dispose()
@@ -321,7 +321,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Id of an environment; store a new environment. A transaction asks only once for an environment."""
+        """Id of an environment; store a new environment. A transaction looks up an environment only once."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)

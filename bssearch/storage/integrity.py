@@ -1,4 +1,4 @@
-"""The rows of a study by kind, and the values that bssearch can have stored."""
+"""The rows of a study by kind, and the values that bssearch may store."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

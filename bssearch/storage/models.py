@@ -221,7 +221,7 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
         self.of_scalars = of_scalars
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Raise `ValueError` for a value that no command could read again."""
+        """Raise `ValueError` for a value that commands could not read again."""
         fault = None if value is None else json_fault(value, of_scalars=self.of_scalars)
         if fault is not None:
             raise ValueError(f"a stored object is {fault}")

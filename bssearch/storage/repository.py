@@ -111,7 +111,8 @@ class Transfer(StorePart):
 
 
 class Store(Database):
-    """An open database; threads may share it. If opened for writing, calls wait for an unreachable server (`Patience`).
+    """An open database, which threads may share. If opened for writing, calls wait for an unreachable server
+    (`Patience`).
 
     Methods may raise `DatabaseError`, and `NotFoundError` for an unknown study.
 

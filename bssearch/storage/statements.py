@@ -323,7 +323,7 @@ class Changes:
 
 
 def raise_revision(connection: Connection, study_id: int) -> int:
-    """Raise a study's revision and return it."""
+    """Raise a study's revision; return the new revision."""
     return int(connection.execute(_RAISED, {"of_study": study_id}).scalar_one())
 
 

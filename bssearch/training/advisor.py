@@ -475,7 +475,7 @@ class _StepNorms:
             problem = halves.problem or "no output of the model has rows for each sample"
             return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
         if halves.splits and not is_split:
-            return f"a step had {count} backward passes instead of one; train on"
+            return f"a step had {count} backward passes instead of one pass; train on"
         if count == 0:
             return "a step had no backward pass; call step() after backward()"
         if weights:

@@ -313,7 +313,7 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
             position += 1
         require(
             position > begun_at,
-            f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch; give at least one",
+            f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch; give at least one batch",
             error=WorkloadError,
         )
         epoch += 1

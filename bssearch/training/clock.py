@@ -135,7 +135,7 @@ class Clock:
     def undelayed_train_seconds(self, threads: int) -> float | None:
         """Train seconds without waits for a CPU; None with several threads or a GPU.
 
-        If the kernel keeps no account of waits, these are the CPU seconds.
+        If the kernel does not count waits, the CPU seconds.
         """
         return self._of_train["undelayed"] if threads == 1 and self.cpu_share is not None else None
 
@@ -218,7 +218,7 @@ class _Segment:
 
 
 class CudaClock(Clock):
-    """Times train segments by CUDA events, the rest by the host's clock."""
+    """Times train segments by CUDA events, other work by the host's clock."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device

@@ -195,7 +195,7 @@ class TracedDropout(nn.Dropout):
     keep: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Zero with probability p; scale the rest by 1 / (1 − p)."""
+        """Zero with probability p; scale other values by 1 / (1 − p)."""
         if not self.training:
             return input
         return torch.where(torch.rand_like(input, dtype=torch.float32) < self.keep, input / self.keep, 0.0)

@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-GPU: NVML's processes and slowdowns, and growth of used memory. CPU: busy seconds in ``/proc/stat``, minus our own, and
-the core's pace.
+GPU: NVML's processes and slowdowns, and growth of used memory. CPU: busy seconds in ``/proc/stat``, minus this
+process's seconds, and the core's pace.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ LOOK_SECONDS = 0.02  # seconds between timings of the kernel; the timings then c
 
 
 class CorePace:
-    """Compares the core's pace with the fastest of `REMEMBERED` looks; one per process.
+    """Compares the core's pace with the fastest of `REMEMBERED` looks; one `CorePace` per process.
 
     A slow look counts as slow only if another look was at full pace.
     """

@@ -67,7 +67,7 @@ class Ending:
 class CourseProgress:
     """Last observation, best metric, memory peaks (bytes), and warnings from before a pause.
 
-    ``crossing`` and ``reached`` describe the target's crossing if the trial trains on afterwards.
+    ``crossing`` and ``reached`` describe the target's crossing if the trial continues afterwards.
     """
 
     last: Observation | None = None

@@ -168,7 +168,7 @@ class NoiseMeter:
         self._earned = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Make passes if the metric is near the target and the budget allows them."""
+        """Make passes if the metric is near the target and the budget allows the passes."""
         self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
         if not self._approach.is_near(metric) or self._ended:

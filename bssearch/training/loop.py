@@ -384,6 +384,6 @@ def tokens_per_sample(workload: Workload) -> int | None:
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Number of batch norm layers that use batch statistics; frozen layers do not."""
+    """Number of batch norm layers that use batch statistics, without frozen layers."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return sum(norm.training or norm.running_mean is None for norm in norms)

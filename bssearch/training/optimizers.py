@@ -91,7 +91,8 @@ class OptimizersAsOne(torch.optim.Optimizer):
 def muon_with_adamw(
     model: nn.Module, configuration: Configuration, options: Mapping[str, Any], fused: bool | None
 ) -> torch.optim.Optimizer:
-    """Muon over weight matrices outside embeddings (`UsageError` if none), AdamW over the rest with a scaled rate.
+    """Muon over weight matrices outside embeddings (`UsageError` without such matrices), AdamW over other parameters
+    with a scaled rate.
 
     An output layer counts as a matrix unless it shares an embedding's weights.
     """
@@ -153,9 +154,10 @@ KEYWORDS = {
 
 
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
-    """Build the optimizer of a model's trainable parameters (`UsageError` if none), at the peak learning rate.
+    """Build the optimizer of a model's trainable parameters (`UsageError` without parameters), at the peak learning
+    rate.
 
-    ``fused`` requests a single kernel of the optimizers that have a fused version for every device.
+    ``fused`` requests the fused kernel of optimizers that have a fused version on every device.
     """
     given = configuration.parameters
     options: dict[str, Any] = {

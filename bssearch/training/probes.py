@@ -66,7 +66,7 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
 
     With ``trial_train_seconds``, steps run between evaluations, whose cold caches slow steps by 10% or more. Short runs
     repeat until the median's 95% interval is within the precision, up to the limit. The timing drops runs on a slow
-    core if at least six other runs remain. A lack of memory is an answer.
+    core if at least six other runs remain. Running out of memory is a result, not an error.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -168,7 +168,7 @@ class WorkTiming:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> WorkTiming:
-    """Timing of runs at full pace, or of all runs if fewer than six are; needs six runs."""
+    """Timing of runs at full pace, or of all runs if fewer than six runs are at full pace; needs six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -298,7 +298,7 @@ def measure_memory(
 ) -> MemoryUse:
     """Peak memory of three steps, capped at ``memory_bytes``, and the reason of a failure.
 
-    A micro-batch size does not fit if a GPU's allocator must retry after kernels are chosen.
+    A micro-batch size does not fit if a GPU's allocator must retry after the choice of kernels.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -347,15 +347,15 @@ GROWTH = 1.5
 
 
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    """Train until the metric is near the target, or training ends; measure the noise scale there.
+    """Train until the metric is near the target, or training ends; then measure the noise scale.
 
     Raises `WorkloadError` if the workload or data have no noise scale, and `LaunchError` if memory runs out.
     """
     own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
     require(
         not own,
-        f"a workload with a method {' or '.join(own)} has no gradient noise scale, which needs loss() on random "
-        "training samples",
+        f"a workload with a method {' or '.join(own)} has no gradient noise scale, because the scale needs loss() on "
+        f"random training samples",
         hint="write loss() in place of the method, or compare batch sizes in a study",
         error=WorkloadError,
     )

@@ -344,5 +344,5 @@ class Follower:
 
     @property
     def _training(self) -> Trainer:
-        assert self._trainer is not None, "rank 0 builds before it orders more"
+        assert self._trainer is not None, "rank 0 builds before the next order"
         return self._trainer

@@ -503,7 +503,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         if weights and accumulates:
             require(
                 len(weights) == self.now.accumulation_steps,
-                "loss() returned a WeightedLoss for only some micro-batches of a batch; return one for all",
+                "loss() returned a WeightedLoss for only some micro-batches of a batch; return a WeightedLoss for all",
                 error=WorkloadError,
             )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
@@ -589,7 +589,7 @@ def check_ranks(configuration: Configuration, workload: Workload, computation: C
 
 
 class LossSum:
-    """Sums of micro-batch losses and weights; a loss without a weight weighs one."""
+    """Sums of micro-batch losses and weights; a loss without a weight has weight 1."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

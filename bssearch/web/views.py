@@ -114,7 +114,7 @@ Answered = View | Document
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Page's renderer and version, which raise `BSSearchError` if the page has no content.
+    """Page's renderer and version; both raise `BSSearchError` if the page has no content.
 
     A client with the current ``version`` gets no body.
     """

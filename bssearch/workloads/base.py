@@ -107,7 +107,7 @@ class Workload(Protocol):
       changes with the epoch. The first tensor must have ``batch_size`` rows. bssearch drops a smaller last batch.
     * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
-      list or dict of them, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
+      list or dict of optimizers, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
     * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]`` replaces warmup and schedule by
       a pure function from step (from 0) to factor. ``horizon_samples`` in ``configuration.parameters`` still ends the
       trial.
@@ -141,7 +141,7 @@ class Workload(Protocol):
     """
 
     metrics: Mapping[str, MetricInfo]
-    """Metrics of `evaluate`, with bounds and the value of guessing; `load` may refine them."""
+    """Metrics of `evaluate`, with bounds and the value of guessing; `load` may refine the metrics."""
 
     def load(self, device: torch.device) -> Data:
         """Three parts on ``device`` (the CPU), independent of any seed; called once per worker."""
@@ -162,7 +162,7 @@ class Workload(Protocol):
     ) -> torch.Tensor | WeightedLoss:
         """Mean training loss over a (micro-)batch, a differentiable scalar tensor.
 
-        Return a `WeightedLoss` if samples weigh unequally. Parameters under ``space.loss`` are further keywords.
+        Return a `WeightedLoss` if samples have unequal weights. Parameters under ``space.loss`` are further keywords.
         """
 
     def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:
@@ -349,10 +349,10 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
 
 
 def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
-    """Metric as a float, possibly NaN; `WorkloadError` if missing, no number, or out of bounds."""
+    """Metric as a float, possibly NaN; `WorkloadError` if missing, not a number, or out of bounds."""
     require(
         metric in metrics,
-        f"evaluate() returned no metric {metric!r}; it returned {', '.join(sorted(metrics)) or 'nothing'}",
+        f"evaluate() returned no metric {metric!r}, only {', '.join(sorted(metrics)) or 'an empty mapping'}",
         hint="return each metric of the workload's metrics, or choose another metric in the target",
         error=WorkloadError,
     )

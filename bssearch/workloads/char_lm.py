@@ -35,9 +35,9 @@ class CharLM:
     """Predict the next character: 90 % of the text train, the next 5 % validate, the last 5 % test.
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
-    default: the standard library's top-level modules. Files are read in the order of their paths up to
-    ``max_characters``, and cut into windows of ``context`` + 1 characters, with ``lines`` at the ends of lines, too.
-    At most ``validation_sequences`` windows validate.
+    default: the standard library's top-level modules. The text has the files in the order of their paths, up to
+    ``max_characters``. Windows have ``context`` + 1 characters; with ``lines``, a window also ends with a line. At most
+    ``validation_sequences`` windows validate.
     """
 
     text: str | None = None

@@ -45,7 +45,7 @@ WAYS = f"""get the images in one of these ways:
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
-    """Find the four files, plain or ``.gz``, or download them; `WorkloadError` if a file is missing."""
+    """Find or download the four files, plain or ``.gz``; `WorkloadError` if a file is missing."""
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
         root = Path(given).expanduser()
@@ -273,7 +273,7 @@ def _moments(images: np.ndarray) -> tuple[float, float]:
 
 
 def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
-    """Move images (samples, 1, height, width) by up to `SHIFT` pixels; mirror half of them.
+    """Move images (samples, 1, height, width) by up to `SHIFT` pixels; mirror half of the images.
 
     He et al. 2016 (arXiv 1512.03385, § 4.2), with repeated borders.
     """

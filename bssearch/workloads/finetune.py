@@ -1,4 +1,4 @@
-"""Fine-tuning on Fashion-MNIST: a network of five classes learns the other five from few images.
+"""Fine-tuning on Fashion-MNIST: a network of five classes learns the other five classes from few images.
 
 All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The frozen old head measures forgetting
 (French 1999, "Catastrophic forgetting in connectionist networks").
@@ -32,7 +32,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -> Weights:
-    """Weights from the cache, else from ``make``, then cached.
+    """Weights from the cache, else from ``make``, which fills the cache.
 
     ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from a seed.
     """

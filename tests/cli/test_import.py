@@ -127,7 +127,7 @@ def test_the_commands_that_ask_find_the_study(tmp_path: Path) -> None:
 
 def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, rows=["8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,0.5,,"])
-    assert "the target is metric ≥ 0.91: the worst final_metric of a run that reached it" in said
+    assert "the target is metric ≥ 0.91: the worst final_metric of a run that reached the target" in said
     assert stored(tmp_path)[0].target.value == 0.91
     _, said = import_runs(
         tmp_path,
@@ -280,7 +280,7 @@ def test_learning_rates_that_are_not_known_are_in_no_space(tmp_path: Path) -> No
         (("0,0,1,10,1,,,",), (), "batch_size = '0' must be an integer in [1, 2147483647] (runs.csv:2)"),
         (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be seconds or h:mm:ss > 0"),
         (("8,0,maybe,10,1,,,",), (), "reached = 'maybe' must be"),
-        (("8,0,1,10,1,,,",), (), "the target is unknown: no run that reached it has a final_metric"),
+        (("8,0,1,10,1,,,",), (), "the target is unknown: no run that reached the target has a final_metric"),
         (("8,0,1,10,1,,,",), ("--target", "nan"), "--target = nan must be a finite number"),
         (("8,0,1,10,1,0.9,,",), ("--name", "a b"), "invalid study name 'a b'"),
         (("8,0,1,10,1,0.9,A,", "8,0,1,10,1,0.9,B,"), ("--name", "x" * 99), "invalid study name"),

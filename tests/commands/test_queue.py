@@ -154,8 +154,8 @@ class TestRefusals:
         ("values", "said"),
         [
             ({"budget.trials": 41}, "budget.trials = 41 must be a whole number from 1 to 40"),
-            ({"workload": "evil.py:Evil"}, "workload: no value of the template 'task'"),
-            ({"command": "rm -rf ."}, "command: no value of the template 'task'"),
+            ({"workload": "evil.py:Evil"}, "workload is not a value of the template 'task'"),
+            ({"command": "rm -rf ."}, "command is not a value of the template 'task'"),
         ],
     )
     def test_a_row_with_other_values_has_failed(
@@ -460,7 +460,7 @@ class TestSubmitting:
         cases: list[tuple[str, dict[str, Any], str]] = [
             ("other", {}, "no worker has a template 'other'; choose from digits"),
             ("digits", {"budget.trials": 10}, r"budget.trials = 10 must be a whole number from 1 to 9"),
-            ("digits", {"workload": "x.py:X"}, "no value of the template 'digits'"),
+            ("digits", {"workload": "x.py:X"}, "is not a value of the template 'digits'"),
         ]
         for template, values, said in cases:
             with pytest.raises(UsageError, match=said):
@@ -486,7 +486,7 @@ class TestSubmitting:
             ("name: mine", "template is missing"),
             ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
             ("template: digits\nseed: null", "seed = None must be a number"),
-            ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials is given twice: 4 and 5"),
+            ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials appears twice: 4 and 5"),
             ("- digits", "write a submission as a mapping"),
             ("template: [", "unreadable YAML"),
         ],
@@ -518,9 +518,9 @@ class TestCommands:
             ("submit digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
             ("submit digits --name ../a", 2, "invalid study name"),
             ("submit missing.yaml --name a", 3, "no file of a submission 'missing.yaml'"),
-            ("submit task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials is given twice"),
+            ("submit task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials appears twice"),
             ("submit task --owner= --name a", 2, "owner = '' must be a name"),
-            ("submit ./x.toml", 2, "'./x.toml' is no name of a template"),
+            ("submit ./x.toml", 2, "'./x.toml' is not a name of a template"),
             ("submit digits --name a --not-before 0001-01-01T00:00+10:00", 2, "must be from 0001-01-02 to 9999-12-30"),
             *((f"{verb} none", 3, "no submission 'none'") for verb in ("cancel", "pause", "resume")),
         ],

@@ -144,7 +144,7 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
     told = json.loads((tmp_path / "told.json").read_text())
     assert told == ["--lr=1e-05", "16/8x2", "7", "3", "1cpu", "{}", "$HOME; {seed!r}"]
     with pytest.raises(
-        UsageError, match=r"command: \{size\} is no name of this study; choose from accumulation_steps, "
+        UsageError, match=r"command: \{size\} is not a name of this study; choose from accumulation_steps, "
     ):
         run(loaded(tmp_path, "true {size}"))
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=configuration))

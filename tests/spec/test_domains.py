@@ -287,11 +287,11 @@ def test_values_of_the_stated_types_make_a_study_of_the_template(templates: Temp
         ("seed", 2, "must be one of 0, 1"),
         ("seed", True, "must be one of 0, 1"),
         ("pruner.name", "my_package:Pruner", "must be one of race, none"),
-        ("workload", "evil.py:Evil", "no value of the template 'task', which takes budget.trials"),
-        ("command", ["rm"], "no value of the template"),
-        ("executor.device", "cuda", "no value of the template"),
-        ("name", "other", "no value of the template"),
-        ("budget.trials=3\nworkload", 1, "no value of the template"),
+        ("workload", "evil.py:Evil", "is not a value of the template 'task', which takes budget.trials"),
+        ("command", ["rm"], "is not a value of the template"),
+        ("executor.device", "cuda", "is not a value of the template"),
+        ("name", "other", "is not a value of the template"),
+        ("budget.trials=3\nworkload", 1, "is not a value of the template"),
     ],
 )
 def test_any_other_value_is_refused_and_named(templates: Templates, key: str, value: Any, said: str) -> None:
@@ -358,18 +358,18 @@ def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str
             "templates: {task: {spec: task.yaml, values: {nothing.such: {type: boolean}}}}",
             "a spec has no field nothing",
         ),
-        ("templates: {task: {spec: task.yaml, values: {'budget..trials': {type: boolean}}}}", "is no key of a spec"),
+        ("templates: {task: {spec: task.yaml, values: {'budget..trials': {type: boolean}}}}", "is not a key of a spec"),
         (
             "templates: {task: {spec: task.yaml, values: {budget.trails: {type: integer, low: 1, high: 9}}}}",
             "templates.yaml: templates.task: values.budget.trails: unknown key; did you mean 'trials'?",
         ),
         (
             "templates: {task: {spec: task.yaml, values: {target.value.x: {choices: [a]}}}}",
-            "values.target.value is no group of fields",
+            "values.target.value is not a group of fields",
         ),
-        ("templates: {./task.yaml: {spec: task.yaml}}", "'./task.yaml' is no name of a template"),
+        ("templates: {./task.yaml: {spec: task.yaml}}", "'./task.yaml' is not a name of a template"),
         ("templates: {task: {spec: missing.yaml}}", "templates.yaml: templates.task: no spec"),
-        ("templates: {task.yaml: {spec: task.yaml}}", "'task.yaml' is no name of a template"),
+        ("templates: {task.yaml: {spec: task.yaml}}", "'task.yaml' is not a name of a template"),
         ("templates: {task: {spec: .}}", "templates.yaml: templates.task: "),
         ("templates: {task: {spec: templates.yaml}}", "templates.yaml: templates.task: "),
         ("templates: {task: {spec: task.yaml", "unreadable YAML"),
@@ -404,15 +404,15 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
         ({"priority": 1e9}, "to 1e[+]06"),
         ({"owner": " "}, "owner = ' ' must be a name"),
         ({"owner": "a\nb"}, "must be a name"),
-        ({"template": "./spec.toml"}, "'./spec.toml' is no name of a template"),
-        ({"template": "."}, "'.' is no name of a template"),
-        ({"tags": ("has space",)}, "'has space' is no tag"),
-        ({"template": "digits.yaml"}, "'digits.yaml' is no name of a template"),  # a file's
+        ({"template": "./spec.toml"}, "'./spec.toml' is not a name of a template"),
+        ({"template": "."}, "'.' is not a name of a template"),
+        ({"tags": ("has space",)}, "'has space' is not a tag"),
+        ({"template": "digits.yaml"}, "'digits.yaml' is not a name of a template"),  # a file's
         (
             {"not_before": datetime.max.replace(tzinfo=timezone(timedelta(hours=-10)))},
             "must be from 0001-01-02",
         ),
-        ({"tags": ("a\nb",)}, "is no tag"),
+        ({"tags": ("a\nb",)}, "is not a tag"),
     ],
 )
 def test_a_submission_that_is_wrong_is_refused(changes: Any, said: str) -> None:

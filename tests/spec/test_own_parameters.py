@@ -93,7 +93,7 @@ def test_what_the_space_fixes_fills_itself_and_a_value_is_as_the_space_writes_it
         ({"model": {"a": 2**60}}, {}, "must be at most 9007199254740992"),
         ({"model": {"a": None}}, {}, "space.model.a = null: must be a number, true or false, or a text"),
         ({"model": {"a": {"low": 1.5, "high": 2, "integer": True}}}, {}, "low = 1.5 must be a whole number"),
-        ({"model": {"a": [1, 2]}}, {}, "model.a is searched, so the default must give it"),
+        ({"model": {"a": [1, 2]}}, {}, "model.a is searched, so the default must give a value"),
         ({"model": {"a": [1, 2]}}, {"model": {"a": "x"}}, "model.a = 'x' must be a number, as in space.model.a"),
         ({"model": {"a": {"low": 1, "high": 4}}}, {"model": {"a": 2.5}}, "model.a = 2.5 must be a whole number"),
         ({}, {"loss": {"a": 1}}, "default.loss.a is given, but there is no space.loss.a"),
@@ -211,7 +211,7 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
     [
         (
             {"command": ["a", "{batch_size}", "{learning_rate}", "{rate}"]},
-            "{rate} is no name of this study; choose from ",
+            "{rate} is not a name of this study; choose from ",
         ),
         (
             {"report": LOG, "command": ["a", "{batch_size}"]},
@@ -231,14 +231,14 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
         ),
         (
             {"report": {**LOG, "step": r"step \d+"}},
-            "must have one group, the value; it has 0",
+            "must have one group, the value, instead of 0",
         ),
-        ({"report": {**LOG, "step": r"(step) (\d+)"}}, "must have one group, the value; it has 2"),
+        ({"report": {**LOG, "step": r"(step) (\d+)"}}, "must have one group, the value, instead of 2"),
         ({"report": {**LOG, "step": r"Epoch \[(\d+)/"}}, "reads epochs"),
         ({"report": {**LOG, "step": r"epochs:\s+(\d+)"}}, "reads epochs"),
-        ({"report": {**LOG, "step": "step (["}}, "is no regular expression: unterminated character set"),
-        ({"report": {"accuracy": "acc=(.)"}}, "report has no expression for step; it has accuracy"),
-        ({"report": {"step": "step (.)"}}, "report has no expression for accuracy; it has step"),
+        ({"report": {**LOG, "step": "step (["}}, "is not a regular expression: unterminated character set"),
+        ({"report": {"accuracy": "acc=(.)"}}, "report has no expression for step; the expressions are for accuracy"),
+        ({"report": {"step": "step (.)"}}, "report has no expression for accuracy; the expressions are for step"),
         ({"workload": "digits"}, "command replaces the workload; remove workload = 'digits'"),
         ({"arguments": ["--epochs"]}, "arguments need a script as workload"),
         ({"training": {"precision": "bf16"}}, "needs a workload class; your own program computes its steps itself"),
@@ -279,7 +279,7 @@ def test_values_stand_in_their_places_and_are_not_read_again() -> None:
     values: dict[str, ParameterValue] = {"seed": 3, "rate": 1e-05, "nesterov": True, "name": "{seed} $HOME"}
     words = ["{seed}{seed}", "--rate={rate}", "{nesterov}", "{name}", "{}", "{a b}", "{{seed}}"]
     assert filled(words, values) == ["33", "--rate=1e-05", "true", "{seed} $HOME", "{}", "{a b}", "{3}"]
-    with pytest.raises(UsageError, match=r"\{x\} is no name of this study; choose from name, nesterov, rate, seed"):
+    with pytest.raises(UsageError, match=r"\{x\} is not a name of this study; choose from name, nesterov, rate, seed"):
         filled(["{x}"], values)
 
 

@@ -65,7 +65,7 @@ def test_a_fixed_value_of_the_space_is_that_of_a_default_that_leaves_it_out() ->
     default = {key: value for key, value in SPEC["default"].items() if key != "dropout"}
     spec = make_spec(space={**SPEC["space"], "dropout": 0.25}, default=default)
     assert spec.default_configuration.dropout == 0.25
-    with pytest.raises(ValueError, match="dropout is searched, so the default must give it"):
+    with pytest.raises(ValueError, match="dropout is searched, so the default must give a value"):
         make_spec(default=default)
 
 
@@ -142,7 +142,7 @@ def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
         ("target: {metric: accuracy, value: 0.9}\n", "", "target: field required ({path})"),
         ("value: 0.9", "value: high", "target.value = 'high': must be a valid number"),
         ("value: 0.9", "value: .nan", "target.value"),
-        (", dropout: 0.1}", "}", "dropout is searched, so the default must give it ({path}:9)"),
+        (", dropout: 0.1}", "}", "dropout is searched, so the default must give a value ({path}:9)"),
         ("trials: 20", "trials: 3", "budget.trials = 3 must be >= 4"),
         ("name: toy", "name: to/y", "name = 'to/y'"),
         ("schema_version: 1", "schema_version: 2", "schema_version = 2"),
@@ -176,7 +176,7 @@ def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
     [
         ("budget.trials=none", "budget.trials = 'none'"),
         ("budget", "must have the form field.name=value"),
-        ("name.x=1", "name is no group of fields"),
+        ("name.x=1", "name is not a group of fields"),
         ("spaec.dropout=0", "spaec: unknown key; did you mean 'space'?"),
     ],
 )

@@ -344,7 +344,7 @@ def test_a_deleted_or_replaced_file_takes_no_more_writes(path: Path, becomes: st
         if becomes == "replaced":
             path.write_bytes(aside.read_bytes())
         for _ in range(2):
-            with pytest.raises(DatabaseError, match=r"was deleted or replaced while it was open"):
+            with pytest.raises(DatabaseError, match=r"was deleted or replaced while open"):
                 start(store)
         path.unlink(missing_ok=True)
         aside.rename(path)

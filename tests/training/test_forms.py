@@ -428,8 +428,8 @@ def test_a_metric_that_is_not_finite_is_none(value: float) -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"loss": 1.0}, "no metric 'accuracy'; it returned loss"),
-        ({}, "no metric 'accuracy'; it returned nothing"),
+        ({"loss": 1.0}, "no metric 'accuracy', only loss"),
+        ({}, "no metric 'accuracy', only an empty mapping"),
         ({"accuracy": 0.5, "loss": "low"}, "returned 'low' as 'loss'; return a number"),
         ({"accuracy": 1.5, "loss": 1.0}, r"accuracy = 1.5, outside the declared range \[0.0, 1.0\]"),
         (0.5, "returned a float; return a mapping"),

@@ -314,7 +314,7 @@ class LawFit:
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """S(B), for batch sizes up to the largest that ran."""
+        """S(B), for batch sizes up to the largest size that ran."""
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
@@ -380,7 +380,7 @@ def rising(points: Sequence[LawPoint]) -> Iterator[int]:
 
 
 def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:
-    """Batch size with the fewest predicted seconds; None if all sizes exceed the largest that ran."""
+    """Batch size with the fewest predicted seconds; None if all sizes exceed the largest size that ran."""
     fastest = {size: step for size, step in fastest_by_size(steps).items() if size <= fit.largest_batch}
     if not fastest:
         return None

@@ -68,7 +68,7 @@ class BranchedSize:
 
     @property
     def mean(self) -> float | None:
-        """Mean over the branches; None if a branch diverged or none ran."""
+        """Mean over the branches; None if a branch diverged or no branch ran."""
         known = [end for end in self.ends if end is not None]
         return statistics.fmean(known) if known and len(known) == len(self.ends) else None
 

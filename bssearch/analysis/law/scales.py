@@ -264,7 +264,7 @@ def _larger(
 
 
 def left_out(scales: Sequence[Scale]) -> LeftOutScale:
-    """Predict the largest scale from the others."""
+    """Predict the largest scale from the other scales."""
     *others, largest = scales
     law, points = ScalingLaw([point for one in others for point in one.points]), largest.points
     predicted = law.steps(largest.parameters, largest.samples, [one.batch_size for one in points])[0]

@@ -87,7 +87,7 @@ def about_memory(
         return _not_run(Rule.MEMORY, None, f"no known micro-batch size fits{command(spec, 'probe memory')}")
     whole = train_samples is not None and memory.fits >= train_samples
     if memory.too_large is None and not whole:
-        known = f"no micro-batch ran out of memory; {memory.fits} is the largest that ran"
+        known = f"no micro-batch ran out of memory; {memory.fits} is the largest size that ran"
         return _not_run(Rule.MEMORY, None, known + command(spec, "probe memory"))
     share = MEMORY_SHARE * memory.fits
     size = max((size for size in optima if size <= share), default=None)

@@ -183,7 +183,7 @@ def asked_in_file(path: Path) -> AskedStudy:
     )
     values: dict[str, Value] = {}
     for key, value in _leaves(path, {key: value for key, value in data.items() if key not in {"template", "name"}}):
-        twice = f"{path}: {key} is given twice: {shortened(values.get(key))} and {shortened(value)}; delete one"
+        twice = f"{path}: {key} appears twice: {shortened(values.get(key))} and {shortened(value)}; delete one value"
         require(key not in values, twice, error=SpecError)
         values[key] = value
     return AskedStudy(template, values, name)

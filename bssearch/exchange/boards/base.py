@@ -35,7 +35,7 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", r
 
 
 class Board(Protocol):
-    """Shows one driver's trials, from one thread; a failed call is repeated up to twice."""
+    """Shows one driver's trials, from one thread; the process repeats a failed call up to twice."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
         """Show a study; ``mark`` is unique."""
@@ -49,7 +49,7 @@ class Board(Protocol):
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
         """Show that a trial ended or paused.
 
-        ``is_elsewhere``: another driver started the trial; skip a trial not shown.
+        ``is_elsewhere``: another driver started the trial; skip a trial that the board does not show.
         """
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:

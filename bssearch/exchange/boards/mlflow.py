@@ -1,4 +1,4 @@
-"""MLflow: an experiment per study, a run per trial and one for the answer."""
+"""MLflow: an experiment per study, a run per trial and a run for the answer."""
 
 import os
 import re

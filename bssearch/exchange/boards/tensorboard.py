@@ -1,4 +1,4 @@
-"""TensorBoard: a folder per study, a run per trial and one for the answer."""
+"""TensorBoard: a folder per study, a run per trial and a run for the answer."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Weights & Biases: a group per study, a run per trial and one for the answer."""
+"""Weights & Biases: a group per study, a run per trial and a run for the answer."""
 
 import os
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class WeightsAndBiases:
             self._run(number).log({**figures, f"by_step/{self._metric}": figures[self._metric]}, step=step)
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Finish the run; a paused trial resumes it by id."""
+        """Finish the run; a paused trial resumes the run by id."""
         if is_elsewhere and number not in self._runs:
             return  # W&B itself notices that a run's process died
         run = self._run(number)
@@ -58,7 +58,7 @@ class WeightsAndBiases:
         run.finish()
 
     def close(self) -> None:
-        """Finish open runs; another driver may resume them."""
+        """Finish open runs, which another driver may resume."""
         for run in self._runs.values():
             run.finish()
 

@@ -266,7 +266,9 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Finished search trials with curves (`UsageError` if none); replays of early stopped trials end early, too."""
+    """Finished search trials with curves (`UsageError` without such trials); replays of early stopped trials end early,
+    too.
+    """
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}
@@ -312,5 +314,5 @@ def export_study(store: Store, name: str, file: str | None = None) -> Exported:
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.transfer.write(name, path)
-    note = f"note: skipped running trials: {len(running)}; export the study again after they end"
+    note = f"note: skipped running trials: {len(running)}; export the study again after these trials end"
     return Exported([str(path)], [note] if running else [])

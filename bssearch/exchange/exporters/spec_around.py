@@ -1,4 +1,4 @@
-"""``export --to spec``: a study to run, around the runs of an imported one."""
+"""``export --to spec``: a study to run, around an imported study's runs."""
 
 import shlex
 from pathlib import Path
@@ -26,7 +26,7 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     spec, trials, found = spec_of(store.studies.get(name)), store.trials.of(name), answer(store, name)
     require(
         spec.is_imported,
-        f"study {name!r} was not imported, so it already has a spec",
+        f"study {name!r} was not imported, so the study already has a spec",
         hint=f"resume the study with `bssearch run {name}`",
     )
     best = next(one.configuration for one in trials if one.number in found.optimal.trial_numbers)

@@ -1,4 +1,4 @@
-"""Columns of a table of runs, recognized by our names and those of other tools."""
+"""Columns of a table of runs, recognized by bssearch's names and other tools' names."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def _check_twice(columns: Sequence[Column], origin: str) -> None:
             if column.ours in seen:
                 raise UsageError(
                     f"the columns {seen[column.ours]!r} and {column.theirs!r} are both {column.ours} ({origin})",
-                    hint="leave one column out with --ignore NAME",
+                    hint="leave out one of these columns with --ignore NAME",
                 )
             seen[column.ours] = column.theirs
 

@@ -78,7 +78,9 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, its name in the log, and ``distance``: 0 if given by the user, else 1 plus the groups in the name."""
+    """A value, its name in the log, and ``distance``: 0 if given by the user, else 1 plus the number of groups in the
+    name.
+    """
 
     theirs: str
     value: Any
@@ -208,7 +210,7 @@ FEW_RUNS = 3
 
 
 def sources(settings: Settings) -> str:
-    """Our names of batch and hyperparameters, with the log's names if they differ."""
+    """Our names of batch and hyperparameters, with the log's names if different."""
     shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
@@ -220,9 +222,9 @@ def import_curves(
     file: Annotated[
         list[str],
         Option(
-            "Tables of evaluations (.csv, .tsv, .json, .jsonl, also .gz), folders with runs of Lightning's CSVLogger, "
-            "the Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & Biases, texts (slurm-*.out, .log), "
-            "Zeus's traces, MLflow's databases and tracking servers. Of several tasks one: PLACE#NAME.",
+            "Tables of evaluations (.csv, .tsv, .json, .jsonl, also .gz) or texts (slurm-*.out, .log). Folders with "
+            "runs of Lightning's CSVLogger, the Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & "
+            "Biases. Zeus's traces, MLflow's databases and tracking servers. PLACE#NAME chooses one of several tasks.",
             metavar="FILE|FOLDER|URL…",
         ),
     ],

@@ -308,7 +308,8 @@ class GivenBatch:
                 )
             if _plain(name) == _SHARED and str(value).lower() in ("true", "1", "1.0", "yes"):
                 raise UsageError(
-                    f"{label(name)} = {value}: the devices may share the batch instead of having one each ({origin})",
+                    f"{label(name)} = {value}: the devices may share the batch instead of having a batch each "
+                    f"({origin})",
                     hint=f"give {STEP_BATCH}, the samples of an optimizer step, without {WORLD} and {label(name)}",
                 )
             ours = BATCH if name == BATCH else part_of_batch(name)
@@ -320,7 +321,8 @@ class GivenBatch:
             number = integer(text, label(name), origin, low=1)
             if parts.get(ours, number) != number:
                 raise UsageError(
-                    f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ; delete one ({origin})"
+                    f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ; delete one of the two "
+                    f"({origin})"
                 )
             parts[ours], labels[ours] = number, label(name)
         return cls(origin=origin, parts=parts, labels=labels)
@@ -485,23 +487,26 @@ class Importer(Protocol):
 def import_study(
     file: Annotated[
         list[str],
-        Option("Files of `bssearch export STUDY --to study`, and databases, which are only read.", metavar="FILE|URL…"),
+        Option(
+            "Files of `bssearch export STUDY --to study`, and databases, which bssearch only reads.",
+            metavar="FILE|URL…",
+        ),
     ],
     *,
     name: Annotated[
         str | None,
-        Option("Name of the first study if it is new here.", shown_default="its own", flag="--as"),
+        Option("Name of the first study, if new here.", shown_default="its own", flag="--as"),
     ] = None,
     studies: Annotated[
         list[str] | None,
         Option("Import only this study; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
     ] = None,
-    dry_run: Annotated[bool, Option("Print the imports without storing them.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print the imports; store no study.", flag="--dry-run")] = False,
 ) -> WholeStudies:
-    """Import whole studies, or their new parts if they are stored already.
+    """Import whole studies, or the new parts of stored studies.
 
-    An import stores all studies or none. A second import of the same file changes nothing. An import refuses a study
-    whose trials differ in both places.
+    An import stores all studies or no study. A second import of the same file changes nothing. An import refuses a
+    study whose trials differ in both places.
     """
     from bssearch.spec import check_study_name
     from bssearch.storage.transfer.study_copy import read_study

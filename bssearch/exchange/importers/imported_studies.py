@@ -1,4 +1,4 @@
-"""Imported runs as studies: one per device and precision, never pooled."""
+"""Imported runs as studies: a study per device and precision, never pooled."""
 
 import math
 import os
@@ -51,9 +51,13 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
     elif reached:
         worst = min(reached) if goal is Goal.MAXIMIZE else max(reached)
         target = Target(metric=metric, value=worst, goal=goal)
-        notes = [f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached it"]
+        notes = [
+            f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached the target"
+        ]
     else:
-        raise UsageError("the target is unknown: no run that reached it has a final_metric", hint="add --target VALUE")
+        raise UsageError(
+            "the target is unknown: no run that reached the target has a final_metric", hint="add --target VALUE"
+        )
     wrong = [
         run for run in runs if run.final_metric is not None and target.is_met_by(run.final_metric) is not run.reached
     ]
@@ -78,8 +82,8 @@ def make_studies(
 ) -> Studies:
     """Study per device and precision.
 
-    A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
-    ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
+    A single study is called ``name``; of several studies, the device follows the name. Without train seconds the
+    objective is ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -129,7 +133,7 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
         lacking = Counter(map(_identity, before)) - Counter(map(_identity, study.trials))
         require(
             not lacking,
-            f"study {name!r} has {lacking.total()} of its {len(before)} runs from logs that this import lacks",
+            f"{lacking.total()} of the {len(before)} runs of study {name!r} are from logs that this import lacks",
             hint=f"import all logs together, or give another --name, or `bssearch study delete {name}`",
         )
         # Each run takes the place of a stored one, or follows them all

@@ -81,7 +81,7 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Names of the values in all logs of an import, then those of one log (`of_log`).
+    """Names of the values in all logs of an import, then the names in one log (`of_log`).
 
     Attributes:
         step: "" until `of_log`, unless the user names the steps. The steps count epochs if ``epoch_samples`` is given.
@@ -129,7 +129,7 @@ class Names:
         if step is None:
             missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
             raise UsageError(
-                f"the log has no {missing}: it has {listed(list(there))} ({log.origin})",
+                f"the log has no {missing}; its columns are {listed(list(there))} ({log.origin})",
                 hint="name the steps with --step NAME; if NAME counts epochs, add --epoch-samples N; if NAME counts "
                 "samples, add --epoch-samples 1",
             )
@@ -153,7 +153,7 @@ class Names:
 
     @property
     def sentence(self) -> str:
-        """Names read, in words."""
+        """The names, in words."""
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
         timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (--seconds NAME)")
         if self.step_seconds is not None:
@@ -166,7 +166,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """Log's spelling of its first ``wanted`` name, if any; a prefix or a unit in the name is ignored."""
+    """The first ``wanted`` name in the log's spelling, if any; a prefix or unit in the name does not matter."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
@@ -269,7 +269,7 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Learning curve of a log; from the step of a resume on, later evaluations replace the earlier ones."""
+    """Learning curve of a log; from the step of a resume on, later evaluations replace earlier evaluations."""
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False

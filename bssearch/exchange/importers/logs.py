@@ -1,6 +1,6 @@
 """Training logs of other tools: tables of evaluations, and the files of a run.
 
-No log is executed: only plain values of pickles and YAML are read.
+bssearch executes no log, and reads only plain values of pickles and YAML.
 """
 
 import itertools
@@ -38,7 +38,7 @@ DAMAGED = "copy the log again from its source, or export the run as a table (.cs
 LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
 
 SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too short after a resume)"
-"""Seconds of a Trainer's steps; its log has only the total of the last launch."""
+"""Seconds of a Trainer's steps; the Trainer's log has only the total of the last launch."""
 
 CLOCK = "_timestamp"
 """Weights & Biases' name of the seconds since 1970, also given to other tools' clocks."""
@@ -55,8 +55,8 @@ Row = Mapping[str, Any]
 class Log:
     """Run's log: ``rows`` of logged values by name, in order, and ``settings``, its hyperparameters by name.
 
-    ``first_step`` is the number that the tool gives the first optimizer step. Values ``mentioned`` in a text count if
-    they have a setting's usual name. ``note`` is for the user.
+    ``first_step`` is the number that the tool gives the first optimizer step. Values ``mentioned`` in a text count
+    under a setting's usual name. ``note`` is for the user.
     """
 
     origin: str
@@ -85,7 +85,9 @@ class LogKind:
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
-    """Logs of files, folders and MLflow's databases (`UsageError` if none); ``run`` names a table's column of runs."""
+    """Logs of files, folders and MLflow's databases (`UsageError` without a log); ``run`` names a table's column of
+    runs.
+    """
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
         here = list(_of_place(place, run)) or [

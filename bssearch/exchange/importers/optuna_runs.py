@@ -1,6 +1,6 @@
 """``import optuna``: finished trials of an Optuna study.
 
-Optuna's report steps have no unit: seconds and steps are read only from named places or bssearch's exports.
+Optuna's report steps have no unit: bssearch reads seconds and steps only from named places or from bssearch's exports.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def import_optuna(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, Option("Batch size of trials without a batch size.", min=1, shown_default="none: they are left out")
+        int | None, Option("Batch size of trials without a batch size.", min=1, shown_default="leave these trials out")
     ] = None,
     seconds: Annotated[
         str | None,
@@ -187,7 +187,7 @@ def import_optuna(
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "Whether duration or user_attr:NAME was measured at the target or at the end of the trial.",
+            "Moment of duration or user_attr:NAME: the target or the end of the trial.",
             shown_default="end, unless NAME contains 'target'",
         ),
     ] = None,
@@ -201,9 +201,9 @@ def import_optuna(
 ) -> Studies:
     """Make a study from the finished trials of an Optuna study.
 
-    A trial reached the target if a report or its value meets it. FAIL, RUNNING and WAITING trials, and trials that
-    violate a constraint, are left out. --seconds and --steps name the sources of seconds and steps; a study written by
-    `export --to optuna` needs neither option.
+    A trial reached the target if a report or the trial's value meets the target. FAIL, RUNNING and WAITING trials, and
+    trials that violate a constraint, do not count. --seconds and --steps name the sources of seconds and steps; a study
+    written by `export --to optuna` needs neither option.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.exchange.importers.imported_studies import make_studies
@@ -466,7 +466,8 @@ class _Reader:
         if beyond:
             yield (
                 f"time or steps to the target unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
-                "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
+                f"the trials trained past the target, or lack reports or the attribute; if the figures end at the "
+                f"target, "
                 f"add --figures-at {FiguresAt.TARGET}"
             )
         at_once = most_at_once(ended) if self.seconds == DURATION or self.seconds_name else 1
@@ -484,7 +485,8 @@ class _Reader:
                 yield (
                     f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of "
                     f"{len(runs)} trials trained past the target (first: {shared[0]}) and count up to the first "
-                    f"report that met it; if it ends at the target, add --figures-at {FiguresAt.TARGET}"
+                    f"report that met the target; if the attribute ends at the target, add --figures-at "
+                    f"{FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:

@@ -174,13 +174,13 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, value in pairs if isinstance(value, dict)]
         if len(set(names)) < len(names):  # the runs of all but the last would be lost
-            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice; rename one")
+            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice; rename one of the two")
         return dict(pairs)
 
     data = parsed_json(text, str(path), object_pairs_hook=distinct)
     if not isinstance(data, dict) or not all(isinstance(fields, dict) for fields in data.values()):
         raise UsageError(
-            f"{path} is no mapping of reference convergence points",
+            f"{path} is not a mapping of reference convergence points",
             hint='write {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
         )
     return {

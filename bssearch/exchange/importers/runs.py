@@ -118,10 +118,11 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     fewest = min(len(one.reached) for one in groups)
     same = _same_budget(groups, measure) if len(sizes) > 1 else ""
     if same and (fewest > 1 or len(sizes) > 2):
-        return f"all {reached} runs that reached it, at {len(sizes)} batch sizes, have {same}"
+        return f"all {reached} runs that reached the target, at {len(sizes)} batch sizes, have {same}"
     if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
-            f"at each of {len(sizes)} batch sizes all runs that reached it ended at the same {measure}, whatever their "
+            f"at each of {len(sizes)} batch sizes all runs that reached the target ended at the same {measure}, "
+            f"whatever their "
             "parameters"
         )
     return ""
@@ -194,7 +195,7 @@ def import_runs(
     metric: Annotated[str, Option("Name of the metric in final_metric, or of its column.")] = "metric",
     target: Annotated[
         float | None,
-        Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached it"),
+        Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached the target"),
     ] = None,
     goal: Annotated[
         Goal | None, Option("Direction in which the metric improves.", shown_default=Goal.MAXIMIZE.value)
@@ -264,7 +265,8 @@ def parse_runs(
     ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
     if len(ended) < len(table):
         notes.append(
-            f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}: they did not finish"
+            f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}, because these runs did "
+            f"not finish"
         )
     is_constrained = any(one.startswith(CONSTRAINT) for one in labels)
     feasible = [row for row in ended if not row.violated()] if is_constrained else ended
@@ -380,13 +382,13 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
 FEW_SUMMED = 5.0  # metrics in a sum; in percent, such accuracies would be far below a target
 
 NO_SHARES = (
-    "give all values as fractions or all in percent; if they are sums, as of the Trainer's hyperparameter_search, name "
-    "the sum with --metric, and its --target"
+    "give all values as fractions or all in percent; if the values are sums, as of the Trainer's "
+    "hyperparameter_search, name the sum with --metric, and the sum's --target"
 )
 
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
-    """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
+    """Raise `UsageError` if a metric and its target may be in percent and fractions, or if the metric may be a loss."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
         f"{target.metric} may be better when lower",

@@ -32,7 +32,9 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
         )
         if row["step_seconds"] is not None:
             probe = _step_time(place, row)
-            require(probe.batch_size not in found, f"{place}: batch_size {probe.batch_size} occurs twice; delete one")
+            require(
+                probe.batch_size not in found, f"{place}: batch_size {probe.batch_size} occurs twice; delete one row"
+            )
             found[probe.batch_size] = probe
     require(found, f"{path} has no step times; add rows with batch_size and step_seconds")
     return found

@@ -185,11 +185,11 @@ class Assignment:
         """Record ``step`` steps and the new ``samples``, if known."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial whose gradients are not finite. Returns False if the work is no trial."""
+        """End a trial whose gradients are not finite. Returns False if the work is not a trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Note the trained modules, and the tokens of the micro-batches at hand, if known."""
+        """Note the trained modules, and the tokens of the current micro-batches, if known."""
 
     def first_rate(self, is_peak: bool) -> None:
         """Note whether the first step has the full learning rate."""

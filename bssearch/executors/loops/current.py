@@ -65,7 +65,7 @@ class SocketLine:
         return cls(line.detach())
 
     def assignment(self) -> Assign:
-        """Wait for the assignment. Raises `ValueError` for another or no message."""
+        """Wait for the assignment. Raises `ValueError` for another message or without a message."""
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:

@@ -215,7 +215,7 @@ class Followed:
         )
 
     def watch(self, is_within_step: Callable[[], bool]) -> None:
-        """Raise `UsageError` at an optimizer step within an accumulation, which may miss a stage."""
+        """Raise `UsageError` at an optimizer step within an accumulation, because the loop may miss a stage."""
 
         def check(*given: object) -> None:
             require(

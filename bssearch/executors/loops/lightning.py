@@ -32,7 +32,7 @@ DECIDES_FOR_ITSELF = frozenset(
 
 
 def library() -> Any:
-    """The Lightning package, preferably an imported one. Raises `UsageError` if missing or unsupported."""
+    """The Lightning package, preferably an imported package. Raises `UsageError` if missing or unsupported."""
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which installs {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
@@ -329,8 +329,8 @@ Scale = Callable[[Any], Any]
 def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
     """Multiply every learning rate by the trial's rate over the rate in the call of `current_trial`.
 
-    Does nothing if the script reads ``trial.learning_rate`` or gives no rate. ``schedules`` are Lightning's scheduler
-    configurations.
+    Does nothing if the script reads ``trial.learning_rate`` or does not give a rate. ``schedules`` are Lightning's
+    scheduler configurations.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):

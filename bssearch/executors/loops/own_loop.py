@@ -128,7 +128,7 @@ class Trial:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step, by which to divide the loss."""
+        """Micro-batches per optimizer step; divide the loss by this number."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
@@ -435,7 +435,7 @@ class Trial:
     def batch_tokens(self) -> float:
         """This step's tokens of all ranks without padding, divided by the number of ranks.
 
-        DistributedDataParallel averages the gradients of the ranks, which undoes the division.
+        DistributedDataParallel averages the ranks' gradients, and so undoes the division.
         """
         tokens = [] if self._token_sampler is None else self._token_sampler.tokens(self._batch_number)
         require(

@@ -16,7 +16,7 @@ FEWER_SAMPLES = "lower space.batch_size.high in the spec, or use more training d
 
 
 class SeededSampler(Sampler[int]):
-    """Yields a new permutation per epoch, without the last incomplete batch, from after ``after_steps`` steps.
+    """Yields a new permutation per epoch, without the last incomplete batch, starting after ``after_steps`` steps.
 
     A rank draws ``share`` consecutive rows of each micro-batch, so that a batch has the same samples for any number of
     ranks.

@@ -50,7 +50,7 @@ class LaunchedRanks:
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
-        """This rank's device, given the device of rank 0."""
+        """This rank's device, given rank 0's device."""
         return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
 
 

@@ -248,7 +248,7 @@ def failure_of(state: TrialState, reason: str) -> WorkloadError:
 def outcome_of(
     found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, failed: TrialOutcome, program: str
 ) -> TrialOutcome:
-    """Outcome of a connected program's trial, from replies, ``asked``, or the exit, judged as ``failed``.
+    """Outcome of a connected program's trial, from replies or ``asked``, else ``failed``.
 
     An error exit before the time limit is a failure, even after a reported end. Without a reported end, a pause becomes
     pruned, because no checkpoint exists.

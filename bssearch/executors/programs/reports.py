@@ -73,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportPace:
-    """Time of a run's steps. ``is_own``: whether the program's clock took the time."""
+    """Time of a run's steps. ``is_own``: whether the program's clock measured the time."""
 
     seconds: float
     steps: int

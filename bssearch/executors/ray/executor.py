@@ -451,7 +451,7 @@ class RayExecutor(SlotExecutor):
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.
 
-        A lost node loses the slot's trial, and the slot unless the slot is the last.
+        If a node is lost, the slot's trial is lost, and the executor drops the slot unless the slot is the last.
         """
         try:
             self._again(partial(super().submit, request))

@@ -195,7 +195,7 @@ def _notes(
 ) -> Iterator[str]:
     if sample is not None:
         yield (
-            "Largest and safe micro-batch leave room for gradients beside all activations, for accumulation. "
+            "The largest and the safe micro-batch leave room to accumulate gradients beside all activations. "
             "Gradients do not grow with the batch."
         )
         if not asked.fused_attention and (asked.sequence or 0) >= 1024:
@@ -633,7 +633,7 @@ class MemoryPlanRequest(Request):
         rank, trained = self.lora_rank, self.trainable_parameters
         require(
             not rank or trained is None,
-            f"lora_rank = {rank} contradicts trainable_parameters = {trained}; give only one",
+            f"lora_rank = {rank} contradicts trainable_parameters = {trained}; give only one of the two",
         )
         total = self.parameters or (self.convolutional.parameters if self.network else 0)
         require(

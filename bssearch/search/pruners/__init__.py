@@ -1,1 +1,1 @@
-"""Pruners stop trials early or pause them."""
+"""Pruners stop or pause trials."""

@@ -69,11 +69,11 @@ class Pruner:
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Paused trial to end first if checkpoints exceed the disk limit, if any; here the newest."""
+        """Paused trial to end first if checkpoints exceed the disk limit; by default the newest trial."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True if this pruner limits trials before the first success; otherwise the planner does."""
+        """True if this pruner limits trials before the first success; if False, the planner limits trials."""
         return False
 
 

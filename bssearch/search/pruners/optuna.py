@@ -40,7 +40,7 @@ class OptunaPruner(Cap):
         self._told: set[int] = set()
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Stop a trial if Optuna prunes it at a new grid position."""
+        """Stop a trial if Optuna prunes the trial at a new grid position."""
         for one in sorted(standings.curves.keys() - self._trials.keys()):
             self._trials[one], self._read[one], self._place[one] = self._study.ask(), 0, 0
         for one in standings.curves:

@@ -177,7 +177,7 @@ class Adafactor(OptimizerOptions):
 
 
 class Muon(OptimizerOptions):
-    """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for the rest.
+    """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for other parameters.
 
     ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so both share rate and weight decay (Liu et al. 2025,
     arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and 0.015 ×
@@ -368,7 +368,7 @@ def _problem(name: str) -> str | None:
     if len(name) > LONGEST_NAME:
         return f"a name must have at most {LONGEST_NAME} characters"
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
-        return "a name must be a Python identifier of ASCII letters, digits and _, because it becomes an argument"
+        return "a name must be a Python identifier of ASCII letters, digits and _, because the name becomes an argument"
     return "bssearch uses this name itself; choose another name" if name in RESERVED else None
 
 

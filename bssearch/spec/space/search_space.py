@@ -167,7 +167,7 @@ class SearchSpace(StrictModel):
         return sampled if is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
 
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
-        """Switch on dropout and label smoothing if the space allows them."""
+        """Switch on dropout and label smoothing if the space allows both."""
         # Probes measure step time and memory once for all trials.
         switched_on: dict[str, Any] = {
             name: high

@@ -452,7 +452,7 @@ class _OpenFile:
     def check(self) -> None:
         require(
             self._identity in {None, self._now()},
-            f"{self.path} was deleted or replaced while it was open; results stored since then are lost",
+            f"{self.path} was deleted or replaced while open; results stored since then are lost",
             hint="restore the file; studies missing from the file start from the beginning",
             error=DatabaseError,
         )
@@ -590,7 +590,7 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constan
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
-    """Copy a database with its log, whole or not at all; `DatabaseError` if not."""
+    """Copy a whole database with its log, or raise `DatabaseError` and leave no copy."""
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:

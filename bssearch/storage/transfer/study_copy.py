@@ -554,6 +554,6 @@ def _check_header(kind: str, header: Any) -> None:
 def _check_end(end: Any, digest: str) -> None:
     require(
         isinstance(end, dict) and end.get("sha256") == digest,
-        "the lines have changed since the export: their SHA-256 differs",
+        "the lines have changed since the export: the SHA-256 differs",
         hint=EXPORT_AGAIN,
     )

@@ -1,6 +1,6 @@
 """A workload for bssearch: a network that sorts images into classes.
 
-The file runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate,
+The file runs as it is; change the places marked YOURS. bssearch does the other work: batches, optimizer, learning rate,
 clock, stopping at the target. bssearch sets the seed: draw from torch's or numpy's global generator, but not in load().
 """
 
@@ -38,7 +38,7 @@ class Image:
         return bssearch.Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; ignore dropout if the model has none."""
+        """Return a new model, on the CPU; ignore dropout if the model has no dropout."""
         # YOURS. Normalise over groups or layers, because batch normalisation depends on the batch size.
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),

@@ -1,6 +1,6 @@
 """A workload for bssearch: a network that sorts the rows of a table into classes.
 
-The file runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate,
+The file runs as it is; change the places marked YOURS. bssearch does the other work: batches, optimizer, learning rate,
 clock, stopping at the target.
 """
 
@@ -44,7 +44,7 @@ class Tabular:
         return bssearch.Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; ignore dropout if the model has none."""
+        """Return a new model, on the CPU; ignore dropout if the model has no dropout."""
         return nn.Sequential(  # YOURS
             nn.Linear(COLUMNS, 128),
             nn.ReLU(),

@@ -1,6 +1,6 @@
 """A workload for bssearch: a language model that predicts the next byte of a text.
 
-The file runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate,
+The file runs as it is; change the places marked YOURS. bssearch does the other work: batches, optimizer, learning rate,
 clock, stopping at the target.
 """
 
@@ -28,7 +28,7 @@ class Text:
     tokens_per_sample = LENGTH  # without this member, trials count samples only
 
     def __init__(self, folder: str = sysconfig.get_path("stdlib"), pattern: str = "*.py") -> None:
-        """Take the spec's workload_settings; omit this method if the spec has none."""
+        """Take the spec's workload_settings; omit this method if the spec has no workload_settings."""
         self.folder = Path(folder).expanduser()
         self.pattern = pattern
 
@@ -52,7 +52,7 @@ class Text:
         return bssearch.Data(train=part(train), validation=part(held_out[::2]), test=part(held_out[1::2]))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; ignore dropout if the model has none."""
+        """Return a new model, on the CPU; ignore dropout if the model has no dropout."""
         return _Transformer(width=64, heads=4, layers=1, dropout=dropout)  # YOURS
 
     def loss(

@@ -144,8 +144,8 @@ def test_benchmarks_are_never_pooled(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "rcps.json:1 is not valid JSON"),
-        ('{"a": 1}', "is no mapping of reference convergence points"),
-        ("[]", "is no mapping of reference convergence points"),
+        ('{"a": 1}', "is not a mapping of reference convergence points"),
+        ("[]", "is not a mapping of reference convergence points"),
         ("{}", "no runs"),
         ('{"a": {"BS": 1}, "a": {"BS": 2}}', "has 'a' twice"),
         ("[" * 100_000, "is not valid JSON"),

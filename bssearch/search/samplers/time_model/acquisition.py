@@ -1,8 +1,7 @@
 """The knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time to the target.
 
-The next run is of the configuration with the largest expected fall of the tried configurations' least mean per unit of
-cost. The posterior is a mixture over laws, departures and seed noise. Each component is a Gaussian process around a law
-with a free level.
+The next run has the largest expected fall of the least mean per unit of cost. The posterior is a mixture over laws,
+departures and seed noise. Each component is a Gaussian process around a law with a free level.
 """
 
 from __future__ import annotations
