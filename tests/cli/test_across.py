@@ -64,8 +64,9 @@ def test_a_study_in_several_databases_is_ambiguous_and_one_in_none_is_not_found(
 
 
 def test_a_database_that_is_named_twice_is_read_once(folder: Path) -> None:
-    assert read(folder, "best", "near", "--db", A, "--db", A)["study"] == "near"
-    assert len(read(folder, "study", "list", "--db", A, "--db", A)) == 2
+    again = f"sqlite:///{folder / 'a.db'}"
+    assert read(folder, "best", "near", "--db", A, "--db", again)["study"] == "near"
+    assert len(read(folder, "study", "list", "--db", A, "--db", again)) == 2
 
 
 def test_studies_of_several_databases_are_listed_with_where_they_are(folder: Path) -> None:

@@ -6,16 +6,17 @@ from contextlib import ExitStack, contextmanager
 
 from bssearch.errors import BSSearchError, NotFoundError, require
 from bssearch.settings import database_url
-from bssearch.storage.connection.engine import parse_url, shown
+from bssearch.storage.connection.engine import parse_url, shown, sqlite_file
 from bssearch.storage.repository import Store, open_store
 
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open databases read-only, each URL once; if one fails, close all. By default `settings.database_url`."""
+    """Open databases read-only, each database once; if one fails, close all. By default `settings.database_url`."""
+    files = {url: sqlite_file(parse_url(url)) for url in urls or [database_url()]}
+    every = {url if path is None else path.resolve(): url for url, path in files.items()}
     with ExitStack() as stack:
-        every = dict.fromkeys(urls or [database_url()])
-        yield [stack.enter_context(_opened(url, is_only=len(every) == 1)) for url in every]
+        yield [stack.enter_context(_opened(url, is_only=len(every) == 1)) for url in every.values()]
 
 
 @contextmanager
