@@ -278,7 +278,7 @@ def test_learning_rates_that_are_not_known_are_in_no_space(tmp_path: Path) -> No
     ("rows", "arguments", "said"),
     [
         (("0,0,1,10,1,,,",), (), "batch_size = '0' must be an integer in [1, 2147483647] (runs.csv:2)"),
-        (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be seconds or h:mm:ss > 0"),
+        (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be seconds > 0"),
         (("8,0,maybe,10,1,,,",), (), "reached = 'maybe' must be"),
         (("8,0,1,10,1,,,",), (), "the target is unknown: no run that reached the target has a final_metric"),
         (("8,0,1,10,1,,,",), ("--target", "nan"), "--target = nan must be a finite number"),

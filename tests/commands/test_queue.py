@@ -485,7 +485,7 @@ class TestSubmitting:
             ("template: digits\nexecutor: {slots: 4}", "executor.slots cannot be submitted"),
             ("name: mine", "template is missing"),
             ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
-            ("template: digits\nseed: null", "seed = None must be a number"),
+            ("template: digits\nseed: null", "seed = null must be a number"),
             ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials appears twice: 4 and 5"),
             ("- digits", "write a submission as a mapping"),
             ("template: [", "unreadable YAML"),
