@@ -22,13 +22,16 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 # Each trial runs to `FIRST` of the limit and pauses. The best paused trial of a rung resumes to twice the rung's train
 # seconds, whenever `PROMOTED` times as many trials reached the rung as left the rung. A trial better than all earlier
 # trials at the rung does not pause. With many concurrent trials, leaders do not pause either, because a pause loses
-# time. The first trial at a rung, which is often the default, does not pause if its gains may reach the target: a hit
-# tells more than other trials' starts.
+# time. The best trial at a rung, from `LATE` on or if it is the first there, does not pause if its gains may reach the
+# target: a hit tells more than other trials' starts. Earlier gains are too steep for that, except of the first trial,
+# which is often the default.
 #
 # A trial reaches a rung with the first evaluation at the rung's train seconds or later. A trial has left the rung if
 # the trial runs or has a later evaluation.
 
 FIRST = 1 / 16  # share of the limit at the first rung; each rung doubles the share, which gives five rungs
+
+LATE = 2  # rung at a quarter of the limit
 
 # Trials per promotion; Li et al. recommend a reduction factor of 3 to 4
 PROMOTED = 3
@@ -45,7 +48,8 @@ def _waits_on_rung(number: int, standings: Standings) -> bool:
         return False
     came = list(_that_came(rung, standings))
     best = max((at for one, at in came if one != number), default=-math.inf)
-    is_first = curve.gain > best and (len(came) >= PROMOTED or (len(came) == 1 and _comes_in_time(curve, standings)))
+    shows_pace = rung >= LATE or len(came) == 1
+    is_first = curve.gain > best and (len(came) >= PROMOTED or (shows_pace and _comes_in_time(curve, standings)))
     return not (is_first or (rung > 0 and _is_leader(number, standings)))
 
 

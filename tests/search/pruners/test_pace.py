@@ -14,6 +14,7 @@ from bssearch.search.pruners.optuna import GRID, Asha, Hyperband, Median
 from bssearch.search.pruners.pace import (
     FIRST,
     FROM,
+    LATE,
     LEADERS,
     PROMOTED,
     Balanced,
@@ -278,6 +279,16 @@ def test_the_first_trial_at_a_rung_goes_on_if_its_gains_may_reach_the_target(
     assert field.observe(1, RUNG, 0.42) is expected  # 0.12 for each of the four doublings to the limit
     field.told(2, (RUNG / 2, 0.0))
     assert field.observe(2, RUNG, 0.5) is Action.WAIT, "not the first there"
+
+
+@pytest.mark.parametrize(("rung", "expected"), [(LATE - 1, Action.WAIT), (LATE, Action.GO_ON)])
+def test_the_best_of_two_trials_goes_on_late_if_its_gains_may_reach_the_target(
+    rung: int, expected: Action, field: Field
+) -> None:
+    seconds, field.standings.target_gain = seconds_of(rung, LIMIT), 0.9
+    assert field.observe(1, seconds, 0.3) is Action.WAIT
+    field.told(2, (seconds / 2, 0.2))
+    assert field.observe(2, seconds, 0.8) is expected
 
 
 def test_one_of_every_three_trials_goes_on_from_a_rung(field: Field) -> None:

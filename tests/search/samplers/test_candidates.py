@@ -381,8 +381,8 @@ def drawn(seed: int = 0, default: tuple[int, float] = (32, 0.01)) -> LawPrior:
     size, rate = default
     return LawPrior(
         batch_sizes=SIZES,
-        default_size=size,
-        default_log_rate=math.log(rate),
+        size=size,
+        log_rate=math.log(rate),
         log_rate_width=math.log(1000),
         seed=seed,
     )
@@ -497,9 +497,7 @@ def test_before_any_trial_the_belief_has_the_spread_of_the_laws_and_their_residu
 def test_the_critical_batch_size_is_spread_evenly_from_two_octaves_below_the_space_to_two_above() -> None:
     share = np.linspace(0.0, 1.0, 101)
     assert _spread(share, 1.0, 11.0, None) == pytest.approx(1.0 + 10.0 * share)
-    laws = LawPrior(
-        batch_sizes=(8, 512), default_size=32, default_log_rate=0.0, log_rate_width=1.0, seed=0, noise_scale=None
-    )
+    laws = LawPrior(batch_sizes=(8, 512), size=32, log_rate=0.0, log_rate_width=1.0, seed=0, noise_scale=None)
     octaves = np.log2(laws._critical)
     assert octaves.min() == pytest.approx(1.0, abs=0.1) and octaves.max() == pytest.approx(11.0, abs=0.1)
     assert np.median(octaves) == pytest.approx(6.0, abs=0.1)
@@ -520,6 +518,19 @@ def test_laws_draw_the_best_rate_near_the_default_and_steps_rise_by_powers_away_
     for powers, (low, high) in ((laws._left, LEFT), (laws._right, RIGHT)):
         assert (powers.min(), powers.max()) == (pytest.approx(low, rel=0.02), pytest.approx(high, rel=0.02))
     assert np.median(laws._right) == pytest.approx(math.sqrt(RIGHT[0] * RIGHT[1]), rel=0.02)
+
+
+def test_laws_lie_around_the_default_or_if_it_has_not_reached_the_target_the_best_trial() -> None:
+    promising, fastest = CELLS[1], CELLS[-1]
+    slow, fast = trained(place(8, 0.1), 9.0), trained(CELLS.index(fastest), 3.0)
+    for runs, (size, rate) in (
+        ([], CELLS[DEFAULT]),
+        ([trained(DEFAULT, 9.0, until=0.5)], promising),
+        ([slow, fast], fastest),
+        ([trained(DEFAULT, 12.0), fast], CELLS[DEFAULT]),
+    ):
+        laws = gradient()._laws(runs, [CELLS.index(promising)] if runs else [])
+        assert laws._size == size and laws._best_log_rate.mean() == pytest.approx(math.log(rate), abs=0.05)
 
 
 def test_the_constants_of_a_law_are_drawn_independently() -> None:

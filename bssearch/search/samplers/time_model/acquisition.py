@@ -60,14 +60,14 @@ NATS = 1.2
 
 
 class LawPrior:
-    """Random laws around a default batch size and learning rate."""
+    """Random laws around a batch size and learning rate."""
 
     def __init__(
         self,
         *,
         batch_sizes: Sequence[int],
-        default_size: int,
-        default_log_rate: float,
+        size: int,
+        log_rate: float,
         log_rate_width: float,
         seed: int,
         noise_scale: float | None = None,
@@ -79,18 +79,18 @@ class LawPrior:
         self._critical = np.exp2(
             _spread(share[:, 0], math.log2(low) - BEYOND_OCTAVES, math.log2(high) + BEYOND_OCTAVES, noise_scale)
         )
-        self._best_log_rate = default_log_rate + normal * log_rate_width / 4
+        self._best_log_rate = log_rate + normal * log_rate_width / 4
         self._slope = share[:, 2]
         self._knee = self._critical * np.exp2(KNEE_OCTAVES * share[:, 5])
         self._left = LEFT[0] + (LEFT[1] - LEFT[0]) * share[:, 3]
         self._right = RIGHT[0] * (RIGHT[1] / RIGHT[0]) ** share[:, 4]
-        self._default_size = default_size
+        self._size = size
 
     def log_steps(self, points: Points) -> Numbers:
         """Log steps (points, laws), up to a constant per law."""
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         size = sizes[:, None]
-        shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
+        shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._size))
         off = points.log_rates[:, None] + (shift - self._best_log_rate)[where]
         left, right = self._left, self._right
         below, above = np.exp(np.minimum(-left * off, 8.0)), np.exp(np.minimum(right * off, 8.0))
@@ -322,20 +322,13 @@ class KnowledgeGradient:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        first = candidates.take(np.array([default]))
         self._candidates = candidates
         self._default = default
         self._target_gain = target_gain
         self._step_seconds = step_seconds
         self._rng = np.random.default_rng(seed)
-        self._laws = LawPrior(
-            batch_sizes=candidates.batch_sizes,
-            default_size=int(first.batch_sizes[0]),
-            default_log_rate=float(first.log_rates[0]),
-            log_rate_width=candidates.log_rate_width,
-            seed=seed,
-            noise_scale=noise_scale,
-        )
+        self._seed = seed
+        self._noise_scale = noise_scale
         self._known: tuple[object, TimesPosterior, float] | None = None
         self.expected_improvement = math.inf
         """The largest expected gain at the last ask, in nats; infinite before a hit."""
@@ -417,10 +410,29 @@ class KnowledgeGradient:
         points = self._candidates.take(looked_at)
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         log_step_times = np.log([step_seconds_at(self._step_seconds, int(size)) for size in sizes])
-        laws = self._laws.log_steps(points) + log_step_times[where][:, None]
+        laws = self._laws(runs, likely).log_steps(points) + log_step_times[where][:, None]
         if found is None:
             return prior(looked_at, points, laws), ERROR
         return condition(looked_at, points, laws, found), found.error
+
+    def _laws(self, runs: Sequence[Run], likely: Sequence[int]) -> LawPrior:
+        # A default that has not reached the target may be far off: then around the fastest trial or, before a hit, the
+        # most promising.
+        hits = [run for run in runs if run.hit is not None]
+        centre = self._default
+        if hits and all(run.point != self._default for run in hits):
+            centre = min(hits, key=lambda run: run.hit or 0.0).point
+        elif likely and not hits:
+            centre = likely[0]
+        point = self._candidates.take(np.array([centre]))
+        return LawPrior(
+            batch_sizes=self._candidates.batch_sizes,
+            size=int(point.batch_sizes[0]),
+            log_rate=float(point.log_rates[0]),
+            log_rate_width=self._candidates.log_rate_width,
+            seed=self._seed,
+            noise_scale=self._noise_scale,
+        )
 
 
 @cache
