@@ -268,7 +268,8 @@ class TrialStore(StorePart):
         batch_size: int | None = None,
     ) -> list[dict[str, Any]]:
         """Columns of the trials by number, without building records; an unknown value is None."""
-        columns = {*names, *column_types(Configuration)}
+        settings = column_types(Configuration)
+        columns = {*names, *settings}
         wanted = {"phase": phase, "state": state, "batch_size": batch_size}
         query = select(*(TRIAL_ROWS.c[name] for name in columns)).where(TRIAL_ROWS.c.study_id == study_id)
         query = query.filter_by(**{name: value for name, value in wanted.items() if value is not None})
@@ -276,7 +277,10 @@ class TrialStore(StorePart):
         for row in connection.execute(query.order_by(TRIAL_ROWS.c.number)).mappings():
             grows = BATCH_SCHEDULE in row["parameters"]
             sizes = sizes_in_words(from_columns(Configuration, row)) if grows else row["batch_size"]
-            rows.append({**row, "batch_size": sizes, **{name: row[name] or None for name in UNKNOWN_IF_EMPTY}})
+            # an import marks an unknown setting, whose column is a placeholder, by a null parameter of the same name
+            unknown = row["parameters"].keys() & settings
+            empty = {name for name in UNKNOWN_IF_EMPTY if not row[name]}
+            rows.append({**row, "batch_size": sizes, **dict.fromkeys(unknown | empty)})
         return rows
 
     @reads

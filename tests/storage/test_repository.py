@@ -321,15 +321,20 @@ class TestTrials:
         store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
         start(store, configuration=growing)
         enqueue(store)
-        names = ("number", "state", "train_seconds", "steps_to_target", "reason")
+        unknown = Configuration(
+            batch_size=16, micro_batch_size=16, learning_rate=1.0, parameters={"learning_rate": None}
+        )
+        start(store, configuration=unknown)
+        names = ("number", "state", "train_seconds", "steps_to_target", "reason", "learning_rate")
         rows = [[row[name] for name in (*names, "batch_size")] for row in store.trials.brief("toy", names)]
         assert rows == [
-            [1, TrialState.REACHED, 1.25, 118, "reached accuracy 0.9", 32],
-            [2, TrialState.RUNNING, None, None, None, "16 → 64"],
-            [3, TrialState.QUEUED, None, None, None, 32],
+            [1, TrialState.REACHED, 1.25, 118, "reached accuracy 0.9", 0.1, 32],
+            [2, TrialState.RUNNING, None, None, None, 0.1, "16 → 64"],
+            [3, TrialState.QUEUED, None, None, None, 0.1, 32],
+            [4, TrialState.RUNNING, None, None, None, None, 16],
         ]
         assert [row["number"] for row in store.trials.brief("toy", names, state=TrialState.QUEUED)] == [3]
-        assert [row["number"] for row in store.trials.brief("toy", names, batch_size=16, phase=Phase.SEARCH)] == [2]
+        assert [row["number"] for row in store.trials.brief("toy", names, batch_size=16, phase=Phase.SEARCH)] == [2, 4]
 
     def test_tokens_are_kept_and_never_negative(self, store: Store) -> None:
         start(store)
