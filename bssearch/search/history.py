@@ -149,11 +149,14 @@ class History:
         self._retried: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         self._ran: Counter[int] = Counter()
+        self._takes = 0
+        self._busy_known: tuple[tuple[float, int], float] | None = None
         for trial in trials:
             self.take(trial)
 
     def take(self, trial: TrialRecord) -> None:
         """Add or update a trial."""
+        self._takes += 1
         is_sampled = trial.phase is Phase.SEARCH and trial.sampled is not None
         if is_sampled and not are_coordinates(trial.sampled, self._dimensions):
             trial = replace(trial, sampled=None)
@@ -265,7 +268,10 @@ class History:
     @property
     def busy_seconds(self) -> float:
         """See `busy_seconds`."""
-        return busy_seconds(self.trials, self.now, self.spec.executor.least_slots)
+        asked = self.now, self._takes  # a decision asks several times, each over all trials
+        if self._busy_known is None or self._busy_known[0] != asked:
+            self._busy_known = asked, busy_seconds(self.trials, self.now, self.spec.executor.least_slots)
+        return self._busy_known[1]
 
     @property
     def seed_noise(self) -> float:
