@@ -6,7 +6,7 @@ A configuration gives the warmup in epochs and the horizon in samples.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, SupportsFloat, cast
+from typing import Any, cast
 
 from bssearch.errors import WorkloadError, require
 from bssearch.records import Configuration
@@ -101,12 +101,13 @@ class OwnSchedule(RateSchedule):
     def factor(self, step: int) -> float:
         """Factor on the rate; `WorkloadError` if not a number >= 0."""
         factor = self.factor_at(step)
-        require(
-            isinstance(factor, SupportsFloat) and 0 <= float(factor) < math.inf,
-            f"build_schedule()'s function gave {factor!r} at step {step}; expected a number >= 0",
-            error=WorkloadError,
-        )
-        return float(factor)
+        try:
+            value = float(factor)
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError and ValueError of tensors with several elements
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; expected a number >= 0")
+        return value
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:
