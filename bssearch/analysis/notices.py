@@ -157,8 +157,7 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
             "optimum_at_edge",
             len(sizes) > 1 and best in (min(sizes), max(sizes)),
             f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} size of the study; the optimum "
-            f"may be "
-            f"beyond this size; run {'smaller' if best == min(sizes) else 'larger'} batch sizes",
+            f"may be beyond this size; run {'smaller' if best == min(sizes) else 'larger'} batch sizes",
         ),
         (
             "learning_rate_at_edge",

@@ -4,8 +4,8 @@
 2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
    Compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent. Sizes
-   with a hit get these trials after step 4. 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent
-   first.
+   with a hit get these trials after step 4.
+4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
 5. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
 
 If a quick answer's interval contains the incumbent, steps 2 and 4 start from the quick answer's batch size. Step 3 then
