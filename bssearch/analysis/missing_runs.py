@@ -97,12 +97,9 @@ def is_rate_known(configuration: Configuration) -> bool:
 
 
 def _carried(configuration: Configuration, size: int) -> float | None:
-    rule, batch_size = rule_of_optimizer(configuration.optimizer.lower()), configuration.batch_size
-    return (
-        _short(configuration.learning_rate * learning_rate_factor(rule, size, batch_size))
-        if is_rate_known(configuration)
-        else None
-    )
+    rule = rule_of_optimizer(configuration.optimizer.lower())
+    factor = learning_rate_factor(rule, size, configuration.batch_size)
+    return _short(configuration.learning_rate * factor) if is_rate_known(configuration) else None
 
 
 def _beyond(rate: float, rates: Sequence[float]) -> float:

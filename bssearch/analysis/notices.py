@@ -287,8 +287,7 @@ def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Cav
                 else "their times are steps × the step time from a quiet device"
                 if timed == len(shared)
                 else f"{timed} of these times are steps × the step time from a quiet device, the other times as "
-                f"measured; "
-                "repeat the runs on an idle machine"
+                "measured; repeat the runs on an idle machine"
             ),
         ),
         (

@@ -192,8 +192,8 @@ def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
         stored = spec_of(store.studies.get(study.name)).confirm.max_runs
         if stored is not None and not typer.confirm(
             f"study {study.name} has confirm.max_runs = {stored}, but the spec gives no confirm.max_runs; undecided "
-            f"batch sizes would "
-            f"get only {plural(study.confirm.runs, 'run')} each. Remove confirm.max_runs from the study?",
+            f"batch sizes would get only {plural(study.confirm.runs, 'run')} each. Remove confirm.max_runs from the "
+            "study?",
             err=True,
         ):
             kept = study.confirm.model_copy(update={"max_runs": max(stored, study.confirm.runs)})

@@ -41,9 +41,12 @@ class Program:
 
     A script calls `bssearch.current_trial`. ``file.py:make_trainer`` names a function that returns a trainer.
 
-    Attributes: default: configuration for the program's description. names: parameters that the study sets. report:
-        expressions of `bssearch.executors.programs.reports`. searched: parameters that the study searches; a reporting
-        command needs a placeholder for each. needs_samples: whether the study's objective counts samples.
+    Attributes:
+        default: configuration for the program's description.
+        names: parameters that the study sets.
+        report: expressions of `bssearch.executors.programs.reports`.
+        searched: parameters that the study searches; a reporting command needs a placeholder for each.
+        needs_samples: whether the study's objective counts samples.
         counts_tokens: whether batch sizes count tokens.
     """
 

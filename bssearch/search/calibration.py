@@ -167,7 +167,8 @@ class _Timer:
     cadences: Mapping[int, int]
 
     def visit(self, sizes: Sequence[int], default: int) -> None:
-        spec, store, visit = self.spec, self.store, None
+        spec, store = self.spec, self.store
+        visit = None
         waiting = deque(sizes)
         while waiting:
             size = waiting.popleft()
@@ -193,7 +194,8 @@ class _Timer:
             visit = store.probes.add_step_time(spec.name, self.environment, probe, visit)
 
     def visit_side_by_side(self, sizes: Sequence[int], devices: TimesSideBySide) -> None:
-        spec, visit = self.spec, None
+        spec = self.spec
+        visit = None
         memory = self.store.probes.memory_boundary(spec.name, self.environment)
         splits = [(size, _micro_batch_at(spec, size, memory)) for size in sizes]
         requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]

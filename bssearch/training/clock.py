@@ -135,7 +135,7 @@ class Clock:
     def undelayed_train_seconds(self, threads: int) -> float | None:
         """Train seconds without waits for a CPU; None with several threads or a GPU.
 
-        If the kernel does not count waits, the CPU seconds.
+        If the kernel does not count waits, these are the CPU seconds.
         """
         return self._of_train["undelayed"] if threads == 1 and self.cpu_share is not None else None
 

@@ -146,7 +146,8 @@ def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[s
     for name in asked.conditions:
         near = [study for study in studies if asked.unmet(study) == {name}] or studies
         values = {_VALUES[name](study) or "unknown" for study in near}
-        yield f"{name}s {', '.join(difflib.get_close_matches(str(getattr(asked, name)), values, MOST_NAMED, 0.0))}"
+        named = ", ".join(difflib.get_close_matches(str(getattr(asked, name)), values, MOST_NAMED, 0.0))
+        yield f"{name}s {named}{f' and {len(values) - MOST_NAMED} more' if len(values) > MOST_NAMED else ''}"
 
 
 _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
