@@ -196,10 +196,10 @@ class TrialStore(StorePart):
         steps_x_step_time_s: float | None,
         owner: str | None = None,
     ) -> TrialRecord:
-        """Store a trial's end; raise `DatabaseError` if the trial ended differently, or ``owner`` does not hold the
-        lease.
+        """Store a trial's end. A resumed trial stays contended.
 
-        Raises `ValueError` if ``outcome`` is not final. A resumed trial stays contended.
+        Raises `DatabaseError` if the trial ended differently, or ``owner`` does not hold the lease, and `ValueError` if
+        ``outcome`` is not final.
         """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not a final state")

@@ -19,11 +19,14 @@ import psutil
 import pytest
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable
 
 from bssearch import DatabaseError, SchemaError, UsageError, open_store
 from bssearch.settings import DEFAULT_DATABASE_URL, NETWORK_FILE_VARIABLE, database_url
 from bssearch.storage.connection.engine import (
+    ConnectionLostError,
+    as_database_error,
     file_system_of,
     is_shared_by_machines,
     looking,
@@ -131,6 +134,18 @@ def test_only_one_of_several_server_connections_is_kept(postgres: Postgres) -> N
                     break
                 time.sleep(0.05)
     assert found == 1
+
+
+def test_a_connection_that_the_server_closed_is_lost_whatever_the_reason(postgres: Postgres) -> None:
+    with opened_engine(postgres.create_database(schema=False)) as engine, engine.connect() as connection:
+        connection.execute(text("SET idle_session_timeout = 50"))
+        connection.commit()
+        with pytest.raises(OperationalError, match="idle-session timeout") as caught:
+            for _ in range(50):
+                time.sleep(0.1)
+                connection.execute(text("SELECT 1"))
+                connection.commit()
+    assert isinstance(as_database_error(caught.value, engine.url), ConnectionLostError)
 
 
 @pytest.mark.parametrize(("unasked", "pings"), [(3600.0, 0), (0.0, 2)])

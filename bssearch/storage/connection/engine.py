@@ -234,13 +234,14 @@ def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseErro
 
 
 def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
-    is_lost = getattr(error, "connection_invalidated", False)
-    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ("08000" if is_lost else "")
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     if state in _NO_RIGHT:
         return _without_right(error, cause, where, url)
     for states, (what, hint, kind) in _BY_STATE.items():
         if state.startswith(states):
             return kind(f"{where}: {what}{cause}", hint=hint)
+    if getattr(error, "connection_invalidated", False):
+        return ConnectionLostError(f"{where}: the connection was lost: {cause}", hint=RETRY_HINT)
     if state or not isinstance(error, DBAPIError):
         return DatabaseError(f"{where}: {cause}", hint=CHECK_HINT)
     if _NOT_POSTGRESQL.search(cause):
