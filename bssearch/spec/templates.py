@@ -6,7 +6,7 @@ A queue row gives only a template's name and typed values, never a path, folder,
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -282,15 +282,29 @@ class Template:
 
     def check_keys(self, overrides: tuple[str, ...]) -> None:
         """Raise `SpecError` for a key that names no field of the spec."""
-        for key, type_ in self.values.items():
-            try:
-                load_spec(self.spec, [f"{key}={json.dumps(type_.example)}", *overrides])
-            except UnknownFieldError as error:
-                # The spec's own fields may be unknown beside the example, such as options of another optimizer.
-                if of_key := [line for line in str(error).splitlines() if f" (--set {key}=" in line]:
-                    raise SpecError(f"values.{of_key[0].rpartition(' (--set ')[0]}", hint=EVERY_FIELD) from None
-            except SpecError:  # the example is not valid beside the spec's own values
-                continue
+        for key in self.values:
+            problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
+            require(not all(problems), f"values.{problems[0]}", hint=EVERY_FIELD, error=SpecError)
+
+    def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
+        # Names above a key, such as sampler.name, decide whether the key exists.
+        yield ()
+        parts = key.split(".")
+        for depth in range(1, len(parts)):
+            name = ".".join([*parts[:depth], "name"])
+            if name != key and isinstance(type_ := self.values.get(name), ChoiceType):
+                yield from ((f"{name}={json.dumps(choice)}",) for choice in type_.choices)
+
+    def _unknown(self, key: str, given: tuple[str, ...], overrides: tuple[str, ...]) -> str:
+        try:
+            load_spec(self.spec, [*given, f"{key}={json.dumps(self.values[key].example)}", *overrides])
+        except UnknownFieldError as error:
+            # Under another name the spec's own fields may be invalid, which is not the key's fault.
+            of_key = [line for line in str(error).splitlines() if f" (--set {key}=" in line]
+            return of_key[0].rpartition(" (--set ")[0] if of_key else ""
+        except SpecError:
+            return ""
+        return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
         """Spec of a submission; ``overrides`` are the worker's."""

@@ -420,15 +420,18 @@ def test_a_submission_that_is_wrong_is_refused(changes: Any, said: str) -> None:
         NewSubmission(**{"name": "a", "template": "t", "values": {}, "owner": "ann", **changes}).check()
 
 
-def test_a_name_may_be_offered_and_an_option_of_another_name_is_refused(tmp_path: Path) -> None:
+def test_an_option_of_another_name_may_be_offered_only_beside_the_name(tmp_path: Path) -> None:
     write_task(
         tmp_path, space={"batch_size": [8, 16], "learning_rate": 0.1, "optimizer": {"name": "adamw", "beta1": 0.9}}
     )
     name, momentum = {"choices": ["sgd", "adamw"]}, {"type": "number", "low": 0.5, "high": 0.9}
     path = tmp_path / "templates.yaml"
-    values = {"space.optimizer.name": name}
-    path.write_text(yaml.safe_dump({"templates": {"task": {"spec": "task.yaml", "values": values}}}))
-    assert load_templates(path).offered()["task"].keys() == values.keys()
+    for values in (
+        {"space.optimizer.name": name},
+        {"space.optimizer.name": name, "space.optimizer.momentum": momentum},
+    ):
+        path.write_text(yaml.safe_dump({"templates": {"task": {"spec": "task.yaml", "values": values}}}))
+        assert load_templates(path).offered()["task"].keys() == values.keys()
     path.write_text(
         yaml.safe_dump({"templates": {"task": {"spec": "task.yaml", "values": {"space.optimizer.momentum": momentum}}}})
     )
