@@ -67,6 +67,11 @@ class InlineExecutor:
             settings.least_slots == 1,
             f"executor.slots = {settings.slots} must be 1 with the executor inline, which runs one trial at a time",
         )
+        require(
+            settings.devices == (1,),
+            f"executor.devices = {settings.devices[-1]} must be 1 with the executor inline, which is one process",
+            hint="put the workload into a file, and set executor.name: local",
+        )
         self.slots = 1
         self._settings = settings
         self._logs = LogFolder(settings.log_folder)

@@ -427,6 +427,8 @@ def test_the_traceback_of_a_trial_that_failed_is_printed_and_kept(
 def test_what_a_process_of_its_own_gives_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"executor\.slots = 2 must be 1"):
         InlineExecutor(settings_of(tmp_path, slots=2))
+    with pytest.raises(UsageError, match=r"executor\.devices = 4 must be 1"):
+        InlineExecutor(settings_of(tmp_path, devices=(1, 4)))
     with pytest.raises(UsageError, match=r"executor\.threads × executor\.devices = 8192 must be <="):
         make_executor("local", settings_of(tmp_path, devices=(4096,), threads=2))
     with inline(tmp_path, memory_limit_bytes=2**31) as executor, pytest.raises(LaunchError, match="memory limit"):

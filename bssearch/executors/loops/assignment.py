@@ -309,8 +309,12 @@ class Alone(Assignment):
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation; the last step ends the run."""
+        """Print an evaluation; the last step ends the run. `UsageError` unless ``metrics`` is a mapping."""
         self.is_over = step >= self._most_steps
+        require(
+            isinstance(metrics, Mapping),
+            f"evaluate() returned a {type(metrics).__name__}; expected a mapping of metrics",
+        )
         if self._prints:
             print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})
 

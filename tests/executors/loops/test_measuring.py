@@ -2,7 +2,7 @@
 
 import math
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -146,6 +146,13 @@ def alone(form: str = "while", **settings: Any) -> Training:
     fake = FakeTime()
     trial = Trial(Alone(configuration(), 3, {"depth": 2}, **settings), now=lambda: fake.seconds)
     return Training(trial, fake)
+
+
+def test_alone_an_evaluation_must_be_a_mapping() -> None:
+    training, metrics = alone(evaluate_every=1), cast(Any, 0.5)
+    with pytest.raises(UsageError, match=r"evaluate\(\) returned a float"):
+        for batch in training.trial.batches(training.loader, lambda: metrics):
+            training.step(batch)
 
 
 @pytest.mark.parametrize("form", ["batches", "body"])
