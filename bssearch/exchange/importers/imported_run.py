@@ -68,7 +68,9 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
     try:
         return json.loads(text, **options)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{origin}:{line} is not valid JSON: {error}", hint="correct the file") from None
+        line += error.lineno - 1 if isinstance(error, json.JSONDecodeError) else 0
+        why = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise UsageError(f"{origin}:{line} is not valid JSON: {why}", hint="correct the file") from None
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:

@@ -500,7 +500,7 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UsageError(f"the column {twice[0]!r} occurs twice; rename one ({file}:1)")
     if separator == ";":
-        rows = iter(_with_points([*rows]))
+        rows = iter(_with_points([*rows], str(file)))
     for line, cells in rows:
         if cells == header:
             continue  # a resumed run's
@@ -515,9 +515,17 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
         yield line, dict(zip(names, texts, strict=True))
 
 
-def _with_points(rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+def _with_points(rows: list[tuple[int, list[str]]], place: str) -> list[tuple[int, list[str]]]:
     # Rows with decimal points; if a cell has a decimal comma, points are between thousands
-    if not any(_DECIMAL.fullmatch(cell.strip()) for _, cells in rows for cell in cells):
+    texts = {cell.strip() for _, cells in rows for cell in cells}
+    commas = sorted(filter(_DECIMAL.fullmatch, texts))
+    points = sorted(one for one in filter(_POINT.fullmatch, texts) if not _THOUSANDS.fullmatch(one))
+    require(
+        not commas or not points,
+        f"{place} has {commas[:1]} with a comma and {points[:1]} with a point; write all decimals with a point, and no "
+        "commas in numbers",
+    )
+    if not commas:
         return rows
     return [(line, [_with_point(cell.strip()) for cell in cells]) for line, cells in rows]
 
@@ -528,7 +536,8 @@ def _with_point(cell: str) -> str:
 
 
 _DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)?,\d+(?:[eE][+-]?\d+)?%?")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+")
+_POINT = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?%?")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+")
 
 
 def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:

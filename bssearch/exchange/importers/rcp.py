@@ -125,6 +125,7 @@ def _point(fields: Mapping[str, Any], place: str) -> _Point:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
+        require(first["type"] != "missing", f"{name} is missing ({place})")
         raise UsageError(f"{name} = {first['input']!r:.60}: {problem_in_words(first)} ({place})") from None
 
 

@@ -122,8 +122,7 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
             f"at each of {len(sizes)} batch sizes all runs that reached the target ended at the same {measure}, "
-            f"whatever their "
-            "parameters"
+            "whatever their parameters"
         )
     return ""
 
@@ -266,7 +265,7 @@ def parse_runs(
     if len(ended) < len(table):
         notes.append(
             f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}, because these runs did "
-            f"not finish"
+            "not finish"
         )
     is_constrained = any(one.startswith(CONSTRAINT) for one in labels)
     feasible = [row for row in ended if not row.violated()] if is_constrained else ended
@@ -303,6 +302,12 @@ def parse_runs(
 def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list[str]]]]:
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
+    other = next((one for one in ";\t|" if len(header) == 1 and one in header[0]), None)
+    require(
+        other is None,
+        f"the columns are separated by {other!r}; they must be separated by commas ({source}:{line})",
+        hint="write the table again with commas between columns, and points in decimal numbers",
+    )
     found: list[tuple[int, list[str]]] = []
     for place, cells in rows:
         if len(cells) != len(header):

@@ -144,6 +144,8 @@ def test_benchmarks_are_never_pooled(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "rcps.json:1 is not valid JSON"),
+        ('{\n"a": {"BS" 8}}', "rcps.json:2 is not valid JSON"),
+        ('{"a": {"epochs to converge": [3]}}', "bs is missing"),
         ('{"a": 1}', "is not a mapping of reference convergence points"),
         ("[]", "is not a mapping of reference convergence points"),
         ("{}", "no runs"),

@@ -221,6 +221,11 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
         "step\tval_acc\tbatch_size\n10\t0,35\t8.0\n",
         "val_acc = '0,35' must be a number",
     ),
+    "thousands and points": (
+        "a.csv",
+        "step;samples;val_acc;batch_size\n10;80,000;0.325;8\n20;160,000;0.375;8\n",
+        "write all decimals with a point",
+    ),
     "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, the header 1"),
     "spaces": ("a.txt", "step val_acc batch_size\n10 0.4 8\n", "has 'step val_acc batch_size'|ambiguous"),
     "thousands": ("a.tsv", lines(lambda s: f"{s},000\t{s / 100}\t8", HEADER.replace(",", "\t")), "no optimizer steps"),
