@@ -407,10 +407,11 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
     one_in = 1 / at_most(reached, runs)
-    so = f"at most one run in {one_in:.2g} does (95 % confidence)" if one_in >= LEAST_ONE_IN else "too few runs to tell"
+    share = f"at most one run in {one_in:.2g} reaches the target (95 % confidence)"
     return TargetNotReachedError(
-        f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; the best "
-        f"(batch {best.configuration.batch_size}) does in {reached} of {runs} runs; {so}",
+        f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
+        f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
+        f"{share if one_in >= LEAST_ONE_IN else 'too few runs to tell'}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 

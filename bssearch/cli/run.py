@@ -248,8 +248,8 @@ def print_quick(found: QuickAnswer) -> None:
     )
     rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
     say(
-        f"At this batch size, the learning rate of the rule took {found.learning_rate_gain:.2g}× as long as "
-        f"{best.learning_rate:.3g} in one run. With learning rates between {rates}, another batch size may be best."
+        f"In one run at this batch size, the rule's learning rate took {found.learning_rate_gain:.2g}× the time of "
+        f"learning rate {best.learning_rate:.3g}. With learning rates between {rates}, another batch size may be best."
         if found.learning_rate_gain > 1
         else f"The learning rate is the default's, adapted by the rule: retune the learning rate between {rates}.",
         *(f"note: {notice.message}" for notice in found.warnings),

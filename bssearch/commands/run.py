@@ -301,7 +301,7 @@ def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
 def next_audit_run(
     found: Callable[[], Sequence[Case]], runs: int, train_seconds: float, most: int
 ) -> Callable[[History], TrialPlan | None]:
-    """Planner of an audit's missing runs within ``train_seconds``: ``runs`` per case, more while undecided."""
+    """Planner of an audit's missing runs within ``train_seconds``: ``runs`` per case, more for an undecided case."""
 
     def job(history: History) -> TrialPlan | None:
         if spent_train_seconds(history.all_trials) >= train_seconds:

@@ -204,7 +204,7 @@ CLAIMS = {
     ),
     "layerwise_not_needed": Claim(
         "batches above 8k need LARS or LAMB",
-        "tuned Nesterov momentum and Adam match or exceed both at 32k",
+        "at batch 32k, tuned Nesterov momentum and Adam match or beat LARS and LAMB",
         "Nado et al. 2021, arXiv 2102.06356",
     ),
     "linear_rule": Claim(

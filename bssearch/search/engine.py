@@ -199,7 +199,7 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time batch sizes without step times, and ``compared`` sizes more often; then call `Engine.timed`."""
+    """Time the batch sizes that have no step times, ``compared`` sizes again; then call `Engine.timed`."""
 
     compared: frozenset[int] | None = None
 

@@ -8,7 +8,7 @@
 * metric at chance for half of the whole budget   → `DIVERGED`
 * out of memory                                   → `OOM`
 
-A trial that met its target and trains on ends as `REACHED`, unless the caller stops it. A resumed trial repeats an
+A trial that trains after its target ends as `REACHED`, unless the caller stops it. A resumed trial repeats an
 unpaused trial's steps, evaluations and random numbers. On the CPU, equal requests give equal steps, bit for bit.
 """
 

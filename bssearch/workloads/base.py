@@ -113,7 +113,7 @@ class Workload(Protocol):
       trial.
     * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step; returns the loss to
       log. bssearch then measures no gradient noise scale.
-    * ``tokens_per_sample: int``: tokens that a training sample predicts.
+    * ``tokens_per_sample: int``: predicted tokens per training sample.
     * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
       then returns a `WeightedLoss`, which divides a batch's summed losses by the batch's tokens.
     * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's

@@ -86,7 +86,7 @@ def test_samples_below_one_step_of_twice_the_default_are_refused() -> None:
     assert plan_branches(8, 16, 6).batch_sizes == (8, 16)
     with pytest.raises(UsageError, match=r"samples = 15 per branch must be >= 16"):
         plan_branches(8, 15, 6)
-    with pytest.raises(UsageError, match=r"2B = 16 must be <= 15"):
+    with pytest.raises(UsageError, match="batch_size = 8 must be <= 7, half of the training samples"):
         plan_branches(8, 100, 6, largest=15)
 
 

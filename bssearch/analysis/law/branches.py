@@ -47,7 +47,7 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
     )
     require(
         largest is None or 2 * batch_size <= largest,
-        f"2B = {2 * batch_size} must be <= {largest}, the number of training samples",
+        f"batch_size = {batch_size} must be <= {(largest or 0) // 2}, half of the training samples",
     )
     bound = max(2 * batch_size, min(samples // FEWEST_STEPS, samples if largest is None else largest))
     sizes = [batch_size * 2**octave for octave in range(octaves + 1) if batch_size * 2**octave <= bound]

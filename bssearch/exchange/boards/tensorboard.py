@@ -101,7 +101,7 @@ def study_folder(root: Path, name: str, mark: str) -> Path:
             if (folder / MARK_FILE).read_text(encoding="utf-8") != mark:
                 continue
         return folder
-    raise FileExistsError(f"{folder} belongs to another study than {name!r}; move the folder")
+    raise FileExistsError(f"{folder} belongs to a study other than {name!r}; move the folder")
 
 
 def _add_hparams(writer: SummaryWriter, which: list[int], values: Parameters) -> None:

@@ -167,7 +167,7 @@ def import_optuna(
         str | None,
         Option(
             "Source of train seconds: duration, step_ms (report steps are milliseconds), value (seconds to the target) "
-            "or user_attr:NAME. --figures-at says if duration and user_attr end at the target or with the trial.",
+            "or user_attr:NAME. --figures-at sets if duration and user_attr end at the target or with the trial.",
             metavar="PLACE",
             shown_default="unknown",
         ),
