@@ -6,7 +6,7 @@ Only rank 0 talks to the search. After each evaluation, rank 0 broadcasts the tr
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed, nn
@@ -155,10 +155,6 @@ class FollowerWork(RankWork):
         self.is_over = True
 
 
-# methods in which rank 0's work is that of a single process
-AS_ALONE = ("pause", "resume", "stepped", "waited", "warned", "first_rate", "keep")
-
-
 class LeaderWork(RankWork):
     """Rank 0's work, whose trial ends only at an evaluation."""
 
@@ -166,8 +162,6 @@ class LeaderWork(RankWork):
         super().__init__(assign.configuration, assign)
         asked = assign.work
         self.work = LedRun(asked, assign, line) if isinstance(asked, TrialRequest) else work_of(assign, line)
-        for name in AS_ALONE:
-            setattr(self, name, getattr(self.work, name))
         if isinstance(self.work, TrialRun | TimedLoop):
             self.work.contention.count_siblings()
         self.seed = self.work.seed
@@ -182,6 +176,22 @@ class LeaderWork(RankWork):
         if not self._ranks.agree(self._sizes) and isinstance(self.work, TrialRun | MeasuredNoise):
             self.work.noise = None
         self.work.begin()
+
+    def pause(self) -> None:
+        """See `Assignment.pause`."""
+        self.work.pause()
+
+    def resume(self) -> None:
+        """See `Assignment.resume`."""
+        self.work.resume()
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """See `Assignment.stepped`."""
+        self.work.stepped(step, samples)
+
+    def waited(self, seconds: float) -> None:
+        """See `Assignment.waited`."""
+        self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Record the evaluation of all ranks and announce the next."""
@@ -200,6 +210,18 @@ class LeaderWork(RankWork):
         """Evaluate the test split if the other ranks do."""
         if self._word.tests:
             self.work.test(evaluate)
+
+    def warned(self, sentence: str) -> None:
+        """See `Assignment.warned`."""
+        self.work.warned(sentence)
+
+    def first_rate(self, is_peak: bool) -> None:
+        """See `Assignment.first_rate`."""
+        self.work.first_rate(is_peak)
+
+    def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
+        """See `Assignment.keep`."""
+        return self.work.keep(objects)
 
     def diverged(self, reason: str) -> bool:
         """See `Assignment.diverged`."""
