@@ -111,10 +111,10 @@ class Transfer(StorePart):
 
 
 class Store(Database):
-    """An open database, which threads may share. If opened for writing, calls wait for an unreachable server
-    (`Patience`).
+    """An open database, which threads may share.
 
-    Methods may raise `DatabaseError`, and `NotFoundError` for an unknown study.
+    If opened for writing, calls wait for an unreachable server (`Patience`). Methods may raise `DatabaseError`, and
+    `NotFoundError` for an unknown study.
 
     Example: ``store: bssearch.Store = bssearch.open_store("sqlite:///runs.db")``
     """

@@ -266,9 +266,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Finished search trials with curves (`UsageError` without such trials); replays of early stopped trials end early,
-    too.
-    """
+    """Finished search trials with curves, or `UsageError`; replays of early stopped trials end early, too."""
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}

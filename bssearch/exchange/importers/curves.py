@@ -78,9 +78,7 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, its name in the log, and ``distance``: 0 if given by the user, else 1 plus the number of groups in the
-    name.
-    """
+    """A value, its name in the log, and ``distance``: 0 if given by the user, else 1 plus the name's groups."""
 
     theirs: str
     value: Any

@@ -85,9 +85,7 @@ class LogKind:
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
-    """Logs of files, folders and MLflow's databases (`UsageError` without a log); ``run`` names a table's column of
-    runs.
-    """
+    """Logs of files, folders and MLflow's databases, or `UsageError`; ``run`` names a table's column of runs."""
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
         here = list(_of_place(place, run)) or [
