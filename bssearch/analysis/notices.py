@@ -172,6 +172,7 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
 def _about_the_seeds(spec: StudySpec, verdict: Verdict) -> list[Caveat]:
     known, variation = verdict.optimal.estimate, verdict.optimal.estimate.variation or 0.0
     missed = known.runs - known.reached
+    name = shlex.quote(spec.name)
     return [
         (
             "few_runs",
@@ -180,7 +181,7 @@ def _about_the_seeds(spec: StudySpec, verdict: Verdict) -> list[Caveat]:
             + (
                 "add runs with other seeds"
                 if spec.is_imported
-                else f"repeat with `bssearch study confirm --runs {max(FEWEST_RUNS, spec.confirm.runs)}`"
+                else f"repeat with `bssearch study confirm {name} --runs {max(FEWEST_RUNS, spec.confirm.runs)}`"
             ),
         ),
         (
