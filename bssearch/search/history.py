@@ -60,25 +60,18 @@ SEED_NOISE_FREEDOM = 4
 Identity = tuple[object, ...]
 
 
-def seed_noise(trials: Iterable[tuple[Identity, TrialRecord]]) -> float:
-    """Seed-to-seed standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`.
+def spread(runs: Iterable[TrialRecord]) -> tuple[float, int]:
+    """Sum of squared deviations of log seconds to the target, and degrees of freedom.
 
-    Configurations with a censored run do not count.
+    Both are 0 for a configuration with fewer than two hits or with a censored run.
     """
-    logs, censored = defaultdict[Identity, list[float]](list), set[Identity]()
-    for key, trial in trials:
-        seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
-        if trial.state.is_censored:
-            censored.add(key)
-        elif 0 < seconds < math.inf:
-            logs[key].append(math.log(seconds))
-    squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
-    for key, group in logs.items():
-        if len(group) > 1 and key not in censored:
-            mean = statistics.fmean(group)
-            squares += math.fsum((log - mean) ** 2 for log in group)
-            freedom += len(group) - 1
-    return math.sqrt(squares / freedom)
+    runs = list(runs)
+    seconds = [measured_seconds(run) for run in runs if run.state is TrialState.REACHED]
+    logs = [math.log(one) for one in seconds if 0 < one < math.inf]
+    if len(logs) < 2 or any(run.state.is_censored for run in runs):
+        return 0.0, 0
+    mean = statistics.fmean(logs)
+    return math.fsum((log - mean) ** 2 for log in logs), len(logs) - 1
 
 
 def identity_of(configuration: Configuration) -> Identity:
@@ -146,6 +139,9 @@ class History:
         self._best: dict[int, TrialRecord] = {}
         self._keys: dict[int, Identity] = {}
         self._tried: Counter[Identity] = Counter()
+        self._runs: dict[Identity, dict[int, TrialRecord]] = defaultdict(dict)
+        self._spreads: dict[Identity, tuple[float, int]] = {}
+        self._changed: set[Identity] = set()  # configurations with runs that `_spreads` lacks
         self._retried: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         self._ran: Counter[int] = Counter()
@@ -164,6 +160,10 @@ class History:
         trial = with_step_time(trial, self._step_seconds)
         before = self._all.get(trial.number)
         self._all[trial.number] = trial
+        if trial.phase is not Phase.DEVICES:
+            key = self._key(trial)
+            self._runs[key][trial.number] = trial
+            self._changed.add(key)
         if before is not None and before.phase is Phase.SEARCH:
             self._count(before, -1)
         if trial.phase is Phase.SEARCH:
@@ -275,8 +275,13 @@ class History:
 
     @property
     def seed_noise(self) -> float:
-        """See `seed_noise`."""
-        return seed_noise((self._key(trial), trial) for trial in self.all_trials if trial.phase is not Phase.DEVICES)
+        """Seed-to-seed standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`."""
+        for key in self._changed:
+            self._spreads[key] = spread(self._runs[key].values())
+        self._changed.clear()
+        known = self._spreads.values()
+        squares = SEED_NOISE_FREEDOM * SEED_NOISE**2 + math.fsum(squares for squares, _ in known)
+        return math.sqrt(squares / (SEED_NOISE_FREEDOM + sum(freedom for _, freedom in known)))
 
     def at(self, batch_size: int) -> list[TrialRecord]:
         """Search trials at a batch size, except missing and out-of-memory trials."""
