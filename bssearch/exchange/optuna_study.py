@@ -11,6 +11,7 @@ Under metric_in_budget, trials that used the whole budget are COMPLETE with thei
 from __future__ import annotations
 
 import json
+import math
 import re
 import sqlite3
 import subprocess
@@ -291,8 +292,8 @@ class OptunaStudy:
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
     """Given phases as a set; raise `UsageError` for an unknown phase."""
     names = {given} if isinstance(given, str) else {*given}
-    unknown = names - set(Phase)
-    require(not unknown, f"unknown phases {', '.join(sorted(unknown))}; choose from {', '.join(Phase)}")
+    unknown = ", ".join(sorted(map(repr, names - set(Phase))))
+    require(not unknown, f"unknown phases {unknown}; choose from {', '.join(Phase)}")
     return {Phase(name) for name in names}
 
 
@@ -392,7 +393,13 @@ class _Parameters:
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
         values = self._values(configuration)
-        return {name: values[name] for name in self.distributions if name in values}
+        return {
+            name: next(one for one in distribution.choices if _same(values[name], one))
+            if isinstance(distribution, CategoricalDistribution)
+            else values[name]
+            for name, distribution in self.distributions.items()
+            if name in values
+        }
 
     def _values(self, configuration: Configuration) -> dict[str, ParameterValue]:
         own = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
@@ -422,10 +429,19 @@ def _learning_rates(space: SearchSpace) -> list[float]:
 
 
 def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
-    found = list(dict.fromkeys(values))
+    found: list[ParameterValue] = []
+    for value in values:
+        if not any(_same(value, one) for one in found):
+            found.append(value)
     if all(is_number(value) for value in found):
         found.sort(key=lambda value: float(value or 0.0))
     return tuple(found)
+
+
+def _same(one: ParameterValue, other: ParameterValue) -> bool:
+    if is_number(one) and is_number(other):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return type(one) is type(other) and one == other
 
 
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:
