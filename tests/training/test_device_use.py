@@ -187,7 +187,7 @@ def test_the_server_of_mps_is_no_stranger(fake: FakeNvml, tmp_path: Path, monkey
     monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
     for name, strangers in ((MPS_SERVER, 0), ("another", 1)):
         (tmp_path / name).symlink_to(sys.executable)
-        program = [tmp_path / name, "-c", "print(flush=True); input()"]
+        program = [str(tmp_path / name), "-c", "print(flush=True); input()"]
         with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline(), "until then its name may be cut off"
             fake.processes = {"GPU-0": [process.pid]}
