@@ -309,12 +309,15 @@ def _wandb(folder: Path) -> Iterator[Log]:
     # The binary files of W&B's runs, in their folders or their parent's. A resumed run has a file per launch.
     found = {one.resolve() for pattern in ("run-*.wandb", "*/run-*.wandb") for one in folder.glob(pattern)}
     files = sorted(found, key=lambda one: one.parent.name.removeprefix("offline-"))
-    for launches in grouped((one.name, one) for one in files).values():
+    for name, launches in grouped((one.name, one) for one in files).items():
         settings: dict[str, Any] = {}
         rows: list[dict[str, Any]] = []
         for record in (record for file in launches for record in wandb_records(file)):
             items = (*record.run.config.update, *record.config.update, *record.history.item)
-            values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
+            try:
+                values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{folder} holds {name}, whose values are not JSON: {error}", hint=DAMAGED) from None
             if record.HasField("history"):
                 rows.append(values)
             else:
@@ -329,6 +332,13 @@ def _wandb(folder: Path) -> Iterator[Log]:
 
 
 _WANDB_HEADER, _BLOCK_BYTES, _PARTS = b":W&B\xe1\xbe\0", 32 * 1024, (2, 3)
+
+
+def _message(kind: Any, content: bytes, place: str) -> Any:
+    try:
+        return kind.FromString(content)
+    except _library("google.protobuf.message", place).DecodeError:
+        raise UsageError(f"a record is damaged: {place}", hint=DAMAGED) from None
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
@@ -357,7 +367,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
                 raise UsageError(f"{file} is damaged before byte {opened.tell():,}", hint=DAMAGED)
             whole += part
             if kind not in _PARTS:
-                yield record_of.FromString(whole)
+                yield _message(record_of, whole, f"{file}, before byte {opened.tell():,}")
                 whole = b""
 
 
@@ -387,7 +397,10 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
             is_tensor = one.tag in of_tensorflow and one.HasField("tensor")
             part = file.parent.name if file.parent != folder else ""
             if part in ("", *_PARTS_OF_RUN) and (is_tensor or one.HasField("simple_value")):
-                value = array(one.tensor).item() if is_tensor else one.simple_value
+                try:
+                    value = array(one.tensor).item() if is_tensor else one.simple_value
+                except (TypeError, ValueError):
+                    raise UsageError(f"{file} has a tensor for {one.tag!r}; expected a number", hint=DAMAGED) from None
                 rows.append({"step": at.step, CLOCK: at.wall_time, f"{part}/{one.tag}" if part else one.tag: value})
     of_lightning = _yaml(folder / "hparams.yaml")
     settings |= of_lightning
@@ -403,7 +416,7 @@ def _events(file: Path) -> Iterator[Any]:
     read = 0
     for record in raw(str(file)).Load():  # with the right checksum
         read += len(record) + 16  # with its length and two checksums
-        yield event_of.FromString(record)
+        yield _message(event_of, record, f"{file}, before byte {read:,}")
     with file.open("rb") as opened:
         opened.seek(read)
         head = opened.read(12)
@@ -419,7 +432,8 @@ def _events(file: Path) -> Iterator[Any]:
 def _hyperparameters(value: Any, folder: Path) -> Iterator[tuple[str, Any]]:
     if value.tag == "_hparams_/session_start_info":
         kind = _library("tensorboard.plugins.hparams.plugin_data_pb2", folder).HParamsPluginData
-        for name, one in kind.FromString(value.metadata.plugin_data.content).session_start_info.hparams.items():
+        message = _message(kind, value.metadata.plugin_data.content, f"the hyperparameters of {folder}")
+        for name, one in message.session_start_info.hparams.items():
             if (field_name := one.WhichOneof("kind")) is not None:
                 yield name, getattr(one, field_name)
 
