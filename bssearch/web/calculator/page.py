@@ -426,11 +426,13 @@ class Asking(Generic[Asked]):
             )
 
     def _unreadable(self) -> dict[str, str]:
-        return {
-            option: f"must be at most {LONGEST_VALUE} printable characters"
-            for option, text in self.texts.items()
-            if len(text) > LONGEST_VALUE or not text.isprintable()
-        }
+        found: dict[str, str] = {}
+        for option, text in self.texts.items():
+            if len(text) > LONGEST_VALUE or not text.isprintable():
+                found[option] = f"must be at most {LONGEST_VALUE} printable characters"
+            elif type_of(self.request, option) is bool and text.lower() not in YES | NO:
+                found[option] = f"{text!r} must be yes or no"
+        return found
 
     def _words(self, option: str, text: str) -> list[str]:
         flag = options_of(self.request)[option].flag or f"--{option.replace('_', '-')}"
