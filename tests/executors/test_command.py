@@ -523,7 +523,7 @@ def test_the_ranks_of_torchrun_train_one_trial_and_measure_the_gradient_noise_ne
 @pytest.mark.slow
 def test_the_ranks_of_torchrun_measure_the_gradient_noise_of_a_probe(tmp_path: Path) -> None:
     command = program(tmp_path, (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8"), *TORCHRUN, devices=2)
-    asked = noise_request(TWO, train_seconds_limit=30.0, eval_every_steps=5)
+    asked = noise_request(TWO, train_seconds_limit=300.0, eval_every_steps=5)
     found = command.measure(asked)
     assert isinstance(found, NoiseMeasurement) and (found.batch_size, found.reason) == (TWO.batch_size, None)
     assert found.noise.low and found.noise.passes
