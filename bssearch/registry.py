@@ -136,7 +136,7 @@ def is_known(kind: Kind, name: str) -> bool:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """Plug-in of this name; raise `UsageError` with the known names if no plug-in has this name."""
+    """Plug-in of this name; raise `UsageError` with the known names if missing."""
     if name in BUILT_IN[kind]:
         return _attribute(BUILT_IN[kind][name])
     if family := _family(kind, name):

@@ -473,7 +473,7 @@ class Verdict:
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """Batch sizes around the optimum with medians within 5 % of the least, as first and last."""
+        """Smallest and largest batch size around the optimum with a median within 5 % of the least median."""
         sizes = list(self.by_batch)
         own = sizes.index(self.optimal.configuration.batch_size)
         first, last = around(own, np.array([self._is_flat(size) for size in sizes])) or (own, own)

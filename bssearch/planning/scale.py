@@ -84,7 +84,7 @@ class AccumulationPlan(Plan):
 
 @planned(AccumulationRequest)
 def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
-    """Split a batch exactly into micro-batches on ``devices``.
+    """Split a batch exactly into micro-batches on ``devices`` devices.
 
     If ``micro`` is missing, the micro-batch is the largest divisor of a device's share up to ``max_micro``. If no split
     exists, the `UsageError` names the nearest batches.
@@ -349,7 +349,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for 1 … ``devices`` devices (the divisors of a fixed batch), from ``alpha_s``, ``beta_s`` and ``b_crit``."""
+    """Plan for 1 … ``devices`` devices; if the batch is fixed, only for its divisors."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = _device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))

@@ -314,7 +314,7 @@ class Template:
 
 
 class Templates(dict[str, Template]):
-    """Worker's templates by name."""
+    """A worker's templates by name."""
 
     def __missing__(self, name: str) -> Template:
         raise UsageError(f"this worker has no template {shortened(name)}; choose from {', '.join(self)}")

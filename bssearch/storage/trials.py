@@ -174,8 +174,8 @@ class TrialStore(StorePart):
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
         """Start a trial under a lease; None if another driver was faster or holds ``lease.claim``.
 
-        A new trial starts only if no trial is newer than ``plan.after``. A queued or paused trial starts once; of its
-        configuration, only the micro-batches may change.
+        A new trial starts only if no trial is newer than ``plan.after``. Only one driver can start a queued trial or
+        resume a paused trial, with the same configuration except for micro-batches.
         """
         return self.patience.run(
             partial(start_trial, self._database, study, plan, uuid4().hex, lease=lease, environment=environment)

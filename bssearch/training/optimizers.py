@@ -271,7 +271,7 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     if rates[0] != rates[1]:
         return None
     return (
-        f"build_optimizer() ignores configuration.learning_rate: twice the rate gives equal rates {rates[0]}; pass lr"
+        f"build_optimizer() ignores configuration.learning_rate: if doubled, the rates stay {rates[0]}; pass it as lr"
     )
 
 

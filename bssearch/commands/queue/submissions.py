@@ -307,7 +307,7 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
-    return f"no present worker with this template has the tag {', '.join(fewest)}"
+    return f"no present worker with this template has all tags; the nearest lacks {', '.join(fewest)}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

@@ -169,7 +169,7 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Warn once of a learning rate that ignores the batch size. Raises `UsageError` for an unread size."""
+        """Warn once of a learning rate that ignores the batch size. Raises `UsageError` if the size was not read."""
         before, self._before = self._before, None
         if before is None:
             return

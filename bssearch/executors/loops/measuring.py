@@ -228,7 +228,7 @@ class TimedLoop(Looked):
         self._last = self._clock.clock.train_seconds_so_far
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Time steps in groups of `RUN_SECONDS`."""
+        """Measure the time of steps, in groups of about `RUN_SECONDS`."""
         super().stepped(step, samples)
         before, self._steps = self._steps, step
         taken = step - before

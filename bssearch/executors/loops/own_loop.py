@@ -186,7 +186,7 @@ class Trial:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"load_optimizer(): the state does not fit the optimizer: {error}",
-                hint="make the optimizer with the class and the parameters of the run that saved the state",
+                hint="make the optimizer with the same class and parameters as in the run that saved the state",
             ) from error
 
     def has_asked(self, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Pauses a trial with a pace too slow compared with every winner so far.
 
 f is the trial's train seconds as a share of T, the incumbent's time to the target. u is progress, the largest share of
-a winner's time at which the winner had no more than the trial's best gain. A trial is hopeless if both are true:
+a winner's time at which the winner had no more than the trial's best gain. A trial is hopeless if both conditions hold:
 
 * (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1: the trial is f / u times slower than the winner. To end at T,
   the trial must become (1 − u) / (1 − f) times faster.
