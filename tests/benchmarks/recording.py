@@ -2,7 +2,7 @@
 
 The study runs in a pseudo-terminal, in an empty folder. The animation shortens the run to `--seconds` and holds
 the last frame, the answer. Colours follow the reader's dark or light scheme. Needs the package pyte, a terminal.
-Run: python tests/benchmarks/recording.py studies/digits.yaml --out bssearch/guide/pictures/run.svg
+Run: python tests/benchmarks/recording.py digits --out bssearch/guide/pictures/run.svg
 """
 
 if not __package__:
@@ -25,6 +25,7 @@ from typing import Annotated
 
 import typer
 
+from bssearch.spec import find_spec
 from tests.benchmarks.harness import script
 
 COLUMNS, ROWS = 100, 32
@@ -111,13 +112,13 @@ def svg(shown: list[tuple[float, tuple[str, ...]]], title: str, seconds: float) 
 
 
 def main(
-    spec: Path,
+    spec: str,
     out: Path = Path("run.svg"),
     seconds: Annotated[float, typer.Option(help="how long the animation takes")] = 20.0,
 ) -> bool:
     """Record the run and write the picture; return False if it is too large."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bssearch", "run", str(spec.resolve())]
+        command = [sys.executable, "-m", "bssearch", "run", str(find_spec(spec).resolve())]
         chunks, code = record(command, folder)
     if code:
         sys.exit(f"the run ended with {code}: {''.join(text for _, text in chunks)[-2000:]}")
