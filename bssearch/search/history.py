@@ -60,12 +60,11 @@ SEED_NOISE_FREEDOM = 4
 Identity = tuple[object, ...]
 
 
-def spread(runs: Iterable[TrialRecord]) -> tuple[float, int]:
+def spread(runs: Collection[TrialRecord]) -> tuple[float, int]:
     """Sum of squared deviations of log seconds to the target, and degrees of freedom.
 
     Both are 0 for a configuration with fewer than two hits or with a censored run.
     """
-    runs = list(runs)
     seconds = [measured_seconds(run) for run in runs if run.state is TrialState.REACHED]
     logs = [math.log(one) for one in seconds if 0 < one < math.inf]
     if len(logs) < 2 or any(run.state.is_censored for run in runs):
