@@ -327,7 +327,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(exten
         (["sampler.name=optuna:TPESampler", "sampler.options.gama=2"], "did you mean 'gamma'?"),
         (["sampler.name=optuna:BruteForceSampler"], "failed to load: ValueError"),
         (["sampler.name=optunahub:samplers/x"], "optunahub"),
-        (["sampler.name=grid"], "sampler = grid needs lists of values instead of ranges: learning_rate"),
+        (["sampler.name=grid"], "sampler = grid cannot use the ranges of learning_rate; list values instead"),
     ],
 )
 def test_a_wrong_name_or_option_is_refused_before_a_study_begins(extended: Path, changes: list[str], said: str) -> None:

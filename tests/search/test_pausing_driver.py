@@ -474,7 +474,7 @@ def test_two_drivers_share_paused_trials_in_one_place(
     ("change", "said"),
     [
         (lambda content: content[:-1] + b"?", "the file is damaged"),
-        (lambda content: b"something else", "not a checkpoint of bssearch"),
+        (lambda content: b"something else", "the file is not a checkpoint of bssearch"),
         (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "the file belongs to study"),
     ],
 )

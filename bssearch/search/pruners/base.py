@@ -29,7 +29,7 @@ class Action(StrEnum):
 class Standings:
     """Study's search trials, by number.
 
-    ``limit``: a trial's longest train seconds. ``waiting``: curves of paused trials that can resume. ``winners``:
+    ``limit``: limit of a trial's train seconds. ``waiting``: curves of paused trials that can resume. ``winners``:
     curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``: True if trials
     can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: the gain that meets the target.
     """
@@ -84,7 +84,7 @@ class Cap(Pruner):
 
 
 def slack_for(seed_noise: float) -> float:
-    """1 + 2c for a seed-to-seed deviation c of log time."""
+    """Slack 1 + 2c, given the seed-to-seed spread c of log time."""
     # The incumbent may be lucky and a rival unlucky.
     return 1 + 2 * seed_noise
 
@@ -95,7 +95,7 @@ def make_pruner(settings: PrunerSpec) -> Pruner:
 
 
 class PruningController:
-    """Keeps the standings of search trials, and asks the spec's pruner if trials race.
+    """Keeps the standings of search trials. When trials race, the spec's pruner decides.
 
     A paused trial can resume only if this driver can read the checkpoint.
     """
@@ -131,7 +131,7 @@ class PruningController:
         return self._standings
 
     def take(self, trial: TrialRecord) -> None:
-        """Update the standings with a search trial; other trials only renew the seed noise."""
+        """Update the standings with a search trial; other trials only update the seed-to-seed spread."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return
@@ -216,5 +216,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """Spec's slack, else the initial slack until seed noise is known."""
+    """Spec's slack; by default, the slack for the prior seed-to-seed spread."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

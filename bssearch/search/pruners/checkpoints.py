@@ -124,7 +124,7 @@ class CheckpointStore:
         self._ask("writing failed", write)
 
     def put(self, number: int, file: Path) -> int:
-        """Store or replace a trial's file; return the object's bytes."""
+        """Store or replace a trial's file; return the object's size in bytes."""
 
         def write(on_progress: OnProgress) -> int:
             try:
@@ -187,7 +187,7 @@ class CheckpointStore:
                 target.seek(0)
                 digest = _digest(target, on_progress)
         require(size == header["bytes"], f"the file has {size} of {header['bytes']} bytes", error=_UnfitError)
-        message = "the file is damaged, because the file's SHA-256 differs from the stored SHA-256"
+        message = "the file is damaged: the file's SHA-256 differs from the stored SHA-256"
         require(digest == header["sha256"], message, error=_UnfitError)
 
     def remove(self, number: int) -> None:
@@ -226,7 +226,7 @@ class CheckpointStore:
             found = json.loads(header)
             kind, study, trial = found["kind"], found["study"], found["trial"]
         except (ValueError, KeyError, TypeError):
-            raise _UnfitError("not a checkpoint of bssearch") from None
+            raise _UnfitError("the file is not a checkpoint of bssearch") from None
         require(kind == _KIND, f"the file is a {kind}; expected a {_KIND}", error=_UnfitError)
         require(study == self._mark, f"the file belongs to study {study}; expected {self._mark}", error=_UnfitError)
         require(trial == number, f"the file belongs to trial {trial}; expected {number}", error=_UnfitError)
@@ -342,8 +342,8 @@ def check_checkpoint_place() -> None:
 class Checkpoints:
     """Study's checkpoints, independent of the study's name and the database's address.
 
-    Workers write to the guarded ``folder`` (`bssearch.files`). With a remote store, the driver uploads (`send`) before
-    a trial counts as paused, and downloads (`bring`) before the trial resumes.
+    Workers write to the guarded ``folder`` (`bssearch.files`). With a remote store, the driver uploads the file
+    (`send`) before a trial counts as paused. The driver downloads the file (`bring`) before the trial resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -366,7 +366,7 @@ class Checkpoints:
         return self._place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """True if writing to folder and remote store works; if False, `refusal` gives the reason."""
+        """True if the folder and the remote store are writable; if False, `refusal` gives the reason."""
         try:
             make_guarded_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder) as file:
@@ -384,7 +384,7 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Saved trials, with a delay of seconds for a remote store; empty if the store is out of reach."""
+        """Saved trials; the list of a remote store is some seconds old, and empty if the store is out of reach."""
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:
@@ -521,7 +521,7 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete an ended trial's checkpoint; for a paused trial, take this driver's claim."""
+        """Delete an ended trial's checkpoint; if the trial is paused, take this driver's claim instead."""
         if trial.state is TrialState.PAUSED:
             # takes the claim each time, because other drivers release claims without a lease
             self._leases.take(_claim_of(self._leases.owner))
@@ -541,7 +541,7 @@ class WaitingTrials(Checkpoints):
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"ending paused trials, whose checkpoints this driver cannot read: {', '.join(gone)}")
+            self._note(f"ending paused trials whose checkpoints this driver cannot read: {', '.join(gone)}")
         for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()

@@ -1,4 +1,4 @@
-"""Optuna's pruners with a cap at the incumbent.
+"""Optuna's pruners, plus the cap.
 
 Steps are positions on a grid of train seconds, because batch sizes compare only at equal train seconds.
 """
@@ -81,7 +81,7 @@ class OptunaPruner(Cap):
 
 
 class Median(OptunaPruner):
-    """Optuna's `MedianPruner`, after five trials and a tenth of the limit."""
+    """Optuna's `MedianPruner`, active after five trials and a tenth of the limit."""
 
     pruner = staticmethod(partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10))
 

@@ -4,8 +4,9 @@ f is the trial's train seconds as a share of T, the incumbent's time to the targ
 a winner's time at which the winner had no more than the trial's best gain. A trial is hopeless if both conditions hold:
 
 * (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1: the trial is f / u times slower than the winner. To end at T,
-  the trial must become (1 − u) / (1 − f) times faster.
-* f / u > ``slack``: at this pace the trial ends after slack × T. The slack allows for seed noise, and is 1 for `fast`.
+  the trial must become (1 − u) / (1 − f) times as fast as the winner.
+* f / u > ``slack``: at this pace, the trial ends after slack × T. The slack allows for the seed-to-seed spread, and is
+  1 for `fast`.
 """
 
 import math
@@ -136,7 +137,7 @@ class Pace(Cap):
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Paused trial with the least predicted time; before a hit, the promoted trial.
 
-        None if hopeless or, while new trials may start, predicted above the cap.
+        None if all paused trials are hopeless. While new trials may start, None if the prediction exceeds the cap.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)
@@ -147,7 +148,7 @@ class Pace(Cap):
         return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Paused trial with the longest prediction, if any; before a hit, the worst on the lowest rung."""
+        """Paused trial with the longest predicted time, if any; before a hit, the worst trial on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
@@ -195,7 +196,7 @@ def _predicted(curve: Progress, standings: Standings) -> float:
 
 
 class Race(Cap):
-    """The cap; from a tenth of the cap on, stops trials with a gain at t below the incumbent's at t / ``lag``."""
+    """The cap, plus stops after a tenth of the cap if the gain at t is below the incumbent's gain at t / ``lag``."""
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
         self.lag = lag

@@ -39,7 +39,7 @@ class Choice:
 class Sampler(ABC):
     """Chooses trials one after the other, from the history and the study's seed alone.
 
-    Constructor parameters beside the spec are options. ``models_time``: True if the sampler models the time of each
+    Constructor parameters after the spec are options. ``models_time``: True if the sampler models the time of each
     batch size, so that the planner adds evidence trials.
     """
 
@@ -93,7 +93,7 @@ class Grid(Sampler):
         dimensions = spec.space.dimensions()
         # the learning rate's coordinate has the prefix "reference_"
         ranges = [one.name.removeprefix("reference_") for one in dimensions if not one.choices]
-        require(not ranges, f"sampler = grid needs lists of values instead of ranges: {', '.join(ranges)}")
+        require(not ranges, f"sampler = grid cannot use the ranges of {', '.join(ranges)}; list values instead")
         each = math.prod(len(one.choices) for one in dimensions)
         require(
             each <= MOST_CELLS,

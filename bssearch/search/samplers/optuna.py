@@ -1,11 +1,11 @@
 """Optuna's samplers, for all parameters except the batch size.
 
 A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
-trials within an octave of the batch size, or within more octaves if trials are few. Optuna gets:
+trials within an octave of the batch size, or farther if trials are few. Optuna gets:
 
 * trials with a figure, as complete
-* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the gain behind the
-  incumbent's at equal time
+* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the difference from
+  the incumbent's gain at equal time
 * trials out of memory, as pruned with a violated constraint
 * running trials, as running
 
@@ -174,7 +174,7 @@ class OptunaSampler(Sampler):
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
     def told(self, history: History, trials: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
-        """Yield trials in the space and with a result, or running, in Optuna's form."""
+        """Yield, in Optuna's form, trials in the space that run or have a result."""
         best = history.reference
         reference = None if best is None else history.curves.get(best.number)
         for trial in trials:
@@ -213,7 +213,7 @@ class Random(OptunaSampler):
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
-    """Sampler class of ``optuna.samplers``; `UsageError` if unknown."""
+    """Sampler class of ``optuna.samplers``; raise `UsageError` if unknown."""
     found = _samplers_in(optuna.samplers)
     require(name in found, f"unknown sampler 'optuna:{name}'; choose from {', '.join(found)}")
     return _named(found[name])

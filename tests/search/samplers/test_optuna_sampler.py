@@ -340,7 +340,7 @@ def test_what_it_cannot_do_is_said() -> None:
     with pytest.raises(ValueError, match="default has no learning_rate"):
         TimeToTargetSampler(TARGET, default={"batch_size": 32})
     upwards = optuna.create_study(direction="maximize", sampler=TimeToTargetSampler(TARGET, default=DEFAULT))
-    with pytest.raises(ValueError, match="direction minimize"):
+    with pytest.raises(ValueError, match='direction="minimize"'):
         upwards.ask(SPACE)
     with pytest.raises(ValueError, match=r"default has batch_size = 32, which is not in"):
         made().ask({**SPACE, "batch_size": IntDistribution(64, 128)})

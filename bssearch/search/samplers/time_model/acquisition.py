@@ -1,7 +1,7 @@
 """The knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time to the target.
 
 The next run has the largest expected fall of the least mean per unit of cost. The posterior is a mixture over laws,
-departures and seed noise. Each component is a Gaussian process around a law with a free level.
+departures from a law, and seed-to-seed spreads. Each component is a Gaussian process around a law with a free level.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NATS = 1.2
 
 
 class LawPrior:
-    """Random laws around a batch size and learning rate."""
+    """Random laws of training steps, around a batch size and a learning rate."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ LEAST_LAW = 3e-4
 
 @dataclass(frozen=True)
 class TimesPosterior:
-    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points) and seed noise."""
+    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points), seed-to-seed spread."""
 
     points: Indices
     mean: Numbers
@@ -157,7 +157,7 @@ class TimesPosterior:
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> TimesPosterior:
-        """Posterior after a run of a point with the mean as result."""
+        """Posterior after a run of a point, if the result equals the point's mean."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -174,11 +174,8 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Part:
-    """Part of the mixture, with the same seed noise and departure.
-
-    ``across``: covariance of all points with the data. ``root``: inverse Cholesky factor of the noisy data covariance.
-    ``solved``: inverse covariance × residuals of each law.
-    """
+    # Part of the mixture with equal noise and departure. `across`: covariance of all points with the data. `root`:
+    # inverse Cholesky factor of the noisy data covariance. `solved`: inverse covariance × residuals of each law.
 
     log_weights: Numbers
     solved: Numbers
@@ -334,7 +331,7 @@ class KnowledgeGradient:
         """The largest expected gain at the last ask, in nats; infinite before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Point to run next; at a given ``batch_size``, prices do not count."""
+        """Point to run next; with a given ``batch_size``, costs do not count."""
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -350,7 +347,7 @@ class KnowledgeGradient:
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Point with the least mean among points that reached the target, if any."""
+        """Point with the least mean log time among points that reached the target, if any."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None

@@ -34,7 +34,7 @@ Coordinates = Mapping[str, ParameterValue]
 
 
 class SpaceCandidates:
-    """Indexed points of a search space; indices from `among` expire at the next call."""
+    """Indexed points of a search space; indices from `among` expire at the next `add` or `among`."""
 
     def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
         self.batch_sizes = sorted(batch_sizes)
@@ -217,8 +217,8 @@ class Run:
 class Extrapolation:
     """Log predicted seconds to the target (runs,).
 
-    ``variance``: without seed noise. ``error``: a prediction's standard deviation in log seconds per log 1/F, at share
-    F of the time to the target.
+    ``variance``: without the seed-to-seed spread. ``error``: a prediction's standard deviation in log seconds per log
+    1/F, at share F of the time to the target.
     """
 
     points: NDArray[np.int64]
@@ -241,7 +241,7 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predict the seconds of at most ``most_points`` informative runs; None if no run can be the reference."""
+    """Predict the seconds to the target of at most ``most_points`` runs; None if no run can be the reference."""
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [
         run

@@ -59,8 +59,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Args:
         default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
-            step seconds. Without step seconds of two batch sizes, half of a step at the middle size counts as constant.
-        seconds_per_report_step: The unit of the report step, if not milliseconds.
+            step seconds. If fewer than two batch sizes have step seconds, half of a step at the middle size is assumed
+            constant.
+        seconds_per_report_step: The unit of the report step, in seconds.
         seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
 
     Raises:
@@ -102,7 +103,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Parameters of the newest finished trial, else of the newest running trial."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
-            raise ValueError("TimeToTargetSampler minimises seconds; create the study with direction minimize")
+            raise ValueError('TimeToTargetSampler minimises seconds; create the study with direction="minimize"')
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
         self._check_names(others)
         newest = max(others, key=lambda one: (one.state.is_finished(), one.number), default=None)
@@ -111,7 +112,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Model's suggestion; {} while parameters are unknown."""
+        """Model's suggestion; empty while parameters are unknown."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
@@ -269,7 +270,7 @@ def _least_rate(distribution: BaseDistribution) -> float:
 def _dimension(name: str, distribution: BaseDistribution) -> Dimension:
     if isinstance(distribution, CategoricalDistribution):
         return Dimension(name, choices=tuple(distribution.choices))
-    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has only these kinds"
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no other distributions"
     if isinstance(distribution, IntDistribution):
         values = range(distribution.low, distribution.high + 1, distribution.step)
         if len(values) <= MOST_VALUES:
@@ -286,7 +287,7 @@ def _middle(dimension: Dimension) -> ParameterValue:
 def _as_suggested(distribution: BaseDistribution, value: ParameterValue) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         return value
-    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has only these kinds"
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no other distributions"
     number = float(value or 0.0)
     if distribution.step is not None and not distribution.log:
         number = distribution.low + round((number - distribution.low) / distribution.step) * distribution.step
