@@ -140,7 +140,7 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def changes_at_decay(base: Configuration, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(samples, batch size) of each change: k times the first size once the decay has divided the rate by k.
+    """(samples, batch size) of each Seesaw change: the batch size is k-fold when the decay has divided the rate by k.
 
     The decay counts from the first sample, as if there were no warmup.
     """
@@ -267,7 +267,7 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Next schedule trial, enqueued trials first; None if no budget, new schedule or tuned batch is left."""
+    """Next schedule trial, enqueued trials first; None if no budget, new schedule or tuned batch size is left."""
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
         configuration = _in_known_micro_batches(history, queued.configuration)
@@ -388,8 +388,8 @@ def _within(domain: Domain, value: float) -> float:
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
     """Next run on more devices; None if no run remains.
 
-    Each number of devices on the front gets ``confirm.runs`` runs of its best batch size. If no such run has started
-    since ``runs_before``, one contender runs.
+    Each number of devices on the Pareto front gets ``confirm.runs`` runs of its best batch size. If the history has
+    only ``runs_before`` runs, one contender runs.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))

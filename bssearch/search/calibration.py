@@ -84,7 +84,7 @@ def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterabl
     """Batch sizes without accumulation and with an implausible step time.
 
     Two adjacent sizes are doubtful if the smaller size's step takes longer by more than `STANDARD_ERRORS`. A size is
-    doubtful if uncontended trials of the same `kind_of` were faster by more than a factor `TOLERANCE`.
+    doubtful if uncontended trials of the same kind (`kind_of`) were faster by more than a factor of `TOLERANCE`.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.is_whole]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -116,7 +116,7 @@ def measure_step_times(
     compared: Collection[int] | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Measure and store the `missing_step_times`, after `_confirm_out_of_memory`.
+    """Measure and store the `missing_step_times`, after a second test of sizes that ran out of memory once.
 
     Later visits use all devices of a node if the devices are equally fast. If the user's code fails at a batch size,
     the stored probe has no step time, and trials skip the size. ``check`` runs before each measurement and write, and
@@ -215,7 +215,7 @@ class _Timer:
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
-    reason = measured.reason or f"ran out of memory during step times of batch size {measured.batch_size}"
+    reason = measured.reason or f"ran out of memory while timing steps of batch size {measured.batch_size}"
     return MemoryUse(micro_batch_size=measured.micro_batch_size, fits=False, peak_memory_bytes=None, reason=reason)
 
 

@@ -48,7 +48,7 @@ def repeat(
     *,
     retry_of: int | None = None,
 ) -> TrialPlan:
-    """Plan a run to the full limit, past the target with `Phase.TO_BUDGET`."""
+    """Plan a run to the full limit; a `Phase.TO_BUDGET` run continues past the target."""
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
         configuration=configuration,
@@ -68,10 +68,10 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Configurations to confirm, in current micro-batches.
 
-    Each of the ``confirm.top`` best batch sizes has two finalists: the best, and the best size's values or the second
-    best configuration. Further finalists are the configurations `beside` the best size, the default, and the best at
-    the default's batch size. The last finalist is the best, or nearest to the target, at the largest batch size without
-    accumulation.
+    Each of the ``confirm.top`` best batch sizes has two finalists. The first is the best configuration; the second has
+    the best size's values, or is the second best. Further finalists are the configurations `beside` the best size, the
+    default, and the best at the default's batch size. The last finalist is the best, or nearest to the target, at the
+    largest batch size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -96,7 +96,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def compared_sizes(history: History) -> frozenset[int]:
-    """Batch sizes of the finalists and of started runs, unless the best search trial is `FAR_BEHIND` the incumbent."""
+    """Batch sizes of finalists and started runs, unless the size's best search trial is `FAR_BEHIND` the incumbent."""
     # at twice the winner's time, a first visit's error of about 10 % changes no decision
     chosen = [*finalists(history), *(trial.configuration for trial in history.of_phase(Phase.CONFIRM))]
 
@@ -110,9 +110,9 @@ def compared_sizes(history: History) -> frozenset[int]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Best configuration of each neighbour of a batch size; for a neighbour without a hit, ``batch_size``'s best.
+    """Best configuration of each neighbour of a batch size; if a neighbour has no hit, ``batch_size``'s best.
 
-    A neighbour gets no run if this configuration missed the target in a whole trial at the neighbour. Trials that
+    A neighbour gets no run if ``batch_size``'s best missed the target in a whole trial at the neighbour. Trials that
     stopped early do not count.
     """
     # The seed of a trial that stopped early may be unlucky.
@@ -150,8 +150,8 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
     """Missing runs, seed by seed over all finalists in random order.
 
     Each configuration with runs stays a finalist. If ``spares``, the `beaten` and `plain_misses` get no more runs.
-    Lost and cancelled runs repeat; failed runs repeat once. After out of memory, all runs of the batch size repeat in
-    smaller micro-batches.
+    Lost and cancelled runs repeat; failed runs repeat once. If a run is out of memory, all runs of the batch size
+    repeat in smaller micro-batches.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
     refused, missed = _refused(history, trials), _missed(history, trials)
@@ -351,7 +351,7 @@ class CompletedRuns:
         trials: Sequence[TrialRecord],
         as_run: Callable[[Configuration], Configuration] | None = None,
     ) -> None:
-        """``as_run``: gives a configuration its current micro-batches and devices; by default the history's."""
+        """``as_run``: gives a configuration its current micro-batches and devices; by default `History.as_run`."""
         self.begun: dict[str, Configuration] = {}
         self._done: Counter[tuple[str, int]] = Counter()
         self._in_vain: dict[tuple[str, int], int] = {}

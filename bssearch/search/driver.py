@@ -1,4 +1,4 @@
-"""A study's driver: reports events of store and executor to the engine, and executes the engine's actions.
+"""A study's driver reports events of the store and the executor to the engine, and executes the engine's actions.
 
 The store rejects a trial if another driver started a trial since the decision. After a rejection, a driver locks the
 study before each decision.
@@ -43,6 +43,7 @@ from bssearch.search.calibration import (
 )
 from bssearch.search.engine import (
     CONTINUE,
+    STOPPED,
     Action,
     ClaimConfirmation,
     Engine,
@@ -69,7 +70,7 @@ class Listener:
     """Receives a driver's events; the base class ignores all events."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """The driver opened the study; ``database`` has no password."""
+        """The driver opened the study; ``database`` is the URL without the password."""
 
     def note(self, message: str) -> None:
         """The driver has a message for the user."""
@@ -170,7 +171,7 @@ class Shift:
         """Raise `InterruptedRunError` if the shift is ending and no trial runs."""
         require(
             running or not self.is_ending,
-            "paused for other studies; all trials are stored",
+            "the run paused for other studies; all trials are stored",
             hint=CONTINUE,
             error=InterruptedRunError,
         )
@@ -282,7 +283,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the current answer, unless a driver recently stored an answer; ``trials`` is the study's count."""
+        """Store the current answer, unless a driver recently stored an answer; the study has ``trials`` trials."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -388,7 +389,7 @@ class Driver:
                 yield
                 save_finding(self.store, self.spec.name)
         except KeyboardInterrupt:
-            raise InterruptedRunError("killed; all ended trials are stored", hint=CONTINUE) from None
+            raise InterruptedRunError("the run was killed; all ended trials are stored", hint=CONTINUE) from None
         finally:
             self._abandon()
 
@@ -600,7 +601,7 @@ class Driver:
             raise self._error
 
     def _raise_if_interrupted(self) -> None:
-        require(not self.interrupts.count, "stopped; all trials are stored", hint=CONTINUE, error=InterruptedRunError)
+        require(not self.interrupts.count, STOPPED, hint=CONTINUE, error=InterruptedRunError)
 
     def _abandon(self) -> None:
         if self.engine.running:
@@ -611,7 +612,7 @@ class Driver:
                 self._checkpoints.forget(number)
             except BSSearchError as error:
                 self.listener.note(
-                    f"storing trial {number} as cancelled failed; the next run retries this trial: {error}"
+                    f"trial {number} could not be stored as cancelled; the next run retries this trial: {error}"
                 )
         for leave in (self._checkpoints.leave, partial(self._leases.give_back, self._confirming)):
             with suppress(BSSearchError):

@@ -136,8 +136,8 @@ class Planner:
         budget = self.spec.budget
         if self._history.time_share >= 1:
             return (
-                f"search trials of all drivers spent budget.wall_seconds = {budget.wall_seconds:g}; raise the budget "
-                "to continue"
+                f"search trials of all drivers spent budget.wall_seconds = {budget.wall_seconds:g}; raise "
+                "budget.wall_seconds to continue"
             )
         if self._history.spent < budget.trials:
             return None
@@ -199,7 +199,7 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time the batch sizes that have no step times, ``compared`` sizes again; then call `Engine.timed`."""
+    """Time the batch sizes without step times, and ``compared`` sizes again; then call `Engine.timed`."""
 
     compared: frozenset[int] | None = None
 
@@ -270,6 +270,7 @@ Action = (
 )
 
 
+STOPPED = "the run stopped; all trials are stored"
 CONTINUE = "run the same command again to resume"
 
 Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
@@ -343,7 +344,7 @@ class Engine:
         self._ending: str | None = None
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Outcome to store: LOST for a failed resume, CANCELLED for an interruption without a checkpoint."""
+        """Outcome to store: LOST after a failed resume, CANCELLED after an interruption without a checkpoint."""
         running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
@@ -446,7 +447,7 @@ class Engine:
         return []
 
     def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
-        """Register a started trial; ``is_savable`` if the checkpoint file is known."""
+        """Register a started trial; ``is_savable``: True if the trial has a checkpoint file."""
         self.running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
         self._take(trial)
         return []
@@ -527,7 +528,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the available checkpoints; above the size limit, drop the least promising checkpoint."""
+        """Set the available checkpoints, of ``size`` bytes; above the limit, drop the least promising checkpoint."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -553,7 +554,7 @@ class Engine:
         ]
 
     def _stopped(self) -> list[Action]:
-        return self._done(InterruptedRunError("stopped; all trials are stored", hint=CONTINUE))
+        return self._done(InterruptedRunError(STOPPED, hint=CONTINUE))
 
     def _failed(self, error: BSSearchError | None) -> list[Action]:
         return [] if error is None else self._done(error)
@@ -637,10 +638,10 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f" with best {target.metric} {best:.4g}"
-    advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
+    advice = "" if history.incumbent is not None else "; find a reachable target with `bssearch check --suggest-target`"
     seconds, limit = outcome.undelayed_train_seconds or outcome.train_seconds, spec.budget.trial_train_seconds
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.in_words} in trial "
-        f"{trial.number}{came} after {seconds:.3g} train seconds; the limit of {limit:g} ends a "
+        f"{trial.number}{came} after {seconds:.3g} train seconds; the limit of {limit:g} s ends a "
         f"trial at the next step or report{advice}"
     )

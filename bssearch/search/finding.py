@@ -43,7 +43,7 @@ class Told(NamedTuple):
 
 
 class _Kept(BaseModel):
-    """Stored finding without its invalid parts."""
+    # Stored finding without its invalid parts
 
     made_by: int | None = None
     answer: Answer | None = None
@@ -119,7 +119,7 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
 
 
 def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
-    """For a fine-tuning study, answers of studies that train the same from scratch, by name."""
+    """Answers, by name, of studies that train a fine-tuning study's workload from scratch."""
     found: dict[str, Answer] = {}
     for one in store.studies.summaries() if spec.preset == FINE_TUNING else ():
         if (one.workload, one.objective) == (spec.workload, spec.objective) and _is_from_scratch(spec_of(one)):
@@ -144,7 +144,7 @@ def _current(store: Store, name: str) -> Answer | None:
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer from ``trials``, by default the stored trials; raises the errors of `build_answer`."""
+    """Compute the answer from ``trials``, by default the stored trials; raise the errors of `build_answer`."""
     study = store.studies.get(name)
     spec = spec_of(study)
     trials = store.trials.of(name) if trials is None else trials

@@ -32,8 +32,8 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 def busy_seconds(trials: Iterable[TrialRecord], now: float, slots: int) -> float:
     """Seconds until ``now`` during which at least one trial ran.
 
-    A resumed trial counts from the last start, plus earlier seconds / slots. An ended trial counts at most the worker's
-    duration.
+    A resumed trial counts from the last start, plus earlier seconds / slots. An ended trial counts for at most the
+    worker's seconds.
     """
     spans, earlier = list[tuple[float, float]](), 0.0
     for trial in trials:
@@ -63,7 +63,7 @@ Identity = tuple[object, ...]
 def spread(runs: Collection[TrialRecord]) -> tuple[float, int]:
     """Sum of squared deviations of log seconds to the target, and degrees of freedom.
 
-    Both are 0 for a configuration with fewer than two hits or with a censored run.
+    The sum and the degrees of freedom are 0 if fewer than two runs reached the target or a run is censored.
     """
     seconds = [measured_seconds(run) for run in runs if run.state is TrialState.REACHED]
     logs = [math.log(one) for one in seconds if 0 < one < math.inf]
@@ -274,7 +274,7 @@ class History:
 
     @property
     def seed_noise(self) -> float:
-        """Seed-to-seed standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`."""
+        """Seed-to-seed spread: standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`."""
         for key in self._changed:
             self._spreads[key] = spread(self._runs[key].values())
         self._changed.clear()
@@ -319,7 +319,7 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """Best coordinates at the nearest batch size with a tuned hit, else the default's; None outside the space."""
+        """Best coordinates at the nearest batch size with a tuned hit, else the default's, None if out of the space."""
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
         if not winners:

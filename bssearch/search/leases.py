@@ -48,7 +48,7 @@ def this_driver() -> str:
 
 
 def is_alive(owner: str) -> bool | None:
-    """True if a driver is alive; None if only the driver's lease shows this.
+    """True if a driver is alive; None if unknown without the driver's lease.
 
     Returns None for drivers on other machines or in other containers, and for hidden or suspended processes.
     """

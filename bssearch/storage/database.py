@@ -41,7 +41,7 @@ LONGEST_WAIT_S = 10.0
 
 
 class Patience:
-    """Retries work after a lost connection, with growing random pauses, for `RETRY_FOR_S`.
+    """Retries calls after a lost connection, with growing random pauses, for `RETRY_FOR_S`.
 
     ``notify`` reports each loss and return of the connection once.
     """
@@ -60,7 +60,7 @@ class Patience:
     def run(self, work: Callable[[], Result]) -> Result:
         """Result of ``work``; raise `DatabaseError` if the connection stays lost.
 
-        ``work`` must be idempotent: the connection may break after its commit.
+        ``work`` must be idempotent, because the connection may break after the commit.
         """
         try:
             return work()
@@ -321,7 +321,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Id of an environment; store a new environment. A transaction looks up an environment only once."""
+        """Id of an environment; store a new environment. Call only once per environment in a transaction."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)

@@ -216,7 +216,7 @@ def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
     for constraint in table.constraints:
         if isinstance(constraint, CheckConstraint) and isinstance(constraint.sqltext, TextClause):
             rule = constraint.sqltext.text
-            yield row.where(literal_column(f"NOT ({rule})")).exists(), f"not {rule}"
+            yield row.where(literal_column(f"NOT ({rule})")).exists(), f"the row breaks the rule {rule}"
     for key in table.foreign_key_constraints:
         there = key.referred_table.alias()
         pairs = [(one.parent, there.c[one.column.name]) for one in key.elements]
@@ -227,7 +227,7 @@ def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
 
 def _bounded(value: float) -> float:
     if not (value == 0 or 1 / LARGEST <= abs(value) <= LARGEST):
-        raise ValueError(f"must be 0, or between {1 / LARGEST:g} and {LARGEST:g} in size")
+        raise ValueError(f"must be 0, or have an absolute value from {1 / LARGEST:g} to {LARGEST:g}")
     return value + 0.0  # SQLite does not keep the sign of −0.0
 
 
@@ -238,7 +238,7 @@ def _moment(value: object) -> object:
 
 def _storable(value: str) -> str:
     if len(value) > LONGEST_TEXT:
-        raise ValueError(f"{len(value):,} characters; at most {LONGEST_TEXT:,}")
+        raise ValueError(f"the text has {len(value):,} characters; expected at most {LONGEST_TEXT:,}")
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

@@ -338,7 +338,7 @@ def _refuse_another(revision: str | None, name: str) -> None:
 
 
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
-    """Upgrade a SQLite file, or check a server, for writing.
+    """Prepare a database for writing: upgrade a SQLite file, or check a server.
 
     ``notify`` reports an upgrade or another program's tables.
     """
@@ -354,7 +354,7 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
     if before is None and others:
         notify(
             f"{shown(engine.url)} has tables of another program, such as {others[0]!r}; adding bssearch's tables. "
-            f"To keep both apart, {OTHER_DATABASE_HINT}"
+            f"To keep the tables apart, {OTHER_DATABASE_HINT}"
         )
     done = upgrade(engine.url)
     if done.copy is not None:
@@ -364,7 +364,8 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.engine.LONGEST_WAIT_S`.
+    ``roles`` creates roles on a server. Concurrent calls wait up to
+    `bssearch.storage.connection.engine.LONGEST_WAIT_S`.
     """
     url = parse_url(url)
     path = sqlite_file(url)

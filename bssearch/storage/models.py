@@ -183,13 +183,13 @@ def json_fault(value: object, *, of_scalars: bool) -> str | None:
     if not of_scalars:
         return _size_fault(value)
     if len(value) > MOST_KEYS:
-        return f"{len(value):,} keys; at most {MOST_KEYS:,}"
+        return f"{len(value):,} keys; expected at most {MOST_KEYS:,}"
     for name, one in value.items():
         if not (one is None or isinstance(one, bool | int | float | str)):
             return f"{shortened(name, 60)!r} is {json_kind(one)}; expected a boolean, number, text or null"
         longest = max(len(name), len(one) if isinstance(one, str) else 0)
         if longest > LONGEST_VALUE:
-            return f"{shortened(name, 60)!r} has {longest:,} characters; at most {LONGEST_VALUE:,}"
+            return f"{shortened(name, 60)!r} has {longest:,} characters; expected at most {LONGEST_VALUE:,}"
     return None
 
 
@@ -224,7 +224,7 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
         """Raise `ValueError` for a value that commands could not read again."""
         fault = None if value is None else json_fault(value, of_scalars=self.of_scalars)
         if fault is not None:
-            raise ValueError(f"a stored object is {fault}")
+            raise ValueError(f"a stored object is invalid: {fault}")
         return value
 
     process_result_value = process_bind_param  # another program may have stored the value; the store names the row
@@ -315,7 +315,7 @@ def _nested(hint: object) -> type | None:
 
 
 def leaves(record_type: type, path: str = "", *, without: str | None = None) -> dict[str, tuple[str, Any]]:
-    """Columns of a record type and its nested records, in order: path of the attribute, and Python type."""
+    """Attribute path and Python type of each column of a record type and its nested records, in order."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, tuple[str, Any]] = {}
     for name, nested in layout(record_type).items():

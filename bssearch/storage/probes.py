@@ -228,7 +228,7 @@ class ProbeStore(StorePart):
     def branches(
         self, connection: Connection, study_id: int, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
-        """Branches, oldest first; only those with ``digests``, if given."""
+        """Branches, oldest first; only branches with ``digests``, if given."""
         columns = [BRANCH_ROWS.c[name] for name in column_types(BranchMeasurement)]
         query = select(*columns).where(BRANCH_ROWS.c.study_id == study_id).order_by(BRANCH_ROWS.c.id)
         if digests is not None:

@@ -293,7 +293,7 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     require(
         state is None or state.is_over,
         f"the study {name!r} cannot be {doing}, because its submission is {state}",
-        hint=f"bssearch queue cancel {name}",
+        hint=f"run `bssearch queue cancel {name}`",
     )
 
 
@@ -335,7 +335,7 @@ def _submission(connection: Connection, name: str) -> Submission:
         names = connection.scalars(select(SUBMISSION_ROWS.c.name).order_by(SUBMISSION_ROWS.c.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"no submission {name!r}",
-            hint=f"latest submissions: {', '.join(names)}" if names else "submit a study with `bssearch queue submit`",
+            hint=f"choose from {', '.join(names)}" if names else "submit a study with `bssearch queue submit`",
         )
     return found
 

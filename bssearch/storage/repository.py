@@ -31,7 +31,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
     ``write`` creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and the
     connection.
 
-    Raises `UsageError` for a malformed URL, else `DatabaseError`.
+    Raises `UsageError` for a malformed URL, and `DatabaseError` if opening fails.
 
     ::
 
@@ -99,7 +99,7 @@ class Transfer(StorePart):
     ) -> list[Joined]:
         """Insert missing rows and replace changed trials in one transaction; return the counts.
 
-        ``name`` renames a new first study.
+        ``name``: another name for the first study, if new.
         """
         from bssearch.storage.transfer.study_copy import join
 

@@ -228,7 +228,7 @@ def trial_record(row: RowMapping) -> TrialRecord:
 
 
 def stored_trial(connection: Connection, study_id: int, number: int) -> TrialRecord:
-    """Trial by its number; raise `NotFoundError`."""
+    """Trial by its number; raise `NotFoundError` if missing."""
     known = number <= LARGEST_NUMBER
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:
@@ -312,8 +312,8 @@ _ENDED = select(TRIAL_ROWS.c.number).where(*_AMONG, TRIAL_ROWS.c.state != TrialS
 class Changes:
     """Trials that changed since a revision: stored, started, resumed, ended, or observed after the end.
 
-    ``is_rewritten``: rows were deleted or rewritten; ``trials`` then holds all trials. ``has_new_probes``: step times
-    may differ.
+    ``is_rewritten``: True if rows were deleted or rewritten; ``trials`` then has all trials. ``has_new_probes``: True
+    if step times may differ.
     """
 
     revision: int

@@ -133,7 +133,7 @@ class StudyStore(StorePart):
 
     @writes
     def rename(self, connection: Connection, study_id: int, new: str) -> None:
-        """Rename a study; raise `UsageError` if the name is invalid or taken, or the study running or queued."""
+        """Rename a study; raise `UsageError` if the name is invalid or taken, or the study is running or queued."""
         own = STUDY_ROWS.c.id == study_id
         old, spec = connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.spec).where(own)).one()
         if old == new:  # an earlier try may have committed
@@ -186,7 +186,7 @@ class StudyStore(StorePart):
 
 
 class FindingStore(StorePart):
-    """Answers of studies, valid while their stamp equals the study's."""
+    """Answers of studies; an answer is valid while its stamp equals the study's stamp."""
 
     @reads
     def stamp(self, connection: Connection, study_id: int) -> str:

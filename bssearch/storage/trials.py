@@ -83,7 +83,7 @@ UNKNOWN_IF_EMPTY = ("train_seconds", "reason")
 def archived(name: str) -> UsageError:
     """Error for an archived study."""
     return UsageError(
-        f"the study {name!r} is archived and accepts no trials", hint=f"bssearch study archive {name} --undo"
+        f"the study {name!r} is archived and accepts no trials", hint=f"run `bssearch study archive {name} --undo`"
     )
 
 
@@ -196,7 +196,7 @@ class TrialStore(StorePart):
         steps_x_step_time_s: float | None,
         owner: str | None = None,
     ) -> TrialRecord:
-        """Store a trial's end. A resumed trial stays contended.
+        """Store a trial's end. A trial that was contended before a pause stays contended.
 
         Raises `DatabaseError` if the trial ended differently, or ``owner`` does not hold the lease, and `ValueError` if
         ``outcome`` is not final.
@@ -506,7 +506,7 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
     if running is not None:
         busy, until = f"{running.lease_owner} runs trial {running.number}", running.lease_expires_at
     elif claimed is not None:
-        busy, until = f"{claimed.owner} holds its claim {claimed.name}", claimed.expires_at
+        busy, until = f"{claimed.owner} holds the claim {claimed.name!r}", claimed.expires_at
     else:
         return
     raise UsageError(

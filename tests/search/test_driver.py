@@ -315,7 +315,7 @@ def test_a_default_that_overran_its_limit_says_why(tmp_path: Path) -> None:
     with pytest.raises(TargetNotReachedError):
         run_study(make_spec(**SHORT | {"budget": {"trials": 5, "trial_train_seconds": 0.2}}), launch)
     missed = next(one for one in ear.notes if "missed accuracy" in one)
-    assert "the limit of 0.2 ends a trial at the next step or report" in missed
+    assert "the limit of 0.2 s ends a trial at the next step or report" in missed
 
 
 def test_a_trial_taken_over_by_another_driver_is_left_to_it(tmp_path: Path) -> None:

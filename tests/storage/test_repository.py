@@ -439,7 +439,7 @@ class TestKeeping:
         ]
         store.leases.claim("toy", "time steps", owner="node-1/4711", lease_seconds=60.0, is_alive=lambda owner: None)
         for call in calls:
-            with pytest.raises(UsageError, match=r"node-1/4711 holds its claim time steps"):
+            with pytest.raises(UsageError, match=r"node-1/4711 holds the claim .time steps"):
                 call()
         start(store, lease_owner="node-1/4711")
         for call in calls:
@@ -568,7 +568,10 @@ TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
         ),
         (f"UPDATE bss_trial SET uncapped = 7 WHERE {TOY} AND number = 1", "trial 1: uncapped = 7"),
         (f"UPDATE bss_trial SET optimizer = x'00' WHERE {TOY} AND number = 1", "trial 1: optimizer = b'\\x00'"),
-        (f"UPDATE bss_trial SET batch_size = -1 WHERE {TOY} AND number = 1", "trial 1: not batch_size > 0"),
+        (
+            f"UPDATE bss_trial SET batch_size = -1 WHERE {TOY} AND number = 1",
+            "trial 1: the row breaks the rule batch_size > 0",
+        ),
         ("UPDATE bss_study SET target_goal = 'up' WHERE name = 'toy'", "study 'toy': target_goal = 'up'"),
         (
             "UPDATE bss_observation SET metric = 'good' WHERE trial_id = (SELECT min(id) FROM bss_trial)",
@@ -605,8 +608,12 @@ def test_a_command_on_several_databases_names_the_row_too(file: Path) -> None:
         ("sampled", "'[1]'", "sampled = '[1]': a list; expected an object"),
         ("parameters", "'\"x\"'", "parameters = '\"x\"': a text; expected an object"),
         ("further_test_metrics", "'{\"a\": [1]}'", "'a' is a list; expected a boolean, number, text or null"),
-        ("parameters", "(SELECT json_group_object('p' || value, 1) FROM many)", "100,000 keys; at most 1,000"),
-        ("parameters", "json_object('p', printf('%.*c', 1000000, 'x'))", "'p' has 1,000,000 characters; at most "),
+        ("parameters", "(SELECT json_group_object('p' || value, 1) FROM many)", "100,000 keys; expected at most 1,000"),
+        (
+            "parameters",
+            "json_object('p', printf('%.*c', 1000000, 'x'))",
+            "'p' has 1,000,000 characters; expected at most ",
+        ),
     ],
 )
 def test_an_object_of_another_kind_or_beyond_the_bounds_is_named_when_it_is_read(
@@ -655,7 +662,7 @@ def test_of_many_warnings_the_first_are_read(file: Path) -> None:
 
 
 def test_a_value_that_could_not_be_read_again_is_not_stored(url: str) -> None:
-    with open_store(url) as store, pytest.raises(DatabaseError, match="1,001 keys; at most 1,000"):
+    with open_store(url) as store, pytest.raises(DatabaseError, match="1,001 keys; expected at most 1,000"):
         add_study(store)
         values = {f"p{number}": number for number in range(1001)}
         configuration = Configuration(batch_size=8, micro_batch_size=8, learning_rate=0.1, parameters=values)

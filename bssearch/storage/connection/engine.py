@@ -419,7 +419,7 @@ def _check_file(path: Path, *, write: bool) -> None:
     exists = path.exists()
     if not exists and not write:
         other = in_parent_folder(f"sqlite:///{path}") or OTHER_DATABASE_HINT
-        raise DatabaseError(f"no database at {path}", hint=f"create the database by a first run; {other}")
+        raise DatabaseError(f"no database at {path}", hint=f"create the database with a first run; {other}")
     require(
         not exists or not 0 < path.stat().st_size < _SMALLEST_PAGE,
         f"{path} is not a SQLite database",
@@ -583,7 +583,7 @@ def _finite(text: str) -> float:
 
 def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS:
-        raise ValueError(f"a number of {len(text)} digits")
+        raise ValueError(f"a number has {len(text)} digits; expected at most {_MOST_DIGITS}")
     return int(text)
 
 

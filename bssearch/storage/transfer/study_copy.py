@@ -222,7 +222,7 @@ class Joined:
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert missing rows, replace changed trials; return the counts."""
+    """Insert missing rows and replace changed trials; return the counts."""
     check_study(copy)
     study_id = _known(connection, copy)
     is_new = study_id is None
