@@ -65,7 +65,7 @@ class UnknownFieldError(SpecError):
 
 
 class QuestionChangedError(SpecError):
-    """The spec asks another question than the stored study of that name.
+    """The spec asks another question than the stored study of the same name.
 
     ``changes`` maps each dotted field to its (stored, given) values.
 
@@ -92,7 +92,7 @@ class OtherDeviceError(UsageError):
 
 
 class NotFoundError(BSSearchError):
-    """A study, trial, submission or file of this name does not exist.
+    """A study, trial, submission or file does not exist.
 
     Example: ``except bssearch.NotFoundError: answer = bssearch.run_study(spec)``
     """
@@ -189,7 +189,7 @@ PHRASES = {
 
 
 def remedy_of(error: BaseException) -> str:
-    """Remedy for a missing module or relative path, to append to its error; empty for other errors."""
+    """Remedy to append to the error of a missing module or relative path; empty for other errors."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if path is not None and not Path(str(path)).is_absolute():
         return f"; the path starts at the folder of the command, {Path.cwd()}"

@@ -30,7 +30,7 @@ def check_file(path: Path) -> None:
             f"{path} cannot be written: there is no folder {path.parent}",
             hint="make the folder first",
         )
-        kind = "a folder" if path.is_dir() else "no regular file"
+        kind = "a folder" if path.is_dir() else "not a regular file"
         require(path.is_file() or not path.exists(), f"{path} cannot be written: it is {kind}; name another file")
         _refuse_database(path)
 
@@ -141,7 +141,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def new_guarded_file(path: Path) -> BinaryIO:
-    """Open a `new_private_file` in a guarded folder, readable by its group."""
+    """Open a `new_private_file` in a guarded folder; in a group's folder, the group may read and write."""
     make_guarded_folder(path.parent)
     try:
         file = new_private_file(path)

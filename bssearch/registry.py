@@ -176,5 +176,6 @@ def _loaded(kind: Kind, point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        message = f"{kind.removesuffix('s')} {point.name} cannot be loaded ({point.value}): {error}"
+        name = f"{kind.removesuffix('s')} {point.name}"
+        message = f"{name} cannot be loaded ({point.value}): {error}; correct or reinstall the package"
         raise UsageError(message) from error

@@ -121,7 +121,7 @@ def packaged_folder(name: str) -> Path:
     for folder in (package / f"_{name}", package.parent / name):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"the installation of bssearch lacks its folder {name!r}")
+    raise FileNotFoundError(f"the installation of bssearch lacks its folder {name!r}; reinstall bssearch")
 
 
 def presets() -> dict[str, Path]:

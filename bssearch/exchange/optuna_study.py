@@ -185,13 +185,14 @@ def table_names(url: URL) -> set[str]:
 
 
 def _named(study: str | None, names: list[str], url: URL) -> str:
-    listed = ", ".join(map(repr, sorted(names))) or "none"
+    listed = ", ".join(map(repr, sorted(names))) or "no studies"
     if study is None and len(names) == 1:
         return names[0]
     require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
     require(
         study in names,
-        f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}; choose from {listed}",
+        f"no Optuna study{'' if study is None else f' {study!r}'}: {shown(url)} has {listed}; name another study or "
+        "database",
         error=NotFoundError,
     )
     return str(study)
@@ -214,7 +215,8 @@ def load_optuna_study(
 ) -> optuna.Study:
     """In-memory Optuna study: a snapshot of the stored study.
 
-    The study minimizes, unless metric_in_budget maximizes. Distributions cover the search space and all trials.
+    The study minimizes the objective; metric_in_budget may maximize. Distributions cover the search space and all
+    trials.
 
     Args:
         db: the database's URL, ignored if ``store`` is given.
@@ -491,7 +493,7 @@ def _failures(url: URL, name: str) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
         raise DatabaseError(
             f"cannot write to {shown(url)}: {_first_line(cause, url)}",
-            hint="check the database, or name another with --file",
+            hint="check the database, or name another database with --file",
         ) from None
 
 

@@ -75,7 +75,7 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def trial_rows(
     store: Store, name: str, trials: Sequence[TrialRecord], kept: Sequence[TrialRecord]
 ) -> list[dict[str, Any]]:
-    """Rows of the ``kept`` among a study's ``trials``: the contract of ``trial list --format json``.
+    """Rows of the ``kept`` trials of a study's ``trials``: the contract of ``trial list --format json``.
 
     ``answer`` has the seconds that `best` compares, their basis, and whether they count in their batch size's median.
     """
@@ -136,7 +136,7 @@ def trial_document(
 ) -> dict[str, Any]:
     """Trial with curve, device and spec: the contract of ``trial --format json``.
 
-    ``stages`` if the batch grows, else null.
+    ``stages`` is null unless the batch grows.
     """
     return {
         **trial_row(trial),

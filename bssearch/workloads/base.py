@@ -101,7 +101,7 @@ class Workload(Protocol):
     Optional members:
 
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes; default: PyTorch's
-      ``default_collate``. A mapping or tensor is inputs without targets.
+      ``default_collate``. A returned mapping or tensor is inputs without targets.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
       batches, from an ``IterableDataset`` or your ``DataLoader``. ``batch_size`` is the micro-batch size; ``seed``
       changes with the epoch. The first tensor must have ``batch_size`` rows. bssearch drops a smaller last batch.
@@ -116,9 +116,9 @@ class Workload(Protocol):
     * ``tokens_per_sample: int``: predicted tokens per training sample.
     * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
       then returns a `WeightedLoss`, which divides a batch's summed losses by the batch's tokens.
-    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
-      global generators, which the trial seeds, for all samples at once on the inputs' device. Parameters under
-      ``space.augmentation`` are keywords.
+    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, within train seconds. Draw from
+      PyTorch's global generators, which the trial seeds, for all samples at once on the inputs' device. Parameters
+      under ``space.augmentation`` are keywords.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
       ``activation_checkpointing``.
 
@@ -220,7 +220,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     )
     require(
         not lies_in_no_file(name),
-        f"workload {name!r} is in a notebook or in the script that ran, not in a file",
+        f"workload {name!r} is in a notebook or in the script that ran, which a worker cannot import",
         hint="pass the class to Python, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or move the "
         "class into a file",
         error=WorkloadError,
@@ -243,7 +243,7 @@ def found_attribute(name: str, folder: Path) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
+        offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "(no public name)"
         raise WorkloadError(f"workload {name!r}: {location} has no {attribute!r}; choose from {offered}") from None
 
 

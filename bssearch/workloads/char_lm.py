@@ -35,7 +35,7 @@ class CharLM:
     """Predict the next character: 90 % of the text train, the next 5 % validate, the last 5 % test.
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
-    default: the standard library's top-level modules. The text has the files in the order of their paths, up to
+    default: the standard library's top-level modules. The text joins the files in the order of their paths, up to
     ``max_characters``. Windows have ``context`` + 1 characters; with ``lines``, a window also ends with a line. At most
     ``validation_sequences`` windows validate.
     """
@@ -157,8 +157,8 @@ class CharLM:
 class CharTransformer(nn.Module):
     """Decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
 
-    Output and token embedding share weights. Initial deviation is 0.5 / √width, over √(2 × layers) for writes to the
-    residual stream. Dropout acts on embeddings and on each block's outputs.
+    Output and token embedding share weights. Initial weights deviate by 0.5 / √width, over √(2 × layers) for writes to
+    the residual stream. Dropout acts on embeddings and on each block's outputs.
     """
 
     def __init__(self, *, tokens: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:

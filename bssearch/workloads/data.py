@@ -57,7 +57,7 @@ Batch = tuple[Nesting, Nesting]
 class Part:
     """One part of the data on one device: ``inputs`` (samples, …) and ``targets`` (samples, …).
 
-    Both are tensors or nestings of tensors; batches have the same nesting.
+    Inputs and targets are tensors or nestings of tensors; batches have equal nestings.
 
     Example: ``bssearch.Part(inputs=torch.zeros(100, 8), targets=torch.zeros(100))``
     """
@@ -137,7 +137,7 @@ class DatasetPart(HostPart):
 
     def _whole(self) -> NoReturn:
         raise WorkloadError(
-            f"a part of a {type(self.samples).__name__} has no whole inputs and targets",
+            f"a part of a {type(self.samples).__name__} has no tensors inputs and targets",
             hint="read the part in batches: for inputs, targets in part.chunks(256)",
         )
 
@@ -187,7 +187,7 @@ class BatchStream(HostPart):
 
 
 class TokenPart(HostPart):
-    """Training samples that count by their tokens; ``lengths``: tokens of each sample."""
+    """Training samples counted by tokens; ``lengths``: tokens of each sample."""
 
     has_rows = False
 
@@ -316,7 +316,7 @@ def _check_sequence(data: object, given: object, name: str) -> None:
     )
     require(
         not isinstance(given, IterableDataset),
-        f"{returned}, without rows to choose",
+        f"{returned}, whose rows bssearch cannot choose",
         hint="let train_batches(batch_size, seed) make the training batches from the dataset; "
         "for validation and test, return a list of samples",
         error=WorkloadError,

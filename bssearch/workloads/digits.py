@@ -34,7 +34,7 @@ class Digits(TenClasses):
         held_out = self.validation_samples + self.test_samples
         require(
             held_out < len(labels),
-            f"validation_samples + test_samples = {held_out} leaves no training samples; choose < {len(labels)}",
+            f"validation_samples + test_samples = {held_out} leaves no training samples; choose a sum < {len(labels)}",
             error=WorkloadError,
         )
         order = stratified_order(labels)

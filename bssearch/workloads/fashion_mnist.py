@@ -2,7 +2,7 @@
 
 Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, in this order:
 
-1. the folder in ``BSSEARCH_DATA_DIR``, ``fashion-mnist`` or ``FashionMNIST/raw`` inside; if set, no other place
+1. the folder in ``BSSEARCH_DATA_DIR``, ``fashion-mnist`` or ``FashionMNIST/raw`` inside; the only place if set
 2. Debian's package ``dataset-fashion-mnist``
 3. an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
 4. a download into this folder with torchvision

@@ -70,7 +70,7 @@ def test_the_model_scores_every_digit_and_starts_at_chance() -> None:
 
 
 def test_a_split_without_training_samples_is_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"1800 leaves no training samples; choose < 1797"):
+    with pytest.raises(WorkloadError, match=r"1800 leaves no training samples; choose a sum < 1797"):
         Digits(validation_samples=900, test_samples=900).load(CPU)
 
 

@@ -109,7 +109,7 @@ def check_boards(names: Iterable[str]) -> None:
         version = next((one.version for one in importlib.metadata.distributions(name=distribution)), "")
         if tuple(map(int, re.findall(r"\d+", version)[:3])) < oldest:
             needed = f"log = {name} needs {distribution} >= {'.'.join(map(str, oldest))}"
-            raise UsageError(f"{needed}; {version or 'none'} is installed", hint=f"pip install 'bssearch[{name}]'")
+            raise UsageError(f"{needed}; installed: {version or 'no version'}", hint=f"pip install 'bssearch[{name}]'")
 
 
 # Reports that may wait for a board, here or in its process: some megabytes.
@@ -141,9 +141,9 @@ class BoardProcess:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                # -P: nothing in this folder hides an installed package.
+                # -P: no file in this folder hides an installed package.
                 [sys.executable, "-P", "-m", "bssearch.exchange.boards.serve", str(theirs.fileno()), *names],
-                stdin=subprocess.PIPE,  # carries nothing, and closes when the driver dies
+                stdin=subprocess.PIPE,  # carries no data, and closes when the driver dies
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=(theirs.fileno(),),

@@ -84,7 +84,7 @@ class MLflow:
             self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
 
     def close(self) -> None:
-        """Do nothing, because MLflow has no buffer."""
+        """MLflow has no buffer to flush."""
 
     @cached_property
     def _experiment(self) -> str:

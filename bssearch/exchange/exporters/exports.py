@@ -1,8 +1,8 @@
 """Exports of a study to files.
 
 Curves: ``NAME.csv.gz`` (or ``NAME.csv``) has ``trial, param.*, seed, step, train_seconds, metric``, by trial in order
-of time; empty cells are unset. ``NAME.json``: ``name``, ``metric``, ``goal``, ``target`` and ``max_train_seconds`` (a
-trial's limit or null).
+of time; a cell is empty for an unset parameter. ``NAME.json``: ``name``, ``metric``, ``goal``, ``target`` and
+``max_train_seconds`` (a trial's limit or null).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def description_path(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Files, with lines for programs and sentences for people."""
+    """Written files or databases, and notes for people."""
 
     written: Sequence[str]
     notes: Sequence[str] = ()
@@ -215,7 +215,7 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 def column_type(column: str, values: Sequence[Any]) -> str:
     """Column's pandas type: as declared if the values fit, else by values.
 
-    Mixed numbers and integers beyond 64 bits become floats, other mixtures text.
+    Mixed numbers and integers beyond 64 bits become floats; other mixtures become text.
     """
     kinds = {_kind_of(one) for one in values if one is not None}
     declared = _declared().get(column)
@@ -266,7 +266,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Finished search trials with curves, or `UsageError`; replays of early stopped trials end early, too."""
+    """Finished search trials with curves; `UsageError` without curves. Curves of stopped trials end early."""
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}

@@ -113,7 +113,7 @@ class Formula:
         return cls(found[3], lambda value: base * value)
 
     def __call__(self, text: str) -> str:
-        """Number for a text; an empty text stays."""
+        """Apply the formula to a number's text; an empty text stays empty."""
         text = text.strip()
         if self.of is None or not text:
             return text
@@ -144,7 +144,7 @@ def check_epochs(theirs: str, ours: str, hint: str) -> None:
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
-    """Parse THEIRS=OURS by their names; raise `UsageError`."""
+    """Parse THEIRS=OURS into our names and formulas by the file's names; raise `UsageError`."""
     names = list(there)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
@@ -157,7 +157,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
         )
         if formula.of is None:
             check_logarithm(theirs, ours)
-            check_epochs(theirs, ours, f"use '1*{theirs}=steps' for optimizer steps, or give a column of these")
+            check_epochs(theirs, ours, f"use '1*{theirs}=steps' if {theirs} holds optimizer steps")
         found[formula.name] = ours, formula
     return found
 
@@ -210,7 +210,7 @@ def recognize(
             near = difflib.get_close_matches(name, [*COLUMNS, *SPLIT], n=1)
             if near or PARAMETER.fullmatch(name) or len({row[index].strip() for row in rows if index < len(row)}) > 1:
                 unknown.append(f"{name!r}" + (f" ({near[0]}?)" if near else ""))
-            column = Column(theirs=name, why="the same in all rows")
+            column = Column(theirs=name, why="equal in all rows")
         columns.append(column or Column(theirs=name, why="--ignore"))
         own.add(columns[-1].ours or "")
     _check_rows(columns, rows, origin)
@@ -306,7 +306,8 @@ def _check_twice(columns: Sequence[Column], origin: str) -> None:
         if column.ours is not None:
             if column.ours in seen:
                 raise UsageError(
-                    f"the columns {seen[column.ours]!r} and {column.theirs!r} are both {column.ours} ({origin})",
+                    f"the columns {seen[column.ours]!r} and {column.theirs!r} have one meaning, {column.ours} "
+                    f"({origin})",
                     hint="leave out one of these columns with --ignore NAME",
                 )
             seen[column.ours] = column.theirs

@@ -78,7 +78,7 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, its name in the log, and ``distance``: 0 if given by the user, else 1 plus the name's groups."""
+    """A value with its name in the log; ``distance`` is 0 if the user gave the value, else 1 plus the name's groups."""
 
     theirs: str
     value: Any
@@ -99,7 +99,7 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
         name, separator, value = text.partition("=")
         require(name and separator and value, f"--with {text} must be NAME=VALUE, as in world_size=2")
         if not (_is_known(_ours(name)) or name in there):
-            otherwise = "name a setting of the logs, or a usual one such as batch_size or world_size"
+            otherwise = "name a setting of the logs, or a usual setting such as batch_size or world_size"
             raise UsageError(
                 f"--with {text}: unknown setting {name!r}",
                 hint=nearest(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], otherwise),
@@ -123,8 +123,8 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
         known = found.get(ours)
         if known is not None and known.distance == one.distance and str(known.value) != str(one.value):
             raise UsageError(
-                f"{known.theirs} = {known.value} and {name} = {value} are both {ours} ({log.origin})",
-                hint=f"choose a column with --column NAME={ours}",
+                f"{known.theirs} = {known.value} and {name} = {value} have one meaning, {ours} ({log.origin})",
+                hint=f"choose a setting with --column NAME={ours}",
             )
         if known is None or one.distance < known.distance:
             found[ours] = one
@@ -186,8 +186,8 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
         return found
     raise UsageError(
         f"the batch size of {log.origin} is unknown; settings found: {listed(list(settings))}",
-        hint=f"take a setting as the batch size with --column NAME={BATCH}, name the column of runs with --run NAME, "
-        f"or give all runs a size with --with {BATCH}=N",
+        hint=f"name the setting with --column NAME={BATCH}, name the column of runs with --run NAME, or give all runs "
+        f"a batch size with --with {BATCH}=N",
     )
 
 
@@ -208,7 +208,7 @@ FEW_RUNS = 3
 
 
 def sources(settings: Settings) -> str:
-    """Our names of batch and hyperparameters, with the log's names if different."""
+    """Batch parts and hyperparameters that the log names differently: our names with the log's names."""
     shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
@@ -229,7 +229,7 @@ def import_curves(
     *,
     name: StudyName = None,
     metric: Annotated[
-        str | None, Option("Name of the metric in the logs.", shown_default="the only one of the validation")
+        str | None, Option("Name of the metric in the logs.", shown_default="the only validation metric")
     ] = None,
     target: Annotated[
         float | None, Option("Target value of the metric.", shown_default="the value that half of the runs reach")
@@ -238,11 +238,11 @@ def import_curves(
         Goal | None, Option("Direction in which the metric improves.", shown_default=Goal.MAXIMIZE.value)
     ] = None,
     step: Annotated[str | None, Option("Name of the optimizer steps in the logs.")] = None,
-    seconds: Annotated[str | None, Option("Name of the seconds since the run began in the logs.")] = None,
-    run: Annotated[str | None, Option("Column of a table that tells runs apart.")] = None,
+    seconds: Annotated[str | None, Option("Name in the logs of the seconds since the run began.")] = None,
+    run: Annotated[str | None, Option("Column of a table that names each row's run.")] = None,
     column: Annotated[
         list[str] | None,
-        Option("Take a setting as another, as in batch_size=micro_batch_size; may be repeated.", metavar="THEIRS=OURS"),
+        Option("Rename a setting, as in batch_size=micro_batch_size; may be repeated.", metavar="THEIRS=OURS"),
     ] = None,
     given: Annotated[
         list[str] | None,
@@ -261,8 +261,8 @@ def import_curves(
 ) -> Studies:
     """Make a study from training logs, with their learning curves.
 
-    A run's settings come from its log. The batch size of a step is the batch size, or its part per device, times
-    accumulation and devices. Each device and precision gets a separate study.
+    A run's settings come from its log. A batch size per device is multiplied by accumulation steps and devices. Each
+    device and precision gets a separate study.
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 
@@ -294,7 +294,7 @@ def import_curves(
 
 
 def _apart(log: Log, column: Sequence[str]) -> list[Log]:
-    """Runs of a table without a column of runs, split by their settings if these tell runs apart."""
+    # Runs of a table without a column of runs, split by settings if these differ between runs
     first = log.rows[0] if log.rows else {}
     renamed = {theirs: ours for theirs, _, ours in (one.rpartition("=") for one in column)}
     ours = {name: renamed.get(name, _ours(name)) for name in first if name not in log.settings}
@@ -385,12 +385,12 @@ def _runs(
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     if "learning_rate" not in varied:
         notes.append(
-            "no run has a learning rate, so the answer cannot name untuned batch sizes; take a setting as the rate "
-            "with --column NAME=learning_rate"
+            "no run has a learning rate, so the answer cannot name untuned batch sizes; name the rate's setting with "
+            "--column NAME=learning_rate"
         )
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
-        (without, f"were skipped, because they have no {names.metric}"),
+        (without, f"have no {names.metric} and were skipped"),
         (resumed, "go back to an earlier step and count as resumed"),
         (repeated, "have several metrics at a step; the last metric counts"),
         (untimed if len(untimed) < len(runs) else [], "have no seconds"),
@@ -436,8 +436,8 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
         yield "there is an evaluation at every step: if the steps are epochs, add --epoch-samples N"
     if late := [run for run in runs if is_late(run.curve)]:
         yield (
-            f"{len(late)} of {len(runs)} logs start late (the first: {late[0].origin}); unlogged first steps count as "
-            "fast as later steps"
+            f"{len(late)} of {len(runs)} logs start late (the first: {late[0].origin}); assuming that unlogged first "
+            "steps took as long as later steps"
         )
     by_origin = {log.origin: log for log in logs}
     samples = {}
@@ -449,8 +449,8 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
     if samples and max(samples.values()) > UNLIKE * min(samples.values()):
         least, most = min(samples, key=lambda one: samples[one]), max(samples, key=lambda one: samples[one])
         yield (
-            f"an epoch has {samples[most]:,.0f} samples in {most} and {samples[least]:,.0f} in {least}: is a part of "
-            "the batch missing, such as accumulation or devices?"
+            f"an epoch has {samples[most]:,.0f} samples in {most} and {samples[least]:,.0f} in {least}; if a part of "
+            "the batch is missing, such as accumulation or devices, add --with NAME=VALUE"
         )
 
 
@@ -508,7 +508,7 @@ def _confounders(runs: Sequence[ImportedRun]) -> Iterator[str]:
         values = {size: {_value(one, name) for one in there} for size, there in by_size.items()}
         if all(len(one) == 1 for one in values.values()) and len(set.union(*values.values())) > 1:
             words = ", ".join(f"{next(iter(one))} at {size}" for size, one in sorted(values.items())[:MOST_NAMED])
-            yield f"{name} changes with the batch size, so their effects cannot be told apart: {words}"
+            yield f"{name} changes with the batch size, so the two effects cannot be separated: {words}"
 
 
 def _value(configuration: Configuration, name: str) -> str:

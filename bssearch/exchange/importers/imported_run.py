@@ -291,7 +291,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBatch:
-    """Run's batch: ``parts`` by our names, ``labels`` by the file's."""
+    """Run's batch: ``parts`` by our names, ``labels``: the file's names."""
 
     origin: str
     parts: Mapping[str, int]
@@ -310,7 +310,7 @@ class GivenBatch:
                 )
             if _plain(name) == _SHARED and str(value).lower() in ("true", "1", "1.0", "yes"):
                 raise UsageError(
-                    f"{label(name)} = {value}: the devices may share the batch instead of having a batch each "
+                    f"{label(name)} = {value}: the devices may share one batch instead of having separate batches "
                     f"({origin})",
                     hint=f"give {STEP_BATCH}, the samples of an optimizer step, without {WORLD} and {label(name)}",
                 )
@@ -323,7 +323,7 @@ class GivenBatch:
             number = integer(text, label(name), origin, low=1)
             if parts.get(ours, number) != number:
                 raise UsageError(
-                    f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ; delete one of the two "
+                    f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ; delete the wrong value "
                     f"({origin})"
                 )
             parts[ours], labels[ours] = number, label(name)
@@ -361,8 +361,8 @@ def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tup
     notes = []
     if why and per_device:
         notes.append(
-            f"assuming that batch_size is per device, because {why}; a step's batch is × {_factors(open_ones)}; "
-            f"if batch_size is per step, {_renamed(open_ones[0], rename, STEP_BATCH)}"
+            f"assuming that batch_size is per device, because {why}; a step has batch_size × {_factors(open_ones)} "
+            f"samples; if batch_size is per step, {_renamed(open_ones[0], rename, STEP_BATCH)}"
         )
     elif why:
         notes.append(
@@ -455,7 +455,7 @@ def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Studies:
-    """Imported studies, and notes. ``dry_run`` stores nothing."""
+    """Imported studies, and notes. With ``dry_run``, the caller stores no study."""
 
     studies: tuple[FinishedStudy, ...]
     notes: tuple[str, ...]
@@ -464,7 +464,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` is for the first study if new. ``dry_run`` stores nothing."""
+    """Whole studies; ``name`` is for the first study if new. With ``dry_run``, the caller stores no study."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -507,8 +507,8 @@ def import_study(
 ) -> WholeStudies:
     """Import whole studies, or the new parts of stored studies.
 
-    An import stores all studies or no study. A second import of the same file changes nothing. An import refuses a
-    study whose trials differ in both places.
+    An import stores all studies or no study. A second import of the same file has no effect. An import refuses a study
+    whose trials differ from stored trials.
     """
     from bssearch.spec import check_study_name
     from bssearch.storage.transfer.study_copy import read_study
@@ -525,8 +525,8 @@ def import_study(
         for missing in {*studies} - {copy.name for copy in copies}:
             raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}; correct --study")
     notes += [
-        f"study {copy.name} of {copy.source}: skipped {plural(len(copy.running), 'running trial')}; import again "
-        "after their end"
+        f"study {copy.name} of {copy.source}: skipped {plural(len(copy.running), 'running trial')}; import the study "
+        "again after these trials end"
         for copy in copies
         if copy.running
     ]

@@ -43,7 +43,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Target and notes; by default the worst ``final_metric`` of a hit; `UsageError` if unknown."""
+    """Target (default: the worst ``final_metric`` of a hit) and notes; `UsageError` if unknown."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -82,8 +82,8 @@ def make_studies(
 ) -> Studies:
     """Study per device and precision.
 
-    A single study is called ``name``; of several studies, the device follows the name. Without train seconds the
-    objective is ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
+    A single study is called ``name``; several names add the device. Without train seconds the objective is
+    ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -94,7 +94,7 @@ def make_studies(
     unpowered = next((run.origin for run in runs if run.reached and not run.mean_power_watts), None)
     require(
         objective != EnergyToTarget.name or unpowered is None,
-        f"--objective {objective} needs the mean power of each run that reached the target, also of {unpowered}",
+        f"--objective {objective} needs the mean power of each run that reached the target; {unpowered} has no power",
         hint=f"import logs with the setting {POWER}, or choose another objective",
     )
     studies: list[FinishedStudy] = []
@@ -136,7 +136,7 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
             f"{lacking.total()} of the {len(before)} runs of study {name!r} are from logs that this import lacks",
             hint=f"import all logs together, or give another --name, or `bssearch study delete {name}`",
         )
-        # Each run takes the place of a stored one, or follows them all
+        # Each run takes the place of a stored run, or follows all stored runs
         trials = sorted(study.trials, key=lambda one: (numbers.get(_identity(one)) or [LARGEST]).pop(0))
         curves = Counter(number for number, _ in observations_of(store, name, before))
         if [_figures(one) for one in before] == [_figures(one) for one in trials] and (
@@ -184,7 +184,7 @@ def _about(
 ) -> Iterator[str]:
     reached = sum(one.run.reached for one in seeded)
     runs = f"{len(seeded)} run{'s' * (len(seeded) > 1)}"
-    yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
+    yield f"{runs}, {reached} reached the target, on device {kind[0]}, precision {kind[1]}"
     if renumbered:
         yield (
             f"{len(renumbered)} of {runs} repeat the seed of an earlier run of the same configuration (first: "
@@ -291,7 +291,7 @@ def _trial(one: _SeededRun, target: Target, limit: float, *, timed: bool) -> Fin
         first_hit_seconds=seconds,
         final_metric=run.final_metric,
         best_metric=run.final_metric,
-        warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
+        warnings=(f"imported without {' and '.join(missing)}",) if missing else (),
         device_use=_device_use(run),
         seconds_basis=run.seconds_basis if seconds is not None else None,
     )

@@ -46,8 +46,9 @@ SECONDS = (
 CLOCKS = (CLOCK, "timestamp")
 TIMES = (
     *("wall_time", "wall time", "time", "total_time", "walltime", "created_at", "datetime", "t", "sec", "secs"),
-)  # a clock, seconds since the run began, or those of an epoch or step
+)  # a clock, seconds since the run began, or seconds of an epoch or step
 
+# Names of the seconds of one evaluation
 _OF_EVALUATION = "(?:eval|evaluation|val|valid|validation|test)"
 _SECONDS_NAME = "(?:run)?(?:time|seconds|secs|duration)"
 EVALUATION = re.compile(
@@ -55,7 +56,6 @@ EVALUATION = re.compile(
     r"(?:[/_. (]+(?:s|ms|sec|seconds|min)\)?)?",
     re.IGNORECASE,
 )
-"""Names of the seconds of one evaluation."""
 
 EPOCH = "epoch"
 

@@ -37,16 +37,15 @@ DAMAGED = "copy the log again from its source, or export the run as a table (.cs
 
 LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
 
+# Seconds of a Trainer's steps; the Trainer's log has only the total of the last launch.
 SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too short after a resume)"
-"""Seconds of a Trainer's steps; the Trainer's log has only the total of the last launch."""
 
-CLOCK = "_timestamp"
-"""Weights & Biases' name of the seconds since 1970, also given to other tools' clocks."""
+CLOCK = "_timestamp"  # Weights & Biases' name of the seconds since 1970, also given to other tools' clocks
 
+# Columns of a table that name runs
 RUN_NAMES = frozenset(
     {"run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment", "exp", "name", "id"}
 )
-"""Columns of a table that tell runs apart."""
 
 Row = Mapping[str, Any]
 
@@ -510,7 +509,7 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
     _, header = next(rows, (1, []))
     names = [cell.strip() for cell in header]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise UsageError(f"the column {twice[0]!r} occurs twice; rename one ({file}:1)")
+        raise UsageError(f"the column {twice[0]!r} occurs twice; rename one column ({file}:1)")
     if separator == ";":
         rows = iter(_with_points([*rows], str(file)))
     for line, cells in rows:
@@ -602,7 +601,7 @@ def _json(file: Path) -> Any:
 
 
 class _PlainLoader(Loader):
-    """Reads plain values; a node with another tag becomes None, and no code runs."""
+    # Reads plain values; a node with another tag becomes None, and no code runs
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         return super().construct_object(node, deep) if node.tag in TAGS else None

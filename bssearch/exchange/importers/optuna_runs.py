@@ -60,7 +60,7 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
     """True if seconds cover the whole trial, by its duration; None if unknown."""
-    # 20 % more than ``share`` of it allows for a slow first epoch.
+    # 20 % more than ``share`` of the duration allows for a slow first epoch.
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
         return None
@@ -124,7 +124,7 @@ class ReportSteps:
 
     @property
     def epochs_before_first(self) -> int:
-        """1 if report 0 ends the first epoch, else 0."""
+        """1 if reports count epochs from 0, else 0."""
         # Reports 4, 9, 14, … count from 0; 0, 100, 200, … are more likely steps.
         gap = self.smallest_gap or 1
         return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
@@ -167,7 +167,7 @@ def import_optuna(
         str | None,
         Option(
             "Source of train seconds: duration, step_ms (report steps are milliseconds), value (seconds to the target) "
-            "or user_attr:NAME. --figures-at sets if duration and user_attr end at the target or with the trial.",
+            "or user_attr:NAME. --figures-at says whether duration and user_attr end at the target or with the trial.",
             metavar="PLACE",
             shown_default="unknown",
         ),
@@ -187,7 +187,7 @@ def import_optuna(
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "Moment of duration or user_attr:NAME: the target or the end of the trial.",
+            "End of duration or user_attr:NAME: at the target, or at the end of the trial.",
             shown_default="end, unless NAME contains 'target'",
         ),
     ] = None,
@@ -205,7 +205,7 @@ def import_optuna(
     trials that violate a constraint, do not count. --seconds and --steps name the sources of seconds and steps; a study
     written by `export --to optuna` needs neither option.
     """
-    # SQLAlchemy, which `import --help` does without
+    # imports SQLAlchemy, which `import --help` does not need
     from bssearch.exchange.importers.imported_studies import make_studies
     from bssearch.exchange.optuna_study import default_name, read_optuna_study
 
@@ -363,7 +363,7 @@ class _Reader:
     reports: ReportSteps
     samples_per_epoch: int | None = None
     figures_at: FiguresAt | None = None
-    batch_size: int | None = None  # of trials without one
+    batch_size: int | None = None  # of trials without a batch size
     resumed: frozenset[int] = frozenset()  # retried trials, which may have resumed a failed trial
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[ImportedRun], list[str]]:
@@ -465,25 +465,24 @@ class _Reader:
         ]
         if beyond:
             yield (
-                f"time or steps to the target unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
-                f"the trials trained past the target, or lack reports or the attribute; if the figures end at the "
-                f"target, "
-                f"add --figures-at {FiguresAt.TARGET}"
+                f"time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials (first: "
+                f"{beyond[0]}): the trials trained past the target, or lack reports or the attribute; if time or steps "
+                f"end at the target, add --figures-at {FiguresAt.TARGET}"
             )
         at_once = most_at_once(ended) if self.seconds == DURATION or self.seconds_name else 1
         if at_once > 1:
             yield f"up to {at_once} trials ran at once; if they shared a device, seconds include waits for each other"
         if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
-                f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "
-                "trials, and may have resumed from checkpoints"
+                f"seconds are unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): these trials "
+                "retried failed trials, and may have resumed from checkpoints"
                 + ("; if the attribute covers the whole training, add --figures-at" if self.seconds_name else "")
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
             if shared and not self._is_at_target(name):
                 yield (
-                    f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of "
+                    f"assuming that {option} {USER_ATTRIBUTE}{name} covers the whole trial; {len(shared)} of "
                     f"{len(runs)} trials trained past the target (first: {shared[0]}) and count up to the first "
                     f"report that met the target; if the attribute ends at the target, add --figures-at "
                     f"{FiguresAt.TARGET}"
@@ -495,7 +494,7 @@ class _Reader:
                 f"ends epoch {self.reports.first + 1}"
             )
         if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
-            yield (f"report steps are {self._first_steps()} at every batch size; if they are epochs, {AS_EPOCHS}")
+            yield f"report steps are {self._first_steps()} at every batch size; if these steps are epochs, {AS_EPOCHS}"
 
     def _first_steps(self) -> str:
         first, gap = self.reports.first, self.reports.smallest_gap or 1
@@ -506,7 +505,7 @@ class _Reader:
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
                 f"{by}: every trial of {self.place} reports at {self._first_steps()}, at every batch size "
-                f"({', '.join(map(str, sorted(sizes)))}); such steps count as epochs",
+                f"({', '.join(map(str, sorted(sizes)))}); such steps are probably epochs",
                 hint=AS_EPOCHS,
             )
 

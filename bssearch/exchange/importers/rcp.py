@@ -76,7 +76,7 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
-    """File's runs and target; runs without a value are noted and left out."""
+    """File's runs and target; a note counts skipped runs without a value."""
     points = {f"{path}: {name}": fields for name, fields in _entries(read_text(path), path).items()}
     read = {place: _point(fields, place) for place, fields in points.items()}
     benchmarks = sorted({one.benchmark for one in read.values() if one.benchmark is not None})
@@ -90,7 +90,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     runs = [run for place, one in read.items() for run in _runs(one, place, per_epoch)]
     require(runs, f"{path} has no runs: add a list {EPOCHS!r} or {SAMPLES!r}")
     notes = [
-        f"{missing} of {len(one.values)} runs have no value; skipped ({place})"
+        f"skipped {missing} of {len(one.values)} runs without a value ({place})"
         for place, one in read.items()
         if (missing := one.values.count(None)) or not one.values
     ]

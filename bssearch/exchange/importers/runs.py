@@ -70,7 +70,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` for figures at the end, or if, without ``figures_at``, figures may be of whole trainings."""
+    """Raise `UsageError` unless steps and seconds are to the target; None for ``figures_at`` checks the runs."""
     if figures_at is FiguresAt.TARGET:
         return
     require(
@@ -107,12 +107,13 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
         return ""
     if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
-        return ""  # a run that missed the target had more time than those that reached it
+        return ""  # a run that missed the target had more time than runs that reached the target
     if with_missed := [one for one in groups if one.at_end(one.missed)]:
         first = max(with_missed, key=lambda one: len(one.reached))
         return (
-            f"at batch size {first.batch_size}, {plural(first.at_end(first.reached), 'run')} that reached and "
-            f"{plural(first.at_end(first.missed), 'run')} that missed it ended at {measure} = {first.end:g}"
+            f"at batch size {first.batch_size}, {plural(first.at_end(first.reached), 'run')} that reached the target "
+            f"and {plural(first.at_end(first.missed), 'run')} that missed the target ended at {measure} = "
+            f"{first.end:g}"
         )
     sizes = {one.batch_size for one in groups}
     fewest = min(len(one.reached) for one in groups)
@@ -201,7 +202,7 @@ def import_runs(
     ] = None,
     column: Annotated[
         list[str] | None,
-        Option("Take a column as another, as in lr=param.learning_rate; may be repeated.", metavar="THEIRS=OURS"),
+        Option("Rename a column, as in lr=param.learning_rate; may be repeated.", metavar="THEIRS=OURS"),
     ] = None,
     ignore: Annotated[list[str] | None, Option("Leave a column out; may be repeated.", metavar="NAME")] = None,
     objective: Annotated[RunsObjective, Option("Cost minimized by the best batch size.")] = "time_to_target",
@@ -279,7 +280,7 @@ def parse_runs(
             notes.append(f"skipped {len(ended) - len(known)} of {len(ended)} runs without {labels['final_metric']!r}")
         ended = known
         check_scale([row.final_metric() for row in ended], derived, goal, source)
-        notes.append(f"reached is {derived.in_words}")
+        notes.append(f"reached means {derived.in_words}")
     skipped = "; ".join(note for note in notes if note.startswith("skipped"))
     require(ended, f"no runs to import in {source}: {skipped}", hint="add finished runs with their metric to the table")
     given: dict[tuple[str, ...], GivenBatch] = {}
@@ -305,7 +306,7 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
     other = next((one for one in ";\t|" if len(header) == 1 and one in header[0]), None)
     require(
         other is None,
-        f"the columns are separated by {other!r}; they must be separated by commas ({source}:{line})",
+        f"the columns are separated by {other!r}; expected commas ({source}:{line})",
         hint="write the table again with commas between columns, and points in decimal numbers",
     )
     found: list[tuple[int, list[str]]] = []
@@ -350,7 +351,7 @@ def _rows(
 
 
 def _unclear(columns: Sequence[Column], runs: Sequence[ImportedRun], derived: Target | None) -> str:
-    # Why steps and seconds may not be to the target; "" if the table tells
+    # Why steps and seconds may not be to the target; "" if the table is clear
     figures = [one for one in columns if one.ours in ("steps", "train_seconds")]
     whole = [one.theirs for one in figures if one.is_whole]
     if not any(run.reached and (run.steps or run.train_seconds) for run in runs):
@@ -506,7 +507,7 @@ class _Row:
 
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
-    """Add last misses by the evaluation grid that steps have in common, if any, with a note."""
+    """Add last misses, with a note, if the steps have a common interval between evaluations."""
     steps = grouped(
         (run.configuration.batch_size, run.steps)
         for run in runs

@@ -41,7 +41,7 @@ LONGEST_LINE = 10_000  # characters
 
 
 def read_file(file: Path) -> Iterator[Log]:
-    """Yield the log of a text; raise `UsageError` if no line has a pattern."""
+    """Yield the log of a text; raise `UsageError` if no line matches a pattern."""
     rows: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
     mentioned: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def read_file(file: Path) -> Iterator[Log]:
     for name, values in grouped((name, value) for row in rows for name, value in row.items()).items():
         if len(set(map(str, values))) == 1:
             mentioned.setdefault(name, values[0])
-    note = f"lines of texts: {' and '.join(f'{name}, as in {PATTERNS[name]}' for name in sorted(used))}"
+    note = f"reading lines of texts: {' and '.join(f'{name}, as in {PATTERNS[name]}' for name in sorted(used))}"
     yield Log(origin=str(file), rows=rows, settings=settings, mentioned=mentioned, note=note)
 
 

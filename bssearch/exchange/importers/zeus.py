@@ -66,14 +66,15 @@ def _reached(rows: Iterable[Mapping[str, str]]) -> list[tuple[float, float]]:
 def _curve(
     reached: Sequence[tuple[float, float]], is_falling: bool, one_epoch: float | None, origin: str
 ) -> Iterator[Row]:
-    # The epoch before a metric is first reached had only the earlier one.
+    # The epoch before a metric is first reached had only the earlier metric.
     before: tuple[float, float] | None = None
     for epoch, levels in grouped(reached).items():
         level = min(levels) if is_falling else max(levels)
         if before is not None:
             require(
                 (level < before[1]) is is_falling,
-                f"target_metric {level:g} is reached after the better {before[1]:g}; correct the trace ({origin})",
+                f"target_metric {level:g} comes after the better target_metric {before[1]:g}; correct the trace "
+                f"({origin})",
             )
             if epoch - 1 > before[0]:
                 yield _row(epoch - 1, before[1], is_falling, one_epoch)

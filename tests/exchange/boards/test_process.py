@@ -384,7 +384,7 @@ def test_a_board_that_is_not_installed_is_refused_before_the_run(
 ) -> None:
     installed(monkeypatch)
     error = refused(tmp_path, *command, write_task(tmp_path, log=["mlflow"], executor=INLINE).name, code=2)
-    assert "log = mlflow needs mlflow-skinny >= 3; none is installed" in error
+    assert "log = mlflow needs mlflow-skinny >= 3; installed: no version" in error
     assert "pip install 'bssearch[mlflow]'" in error
     assert not (tmp_path / "bssearch.db").exists()
 
@@ -396,7 +396,7 @@ def test_a_board_whose_library_is_too_old_is_refused(
     installed(monkeypatch, oldest)
     check_boards([name])
     installed(monkeypatch, older)
-    with pytest.raises(UsageError, match=rf"{name} .*; {older} is installed") as refused:
+    with pytest.raises(UsageError, match=rf"{name} .*; installed: {older}") as refused:
         check_boards([name])
     assert refused.value.hint == f"pip install 'bssearch[{name}]'"
 

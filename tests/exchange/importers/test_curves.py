@@ -445,7 +445,7 @@ def test_what_a_run_logs_once_is_no_setting(tmp_path: Path) -> None:
 def test_a_renamed_setting_comes_first_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
     text = "step,val_acc,config/batch_size,config/total,train.lr,finetune.lr\n10,0.5,8,32,0.1,0.2\n"
     file = table(tmp_path, text)
-    refuse(file, "are both learning_rate")
+    refuse(file, "have one meaning, learning_rate")
     chosen = ["config/total=batch_size", "train.lr=learning_rate"]
     one = only_run(import_curves([file], target=0.4, column=chosen)).configuration
     assert (one.batch_size, one.learning_rate) == (32, 0.1)
@@ -620,7 +620,7 @@ def test_a_run_without_the_metric_needs_no_batch_size(tmp_path: Path) -> None:
     text = "run,step,val_acc,batch_size\na,10,0.5,8\nb,10,,\n"
     made = import_curves([table(tmp_path, text)], target=0.4)
     assert only_run(made).configuration.batch_size == 8
-    assert any("1 of 2 runs were skipped" in one for one in made.notes)
+    assert any("1 of 2 runs have no" in one for one in made.notes)
 
 
 def test_numbers_are_read_as_people_write_them() -> None:

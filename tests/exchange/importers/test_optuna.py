@@ -324,7 +324,7 @@ def test_a_duration_is_the_time_to_the_target_only_of_a_trial_that_ended_there(w
     assert [one.time_to_target_s for one in outcomes(made)] == [5.0, *[None] * 6]
     assert states(made) == [*["reached"] * 3, "exhausted", *["reached"] * 3]
     assert outcomes(made)[3].last_miss_seconds == 8.0
-    assert any("target unknown for 5 of 7 trials (first: 1)" in note for note in made.notes)
+    assert any("target are unknown for 5 of 7 trials (first: 1)" in note for note in made.notes)
     silent = write(trial(0.96, lasted=6.0), name="silent")
     refuse(UsageError, silent, "silent", said="unknown for 1 of 1 trials", target=0.9, seconds="duration")
 
@@ -567,7 +567,7 @@ def test_what_cannot_be_read_is_named_with_its_bound(write: Write, options: dict
 
 def test_studies_that_are_none_or_several_or_of_several_objectives_are_named(write: Write) -> None:
     file = write(trial(0.95, took=1.0), name="one")
-    refuse(NotFoundError, file, "two", said="choose from 'one'", target=0.9)
+    refuse(NotFoundError, file, "two", said="has 'one'; name another", target=0.9)
     write(name="two")
     refuse(UsageError, file, said="'one', 'two'", target=0.9)
     refuse(UsageError, file, "two", said="no COMPLETE or PRUNED trial", target=0.9)

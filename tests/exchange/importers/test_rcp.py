@@ -104,7 +104,7 @@ def test_runs_without_a_value_are_left_out_and_noted(tmp_path: Path) -> None:
     without = {**RESNET, "BS": 64, "Epochs to converge": None}
     found = read(tmp_path, {**RESNET, "Epochs to converge": [34, None, 35]}, without)
     assert len(found[0].runs) == 2
-    said = [f"{missing} of {runs} runs have no value; skipped" for missing, runs in ((1, 3), (0, 0))]
+    said = [f"skipped {missing} of {runs} runs without a value" for missing, runs in ((1, 3), (0, 0))]
     assert [note.partition(" (")[0] for note in found[0].notes[:2]] == said
 
 
