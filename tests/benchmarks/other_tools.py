@@ -34,7 +34,7 @@ from bssearch.search.calibration import measure_step_time_at
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.spec.space import UNKNOWN
 from tests.benchmarks.harness import script, turned
-from tests.evidence.trials import run_to_target
+from tests.evidence.peers import run_to_target
 from tests.factories import make_request, not_none
 
 FRESH = 1_000_000

@@ -20,7 +20,7 @@ from tests.commands.test_quick import NoisyExecutor
 from tests.factories import make_spec
 from tests.packages import installed
 from tests.search.law import LawExecutor
-from tests.simulation.test_scripts import script
+from tests.simulation.test_searches import script
 from tests.test_guide import root, subcommands
 
 MOST_WORDS = 12

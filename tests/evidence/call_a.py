@@ -39,7 +39,7 @@ def step_times(task: Task, mode: str) -> Found:
     A short trial of the default shows the mode in use; its warnings name the parts that ran eagerly.
     """
     from bssearch.commands.probes import run_request
-    from tests.evidence.trials import for_seconds, step_times_at
+    from tests.evidence.peers import for_seconds, step_times_at
 
     spec = task.spec(*MODES[mode])
     with worker(spec) as (executor, description):

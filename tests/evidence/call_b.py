@@ -88,8 +88,7 @@ def peers(task: Task) -> Found:
     """Train each tool's batch size, by each learning rate rule, and our configuration, with the same seeds."""
     from bssearch.commands.probes import step_time_of_default
     from bssearch.records import ProbeRecord, TrialState
-    from tests.evidence.peers import TrialFailed, fresh_seeds, race_of
-    from tests.evidence.trials import run_to_target
+    from tests.evidence.peers import TrialFailed, fresh_seeds, race_of, run_to_target
 
     known = section_of(task, "B", "recommended")
     if known.get("optimal") is None:
@@ -155,7 +154,7 @@ def char_spec(task: Task, *overrides: str) -> StudySpec:
 
 def char_lm(task: Task) -> Found:
     """Time the steps of a compute-bound model with their host-bound share; search its batch size for half a minute."""
-    from tests.evidence.trials import step_times_at
+    from tests.evidence.peers import step_times_at
 
     trials, wall, most = (4, 10, 2) if task.quick else (20, 30, 8)
     budget = (f"budget.trials={trials}", f"budget.wall_seconds={wall}", f"budget.trial_train_seconds={most}")

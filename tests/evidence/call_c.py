@@ -21,7 +21,7 @@ def repeatability(task: Task) -> Found:
 
 def fresh_processes(task: Task) -> Found:
     """Time the steps of some batch sizes in five fresh processes, each of which chooses its kernels."""
-    from tests.evidence.trials import step_times_at
+    from tests.evidence.peers import step_times_at
 
     spec = task.spec()
     sizes = [64, 256] if task.quick else [64, 512, 4096]
@@ -89,7 +89,7 @@ def slots(task: Task) -> Found:
     from bssearch.records import TrialEnded, TrialOutcome
     from bssearch.search.calibration import measure_step_time_at
     from bssearch.spec.space import UNKNOWN
-    from tests.evidence.trials import for_seconds
+    from tests.evidence.peers import for_seconds
 
     count, size, seconds = (2, 64, 1.0) if task.quick else (SLOTS, 512, 4.0)
     spec = task.spec(f"executor.slots={count}", "training.measure_noise=false")

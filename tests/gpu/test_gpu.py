@@ -1,5 +1,6 @@
 """Trials on a GPU: precisions, compilation, repetition, placement of the data, and what the device tells."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -26,8 +27,34 @@ from tests.benchmarks.repeatability import BUSY_GPU, busy_process
 from tests.evidence.task import can_build_kernels
 from tests.executors.line_workload import run_to_the_end
 from tests.factories import changed, not_none
-from tests.gpu.conftest import MakeComputation
 from tests.training.toys import configuration, request, run_trial
+
+# As in a worker's environment; cuBLAS reads it once.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+MakeComputation = Callable[..., Computation]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda:0")
+
+
+@pytest.fixture
+def computation(device: torch.device) -> Iterator[MakeComputation]:
+    """Make computations on the device; afterwards the process's switches are as on the CPU."""
+
+    def make(**settings: Any) -> Computation:
+        return Computation(device, TrainingSpec(**{"measure_noise": False, **settings}))
+
+    yield make
+    Computation(torch.device("cpu"))
 
 
 def digits_request(**changes: Any) -> TrialRequest:
@@ -118,40 +145,6 @@ def test_steps_whose_gradients_overflow_fp16_are_skipped_and_counted(computation
 
 
 needs_compiler = pytest.mark.skipif(not can_build_kernels(), reason="the C compiler or Python's header is missing")
-
-
-@needs_compiler
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_shape(
-    computation: MakeComputation, mode: str
-) -> None:
-    eager, _ = run(computation(precision="fp32"))
-    compiling = computation(precision="fp32", compile=mode)
-    first, _ = run(compiling)
-    from torch._dynamo.utils import counters  # takes seconds to import, and most machines have no GPU
-
-    graphs = counters["stats"]["unique_graphs"]
-    other = digits_request()
-    second, _ = run(
-        compiling, changed(other, configuration=replace(other.plan.configuration, dropout=0.2, learning_rate=0.04))
-    )
-    assert counters["stats"]["unique_graphs"] == graphs > 0
-    again, _ = run(compiling)
-    assert compiling.compiles and not compiling.warnings
-    assert [outcome.state for outcome in (eager, first, second, again)] == [TrialState.REACHED] * 4
-    assert not_none(first.steps_to_target) <= 2 * not_none(eager.steps_to_target)
-
-
-@needs_compiler
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-def test_accumulation_is_the_same_under_cuda_graphs_of_a_compiled_model(computation: MakeComputation) -> None:
-    trial = digits_request()
-    micro = replace(trial.plan.configuration, micro_batch_size=16, accumulation_steps=4, dropout=0.0)
-    trial = changed(trial, configuration=micro, stop_at_target=False, train_seconds_limit=1.0)
-    _, eager = run(computation(precision="fp32"), trial)
-    _, graphs = run(computation(precision="fp32", compile="reduce-overhead"), trial)
-    assert graphs[1].loss == pytest.approx(eager[1].loss, rel=1e-2)
 
 
 def test_channels_last_and_fused_optimizers_reach_the_target(computation: MakeComputation) -> None:
@@ -395,3 +388,40 @@ def test_the_ledgers_add_up_to_the_wall_time(computation: MakeComputation) -> No
     ledgers = outcome.train_seconds + outcome.evaluation_seconds + outcome.warmup_seconds + outcome.other_seconds
     assert outcome.state is TrialState.REACHED
     assert ledgers == pytest.approx(outcome.wall_seconds, rel=0.01, abs=0.01)
+
+
+# Compilation, last because it takes longest --------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_shape(
+    computation: MakeComputation, mode: str
+) -> None:
+    eager, _ = run(computation(precision="fp32"))
+    compiling = computation(precision="fp32", compile=mode)
+    first, _ = run(compiling)
+    from torch._dynamo.utils import counters  # takes seconds to import, and most machines have no GPU
+
+    graphs = counters["stats"]["unique_graphs"]
+    other = digits_request()
+    second, _ = run(
+        compiling, changed(other, configuration=replace(other.plan.configuration, dropout=0.2, learning_rate=0.04))
+    )
+    assert counters["stats"]["unique_graphs"] == graphs > 0
+    again, _ = run(compiling)
+    assert compiling.compiles and not compiling.warnings
+    assert [outcome.state for outcome in (eager, first, second, again)] == [TrialState.REACHED] * 4
+    assert not_none(first.steps_to_target) <= 2 * not_none(eager.steps_to_target)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_accumulation_is_the_same_under_cuda_graphs_of_a_compiled_model(computation: MakeComputation) -> None:
+    trial = digits_request()
+    micro = replace(trial.plan.configuration, micro_batch_size=16, accumulation_steps=4, dropout=0.0)
+    trial = changed(trial, configuration=micro, stop_at_target=False, train_seconds_limit=1.0)
+    _, eager = run(computation(precision="fp32"), trial)
+    _, graphs = run(computation(precision="fp32", compile="reduce-overhead"), trial)
+    assert graphs[1].loss == pytest.approx(eager[1].loss, rel=1e-2)

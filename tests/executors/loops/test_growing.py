@@ -28,7 +28,7 @@ from bssearch.records import (
 from bssearch.training.batches import Growth, micro_batches
 from tests.documents import OWN_TRAINING
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, cycled, step_time_request
-from tests.executors.loops.test_measuring import BRANCH
+from tests.executors.loops.test_own_loop import BRANCH
 from tests.executors.loops.test_ranks import FakeRanks, Group
 from tests.executors.loops.test_trial_run import timeless
 from tests.factories import changed

@@ -24,8 +24,7 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from tests.executors.loops.loops import FakeLine, Started, asked
-from tests.executors.loops.test_measuring import BRANCH, LOOKS, looked
-from tests.executors.loops.test_own_loop import check_equals_workload
+from tests.executors.loops.test_own_loop import BRANCH, LOOKS, check_equals_workload, looked
 from tests.executors.test_script import single_threaded
 from tests.training.toys import FakeTime, configuration
 

@@ -34,7 +34,7 @@ from bssearch.training.probes import WARM_UP_STEPS
 from tests.executors.loops import test_lightning
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of
 from tests.executors.loops.test_growing import grows
-from tests.executors.loops.test_measuring import LOOKS, looked
+from tests.executors.loops.test_own_loop import LOOKS, looked
 from tests.executors.loops.trainers import Texts, Watched, classifier, collate, trainer_of, weights
 from tests.training.toys import FakeTime, configuration
 
