@@ -17,7 +17,7 @@ OF_FILES = {errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC, errno.
 
 
 def main() -> None:
-    """Run the command line; exit with an error's code, for Ctrl-C even during imports."""
+    """Run the command line; exit with the code of an error or of Ctrl-C."""
     try:
         if sys.platform == "win32":
             raise UsageError(
@@ -53,6 +53,6 @@ def main() -> None:
 
 
 def end_interrupted() -> NoReturn:
-    """Exit as interrupted."""
+    """Exit with code 130 after Ctrl-C."""
     sys.stderr.write("interrupted\n")
     sys.exit(130)

@@ -44,7 +44,7 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 
 def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
-    """Print an answer in a format; proposed commands repeat --db, with URL in place of a secret address."""
+    """Print an answer; proposed commands repeat --db, with ``URL`` instead of an address with a password."""
     if db is not None and masked(db) != masked(os.environ.get(DATABASE_URL_VARIABLE, "")):
         place = "URL" if "***" in masked(db) else shlex.quote(db)
         steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
@@ -74,7 +74,7 @@ def _without_notes(found: Answer) -> list[str]:
 
 
 def screen(found: Answer) -> list[str]:
-    """The answer's lines: ≤ 80 columns, and 24 lines for eight batch sizes."""
+    """Format an answer for 80 × 24 characters; grave notes or many batch sizes may need more lines."""
     lines, shown = _without_notes(found), 0
     is_grave = sum(warning.code in GRAVE for warning in found.warnings)
     notes = [f"note: {one.message}" for one in sorted(found.warnings, key=lambda one: one.code not in GRAVE)]
@@ -273,14 +273,14 @@ def print_trade_offs(found: Answer) -> None:
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
     """Print the metrics after equal train seconds."""
-    say(f"Trained to {found.train_seconds:g} s each, past the target ({metric}):")
+    say(f"After {found.train_seconds:g} train seconds for each batch size, past the target ({metric}):")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
     )
 
 
 def about_noise(noise: NoiseAnswer) -> str:
-    """Gradient noise scale and its origin."""
+    """Describe the gradient noise scale and its origin."""
     one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
     where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
     scale = noise_scale(noise.scale, noise.low, noise.high)
@@ -290,7 +290,7 @@ def about_noise(noise: NoiseAnswer) -> str:
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
-    """An answer's batch sizes as rows; other objectives than the time have a column."""
+    """An answer's batch sizes as rows, with a column for an objective other than time."""
     return [
         {
             **({} if found.objective == TIME_COLUMN else {found.objective: _figure(row)}),
@@ -338,7 +338,7 @@ GRAVE = frozenset(
 
 
 def exported(answer: Answer, form: Export, values: Parameters | None = None) -> str:
-    """Best configuration, or other ``values``, as YAML, arguments or a Python dictionary."""
+    """Format the best configuration, or ``values``, as YAML, arguments or a Python dictionary."""
     values = values or answer.optimal.values
     if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
@@ -348,11 +348,11 @@ def exported(answer: Answer, form: Export, values: Parameters | None = None) -> 
 
 
 def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) -> str:
-    """Best batch schedule as YAML, arguments, or a Python training loop."""
+    """Format the best batch schedule as YAML, arguments or a Python training loop."""
     if form == "args":
         return visible(shlex.join(arguments(found.values))) + "\n"
     notes = (f"note: {caveat}" for caveat in (*found.notes, *grave(answer)))
-    comments = [*header(answer)[:2], "the best batch that grows", *notes]
+    comments = [*header(answer)[:2], "the best schedule of growing batches", *notes]
     if form == "yaml":
         return _yaml({**found.values, "stages": list(found.stages)}, comments)
     return training_loop(found, map(_one_line, comments))
@@ -374,7 +374,7 @@ def grave(answer: Answer) -> list[str]:
 
 
 def header(answer: Answer) -> list[str]:
-    """Sentences on the values' origin."""
+    """Sentences on the origin of exported values."""
     target = answer.target
     return [
         f"study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}",
@@ -394,7 +394,7 @@ def _takes(answer: Answer) -> str:
 
 
 def arguments(values: Parameters) -> Iterator[str]:
-    """Yield values as options; booleans as ``--name`` or ``--no-name``, None omitted."""
+    """Yield values except None as options, and booleans as ``--name`` or ``--no-name``."""
     for name, value in values.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The ``bssearch`` command with ``guide`` and ``schema``; imports other commands on first use."""
+"""The ``bssearch`` command, with ``guide`` and ``schema``."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,7 +40,7 @@ def topics() -> dict[str, Path]:
 
 
 def topic_file(topic: str) -> Path:
-    """A topic's file; `NotFoundError` with similar topics if the topic is unknown."""
+    """Return a topic's file; raise `NotFoundError` with similar topics if unknown."""
     from difflib import get_close_matches
 
     there = topics()
@@ -51,7 +51,7 @@ def topic_file(topic: str) -> Path:
 
 
 def contents() -> str:
-    """Topics as Markdown, each with its first paragraph."""
+    """Markdown list of topics with their first paragraphs."""
     lines = [f"- `bssearch guide {name}`: {_first_paragraph(path)}" for name, path in topics().items()]
     return "\n".join(["# The guide", "", *lines, ""])
 
@@ -120,7 +120,7 @@ class _Commands(TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Refuse unknown commands, and repeated options, because Typer would take the last value."""
+        # Refuse repeated options, because Typer would take the last value.
         name, command, rest = super().resolve_command(ctx, args)
         _refuse_words(ctx, command, list(rest))
         return name, command, rest

@@ -25,7 +25,7 @@ Export = Literal["yaml", "args", "python"]  # formats of an exported configurati
 
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:
-    """Typer option, or argument by ``make``; ``shown`` is the default in the help."""
+    """Make a Typer option, or argument by ``make``; ``shown`` is the default in the help."""
     return make(
         *(flags or filter(None, [option.flag])),
         help=option.help + (f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""),
@@ -39,7 +39,7 @@ def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | s
 def with_parameters(
     command: Callable[..., None], help_text: str | None, parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Command with the help and parameters for Typer."""
+    """Give a command its help and parameters for Typer, and return the command."""
     command.__doc__ = help_text
     command.__annotations__ = {}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def with_parameters(
 
 
 def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's ``launch`` by these options of `Launch`."""
+    """Replace a command's ``launch`` by the options ``names`` of `Launch`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
@@ -106,7 +106,7 @@ SetOption = Annotated[
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
 StudyArgument = Annotated[
-    str | None, typer.Argument(metavar="STUDY", help="Name of the study (optional if there is only one).")
+    str | None, typer.Argument(metavar="STUDY", help="Name of the study (optional if there is only one study).")
 ]
 StudyOrNumber = Annotated[
     str,
@@ -118,7 +118,7 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Spec of a file, a shipped study or a stored study, with overrides; and a launch in the spec's folder."""
+    """Spec of a file, a shipped or a stored study, with overrides, and a launch in the spec's folder."""
     from bssearch.commands.opening import loaded, stored_spec
     from bssearch.spec import find_spec
 
@@ -196,7 +196,7 @@ def exclude(option: str, others: Mapping[str, object]) -> None:
 def only_with(option: str, others: Mapping[str, object]) -> None:
     """Raise `UsageError` if an option is given that needs ``option``."""
     for name, value in others.items():
-        require(value is None or value is False, f"{name} needs {option}")
+        require(value is None or value is False, f"{name} needs {option}; add {option} or omit {name}")
 
 
 @contextmanager

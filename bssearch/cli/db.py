@@ -42,7 +42,7 @@ def init(
     done = to_head(url, asked)
     told = f"schema at {done}" + (", unchanged" if done.before == done.after else "")
     if asked:
-        told += f"\nroles {', '.join(asked.names)}; to add a login to a role: GRANT {asked.writer} TO anna"
+        told += f"\nroles {', '.join(asked.names)}; to add a login to a role, run GRANT {asked.writer} TO anna"
     tell(form, told, schema=done.after, before=done.before, roles=list(asked.names) if asked else [])
 
 

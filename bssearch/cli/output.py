@@ -1,4 +1,4 @@
-"""Print results by ``--format``; data goes to stdout."""
+"""Print results in a format; data goes to stdout."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def show_model(
 
 
 def tell(form: Format, sentence: str, **values: object) -> None:
-    """Print a command's result: a sentence, or its values for programs."""
+    """Print a command's result: a sentence, or ``values`` for programs."""
     show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
 
 
@@ -203,7 +203,7 @@ def _one_line_rows(rows: Sequence[Sequence[str]], numeric: Sequence[bool], width
 
 
 def duration(seconds: float) -> str:
-    """Duration in seconds, minutes or hours."""
+    """Format a duration in seconds, minutes or hours."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 90:
@@ -213,7 +213,7 @@ def duration(seconds: float) -> str:
 
 
 def cell(value: Any) -> str:
-    """Value as a table cell."""
+    """Format a value as a table cell."""
     if value is None:
         return "–"
     if isinstance(value, float):

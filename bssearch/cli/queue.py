@@ -61,7 +61,8 @@ def submit(
     owner: Annotated[str | None, typer.Option(help="Owner of the study.", show_default="you")] = None,
     tags: TagsOption = None,
     not_before: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="Such as 2026-12-01T08:00+00:00.", show_default=False)
+        str | None,
+        typer.Option(metavar="MOMENT", help="Earliest start, such as 2026-12-01T08:00+00:00.", show_default=False),
     ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -107,7 +108,9 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a date and time", hint="write 2026-12-01T08:00+00:00") from None
+        raise UsageError(
+            f"{text!r} is not a date and time", hint="write a moment such as 2026-12-01T08:00+00:00"
+        ) from None
 
 
 @app.command("list")
@@ -143,7 +146,7 @@ def print_queue(found: QueueListing) -> None:
             if one.reason:
                 say(f"{one.study}: {one.reason}")
             elif one.not_before is not None and one.not_before > now:
-                say(f"{one.study}: not before {one.not_before:%Y-%m-%d %H:%M} UTC")
+                say(f"{one.study} starts at {one.not_before:%Y-%m-%d %H:%M} UTC or later")
     else:
         say("the queue is empty")
     if not found.workers:

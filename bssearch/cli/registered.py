@@ -1,6 +1,4 @@
-"""Commands made on first use: ``import``, ``probe`` and ``export`` from the registry, ``plan`` from requests of
-planning.
-"""
+"""The commands ``import``, ``probe``, ``export`` and ``plan``, which load their parts on first use."""
 
 from __future__ import annotations
 
@@ -217,7 +215,7 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
 importers = typer.Typer(cls=_Importers, help="Import studies, or runs made by other tools.", no_args_is_help=True)
 probes = typer.Typer(
     cls=_Probes,
-    help="Measure memory, step time or gradient noise; searches reuse the results.",
+    help="Measure memory, step times, gradient noise, or the critical batch size at checkpoints.",
     no_args_is_help=True,
 )
 
@@ -225,7 +223,7 @@ probes = typer.Typer(
 def export(
     studies: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STUDY...", help="Names of studies (optional if there is only one)."),
+        typer.Argument(metavar="STUDY...", help="Names of studies (optional if there is only one study)."),
     ] = None,
     *,
     to: Annotated[
@@ -313,7 +311,7 @@ def _memory(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 
 
 def _learning_rate(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Carry a tuned configuration to another batch size by each rule."""
+    """Scale a tuned configuration to another batch size by each rule."""
     _show(
         form,
         bssearch.plan_learning_rate(**given),
@@ -334,7 +332,7 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 
 
 def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Predict the best batch size at a harder target, from curves."""
+    """Predict the best batch size at a harder target from a study's curves."""
     plan = bssearch.plan_beyond(study=study_name(given.get("db"), study), **given)
     _show(form, plan, "shown_beyond", lambda plan: [one.document() for one in plan.batches])
 
@@ -386,7 +384,9 @@ COMMANDS: dict[str, tuple[str, Callable[..., None]]] = {
     "start": ("bssearch.planning.start:StartRequest", _start),
 }
 
-plans = typer.Typer(cls=_Plans, help="Plan by arithmetic and traces, before any training.", no_args_is_help=True)
+plans = typer.Typer(
+    cls=_Plans, help="Plan memory, learning rates, devices or studies without training.", no_args_is_help=True
+)
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -406,7 +406,6 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(form: Format, plan: Plan | BeyondPlan | LargerPlan, shown: str, rows: Callable[[Any], Sequence[Row]]) -> None:
-    """Print a plan; ``shown`` makes the view for people."""
     show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows(plan))
 
 

@@ -60,7 +60,7 @@ def best(
         typer.Option(
             metavar="NAME",
             help="Across studies: filter by part of the device's name. With --step-times: the device's name.",
-            show_default="with --step-times, the file's",
+            show_default="with --step-times, the file's name",
         ),
     ] = None,
     workload: WorkloadFilter = None,
@@ -137,7 +137,7 @@ def _print_answers(found: AcrossAnswer) -> None:
         say(f"{len(told) - MOST_TOLD} more pairs of studies do not agree; print all with --format json.")
     for one in found.answers:
         if one.copy_of is not None:
-            say(f"note on {one.study} in {one.database}: a copy of {one.copy_of}, counted once")
+            say(f"note on {one.study} in {one.database}: the study is a copy of {one.copy_of} and counts once")
         if one.note is not None:
             say(f"note on {one.study}: {one.note}")
 
@@ -160,7 +160,7 @@ def report(
     svg: Annotated[
         Path | None,
         typer.Option(
-            "--svg", parser=_path, metavar="FILE", help="Write one chart for a README, light or dark as the screen."
+            "--svg", parser=_path, metavar="FILE", help="Write one chart for a README, light or dark like the screen."
         ),
     ] = None,
     tables: Annotated[
@@ -172,7 +172,7 @@ def report(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a study as page, picture or tables, or print the answer."""
+    """Write a study as a page, picture or tables, or print the answer."""
     from bssearch.cli.answer import print_found
     from bssearch.commands.report import picture_of, svg_of
     from bssearch.figures.html import html_page
@@ -200,7 +200,7 @@ def report(
             print_named([{"file": str(path)} for path in written], ["file"], form)
         else:
             print_found(answer(store, name), form)
-            typer.echo(f"for a page with figures: bssearch report {name} --html report.html", err=True)
+            typer.echo(f"for a page with figures, run bssearch report {name} --html report.html", err=True)
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
@@ -233,7 +233,7 @@ def serve(
     db: DatabasesOption = None,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on (0.0.0.0: all); addresses beyond loopback require a token."),
+        typer.Option(help="Address to listen on (0.0.0.0: all addresses); addresses beyond loopback require a token."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on (0: any free port).", min=0, max=65535)] = 8765,
     allow_host: Annotated[

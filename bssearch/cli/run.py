@@ -47,7 +47,10 @@ Kind = Literal["image", "text", "tabular"]  # kinds of data
 
 def init(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Letters, digits, dashes and underscores, starting with a letter.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of the study: letters, digits, dashes and underscores, with a letter first."
+        ),
     ],
     kind: Annotated[Kind, typer.Option(help="Kind of your data.")] = "image",
 ) -> None:
@@ -106,7 +109,7 @@ def check_free(name: str) -> None:
 
 
 def write_new(files: Mapping[Path, str]) -> None:
-    """Write all files, or raise `UsageError` if files exist or writing fails."""
+    """Write all files, or raise `UsageError` if a file exists or writing fails."""
     there = [str(path) for path in files if os.path.lexists(path)]
     require(not there, f"{' and '.join(there)} exist{'s' * (len(there) == 1)}; choose another name")
     written: list[Path] = []
@@ -146,11 +149,11 @@ def run(
         typer.Option(
             "--from",
             metavar="STUDY",
-            help="Try the best and the missing runs of another study first, such as an import.",
+            help="First try the best configuration and the missing runs of another study, such as an import.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials, and the expected and longest time; run nothing.")
+        bool, typer.Option("--dry-run", help="Print the trials and the expected and longest time, but run no trial.")
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -208,9 +211,9 @@ def print_dry_run(found: DryRun) -> None:
     trainings = found.studies * (found.trials + found.finalists * found.confirmation_runs)
     say(
         f"study {found.study}: {found.target} on workload {found.workload}"
-        + (f", the largest of {found.studies} scales; each has a study" if found.studies > 1 else ""),
+        + (f", the largest of {found.studies} scales; each scale has a study" if found.studies > 1 else ""),
         f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
-        f"searched at each: {', '.join(found.searched) or 'no parameter'}",
+        f"searched at each batch size: {', '.join(found.searched) or 'no parameter'}",
         f"search: at most {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {at_once}",
         f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs",
         f"expected time: {duration(found.expected_s)}, guessed from budget.trial_train_seconds",
@@ -230,16 +233,16 @@ def print_quick(found: QuickAnswer) -> None:
     gain = (
         "this is your default"
         if best.batch_size == found.default_batch_size
-        else f"your {found.default_batch_size} is expected to be as fast within {FLAT_RATIO - 1:.0%}"
+        else f"your default of {found.default_batch_size} is expected to be as fast within {FLAT_RATIO - 1:.0%}"
         if found.gain < FLAT_RATIO
-        else f"expected {found.gain:.2g}× faster than your {found.default_batch_size}"
+        else f"expected {found.gain:.2g}× faster than your default of {found.default_batch_size}"
     )
     critical = found.b_crit
     noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
     say(
         f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
         f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum is between {low} and {high} (90 %); "
-        f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %.\n"
+        f"batch sizes {found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %.\n"
         f"Evidence: {plural(len(found.runs), 'run')} in {found.seconds:.0f} s, critical batch size "
         f"{critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
     )
@@ -251,7 +254,7 @@ def print_quick(found: QuickAnswer) -> None:
         f"In one run at this batch size, the rule's learning rate took {found.learning_rate_gain:.2g}× the time of "
         f"learning rate {best.learning_rate:.3g}. With learning rates between {rates}, another batch size may be best."
         if found.learning_rate_gain > 1
-        else f"The learning rate is the default's, adapted by the rule: retune the learning rate between {rates}.",
+        else f"The rule gives this learning rate from the default: retune the learning rate between {rates}.",
         *(f"note: {notice.message}" for notice in found.warnings),
         "This answer is about the time to a target from scratch, not about a fixed number of epochs or forgetting "
         "after fine-tuning.",
@@ -273,21 +276,21 @@ def check(
     margin: Annotated[
         float | None,
         typer.Option(
-            help="With --suggest-target: distance from the median best, in the metric's units.",
-            show_default="spread of the seeds, at least 2 % of the improvement",
+            help="With --suggest-target: distance from the median best metric, in the metric's units.",
+            show_default="seed-to-seed spread, at least 2 % of the improvement",
         ),
     ] = None,
     walk: Annotated[
         bool,
         typer.Option(
             "--walk",
-            help="Explain the choice of a batch size in six steps with measured figures.",
+            help="Explain in six measured steps how to choose a batch size.",
         ),
     ] = False,
     overrides: SetOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Try a study's workload for a few seconds before you run it."""
+    """Try a study's workload for a few seconds before a run."""
     exclude("--suggest-target", {"--walk": suggest_target and walk})
     if not suggest_target:
         only_with("--suggest-target", {"--runs": runs, "--margin": margin})
@@ -367,8 +370,8 @@ def print_advice(advice: Advice) -> None:
         for row in advice.targets
     ]
     say(
-        f"proposed target: {advice.metric} {advice.proposed!r}. This is {advice.margin:.2g} easier than "
-        f"{advice.median_best:.5g}, the median best of {plural(len(advice.runs), 'run')} of the default",
+        f"proposed target: {advice.metric} {advice.proposed!r}, which is {advice.margin:.2g} easier than "
+        f"{advice.median_best:.5g}, the median best value of {plural(len(advice.runs), 'run')} of the default",
     )
     print_table(rows, ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit"))
     say(

@@ -102,13 +102,13 @@ MEANINGS = {
     "running": "trains now",
     "paused": "saved; may resume",
     "reached": "reached the target",
-    "pruned": "stopped early, slower than other trials",
+    "pruned": "stopped early, because other trials are faster",
     "capped": "stopped at a multiple of the fastest trial's time",
-    "exhausted": "trained to the limit without the target",
+    "exhausted": "trained to the limit without reaching the target",
     "oom": "out of memory",
-    "diverged": "loss not finite, or metric at chance",
+    "diverged": "the loss is not finite, or the metric stays at chance",
     "failed": "ended with an error",
-    "lost": "the driver seems dead; retried",
+    "lost": "the driver seems dead; bssearch retries the trial",
     "cancelled": "cancelled",
 }
 
@@ -158,7 +158,7 @@ def confirm(
     launch: Launch,
     runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs of every finalist, at least the stored number; 3 with --to-budget."),
+        typer.Option(min=1, help="Runs per finalist, at least the stored number; by default 3 with --to-budget."),
     ] = None,
     max_runs: Annotated[
         int | None,
@@ -217,7 +217,7 @@ def audit(
             show_default="confirm.runs; up to confirm.max_runs while undecided",
         ),
     ] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Judge stored runs; run nothing.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Judge only stored runs; start no run.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Compare rules of thumb with the tuned optimum."""
@@ -241,7 +241,7 @@ def print_audit(found: Audit) -> None:
 
 
 def audit_row(one: RuleFinding) -> dict[str, Any]:
-    """Rule as a row."""
+    """Format the finding on a rule as a row."""
     return {
         "rule": one.rule.value,
         "batch": None if one.batch_size is None else str(one.batch_size),
@@ -253,7 +253,7 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 
 
 def slope_line(slope: LearningRateSlope | None) -> str:
-    """How the tuned learning rate follows the batch size."""
+    """Describe how the tuned learning rate follows the batch size."""
     if slope is None:
         return (
             "The tuned learning rate's slope over batch size is unknown; search the rate at three or more batch sizes."
@@ -287,7 +287,7 @@ def _interval(regret: Regret | None) -> str | None:
 @app.command("compare")
 def compare(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY STUDY…", help="Studies to compare; the first is the reference.")
+        list[str], typer.Argument(metavar="STUDY STUDY…", help="Studies to compare; the first study is the reference.")
     ],
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
@@ -356,7 +356,7 @@ def archive(
 def delete(
     study: NameArgument,
     db: DatabaseOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Delete a study for good, with its trials and observations."""
@@ -371,7 +371,7 @@ def delete(
                 f"cannot ask for confirmation without a terminal before deleting {what}",
                 hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
             )
-            typer.echo(f"this deletes {what} from {store.masked_url} for good", err=True)
+            typer.echo(f"bssearch will delete {what} from {store.masked_url} for good", err=True)
             require(
                 typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
                 "the name does not match, so bssearch keeps the study",

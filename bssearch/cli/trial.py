@@ -78,9 +78,9 @@ def list_trials(
     study: StudyArgument = None,
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
-    phase: Annotated[Phase | None, typer.Option(help="Only this phase.")] = None,
-    state: Annotated[TrialState | None, typer.Option(help="Only this state.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Filter by phase.")] = None,
+    state: Annotated[TrialState | None, typer.Option(help="Filter by state.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Filter by batch size.")] = None,
 ) -> None:
     """List the trials of a study."""
     with study_to_read(db, study) as (store, name):
@@ -264,11 +264,11 @@ def sentences(found: Rerun) -> Iterator[str]:
     yield (
         "Differences from the stored environment:"
         if found.differences
-        else "The stored environment has no known difference."
+        else "No difference from the stored environment is known."
     )
     if not found.differences and found.identical is False:
         yield (
-            "GPU kernels may sum in a different order (`training.deterministic: true` prevents this), "
+            "GPU kernels may sum in a different order without `training.deterministic: true`, "
             "and a workload may draw its own random numbers."
         )
 
@@ -293,7 +293,7 @@ def _steps(found: Rerun) -> str:
         (states, f"the rerun ended {' and '.join(states)}, the stored trial {found.then.state.value}"),
     ]
     parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
-    return f"{named}: not the same: {'; '.join(parts) or 'the ends differ'}."
+    return f"{named}: the rerun differs: {'; '.join(parts) or 'the ends differ'}."
 
 
 def _ends(found: Rerun) -> list[str]:
@@ -306,8 +306,8 @@ def _ends(found: Rerun) -> list[str]:
     differs = [
         (
             fewest.only_then or fewest.only_now,
-            f"{len(fewest.evaluations)} evaluations are in both, {fewest.only_then} only stored, "
-            f"{fewest.only_now} only new",
+            f"{len(fewest.evaluations)} evaluations are in both trainings, {fewest.only_then} only in the stored "
+            f"trial, {fewest.only_now} only in the rerun",
         ),
         (
             steps and then.state in ENDS_BY_ITSELF,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Chart as an SVG document, light or dark in notebooks."""
+    """A chart as an SVG document, light or dark like the notebook."""
 
     svg: str
 
@@ -48,7 +48,7 @@ class Picture:
 
 
 def plot(answer: Answer) -> Picture:
-    """Chart of the objective against batch size."""
+    """Plot the objective against the batch size."""
     from bssearch.figures.plots import objective_picture
 
     return Picture(objective_picture(answer))
@@ -67,14 +67,14 @@ def frame(answer: Answer) -> pd.DataFrame:
 
 
 def page(answer: Answer) -> str:
-    """Answer as HTML for a notebook."""
+    """The answer as HTML for a notebook."""
     from bssearch.figures.page import in_notebook
 
     return in_notebook(answer)
 
 
 def mime_bundle(answer: Answer, include: object = None, exclude: object = None) -> dict[str, str]:
-    """Answer as HTML, with the chart as an image for viewers without HTML."""
+    """The answer as HTML, with the chart as an image for viewers without HTML."""
     return {"text/plain": repr(answer), "text/html": page(answer), "image/svg+xml": plot(answer).svg}
 
 
@@ -82,7 +82,7 @@ Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, 
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
-    """Stored study's answer, optionally for another ``target``: predicted if harder than the study's.
+    """A stored study's answer, or the answer for another ``target``, predicted if harder than the study's target.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for an impossible prediction.
 
@@ -108,7 +108,7 @@ def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
 
 
 def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:
-    """Study's answer and tuned curves; raises `UsageError` for other objectives and differing models."""
+    """A study's answer and tuned curves; raises `UsageError` for another objective than time, or several models."""
     record, found = store.studies.get(study), answer(store, study)
     spec = spec_of(record)
     require(
@@ -129,7 +129,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
 
 
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
-    """Stored study's answer, predicted from another device's step times.
+    """Predict a stored study's answer from another device's step times.
 
     ``device_name`` defaults to the name of the file ``step_times``.
     """
@@ -143,7 +143,7 @@ DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is f
 
 
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
-    """Configuration values; a searched value has `DIGITS` digits if the rounded value is in its range."""
+    """Configuration values, with searched values rounded to `DIGITS` digits if still in range."""
     found, space, size = dict(values), spec.space, values["batch_size"]
     own = spec.default_configuration.optimizer  # of a program, whose values have no optimizer
     for one in space.dimensions():
@@ -166,7 +166,7 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
-    """Batch schedule to train, with the configuration's ``values``."""
+    """A batch schedule to train by, with the configuration's ``values``."""
 
     values: Parameters
     stages: Sequence[Mapping[str, Any]]
@@ -187,7 +187,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
     found = required(
         answer.batch_schedule,
         f"study {name!r} has no schedule of growing batches that reached the target",
-        hint="search batch schedules: space.batch_schedule in the spec, and --set budget.schedule_trials=20",
+        hint="set space.batch_schedule in the spec, and search with --set budget.schedule_trials=20",
     )
     starts = {one.batch_size: one.start_samples for one in found.stages if one.start_samples is not None}
     notes = [] if found.saves_time == "yes" else [NO_GAIN[found.saves_time]]

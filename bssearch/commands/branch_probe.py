@@ -63,7 +63,10 @@ class BranchPoint:
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Checkpoints in training order; ``at`` overrides the samples in their files. Raises `UsageError`."""
+    """Checkpoints in training order; ``at`` overrides the samples in their files.
+
+    Raises `UsageError` for unknown or equal samples.
+    """
     require(
         not at or len(at) == len(paths),
         f"{len(at or ())} --at for {len(paths)} --checkpoint; give --at once for each --checkpoint",
@@ -166,7 +169,7 @@ def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
 
 
 def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, rule: LearningRateRule) -> Configuration:
-    """Default configuration carried to ``batch_size`` by the learning-rate and batch rules."""
+    """Scale the default configuration to ``batch_size`` by the learning-rate and batch rules."""
     default = spec.default_configuration
     factor = learning_rate_factor(rule, batch_size, default.batch_size)
     carried = spec.space.batch_rules.carried(
@@ -269,7 +272,7 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:
-    """Checkpoint's answer as a sentence."""
+    """A checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
             return f"the local critical batch size is {found.low}: batch size {found.high} has a worse metric."
@@ -348,7 +351,10 @@ def branch(
         Option("Samples before each checkpoint, if missing in the checkpoint.", min=0, metavar="SAMPLES"),
     ] = None,
     warmup_steps: Annotated[
-        int, Option("Learning-rate warmup in steps of B, for a checkpoint without optimizer state.", min=0)
+        int,
+        Option(
+            "Learning-rate warmup in steps of the default batch size, for a checkpoint without optimizer state.", min=0
+        ),
     ] = 0,
 ) -> ProbeReport:
     """Find a run's critical batch size by branches from checkpoints.
@@ -381,7 +387,7 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Samples in ``tokens``; raise `UsageError` if fewer than ``least``, a step of 2B."""
+    """Samples in ``tokens``; raise `UsageError` if fewer than ``least``, one step at 2B."""
     if tokens_per_sample is None:
         return tokens
     require(
@@ -545,8 +551,8 @@ def notices(
         falls = spec.default_configuration.parameters.get("schedule", "constant") != "constant"
         if rate is not None and (rate > SAME_RATE * default or (rate * SAME_RATE < default and not falls)):
             yield (
-                f"{point.path.name} has learning rate {rate:g}; the branches at B use the spec's learning rate, "
-                f"{default:g}, and schedule"
+                f"{point.path.name} has learning rate {rate:g}, but the branches at the default batch size use the "
+                f"spec's learning rate {default:g} and schedule"
             )
 
 

@@ -146,7 +146,7 @@ TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limi
 
 
 class BatchCheck(Model):
-    """One batch size; seconds are null if memory ran out."""
+    """A batch size; seconds are null if memory ran out."""
 
     batch_size: int
     micro_batch_size: int
@@ -156,7 +156,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """Default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if the trial missed the target."""
+    """The default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if the trial missed the target."""
 
     batch_size: int
     limit_s: float
@@ -170,7 +170,7 @@ class ShortTrial(Model):
 
 
 class WalkStep(Model):
-    """A step: its question, the measured figures by name, and the decision."""
+    """A step of the walk: question, measured figures by name, and decision."""
 
     question: str
     figures: dict[str, float | None]
@@ -180,7 +180,7 @@ class WalkStep(Model):
 class Check(Model):
     """Check of a spec, or of the largest scale; ``notes`` correct assumptions.
 
-    ``longest_study_s`` and ``likely_study_s`` are of all ``studies``.
+    ``longest_study_s`` and ``likely_study_s`` sum over all ``studies``.
     """
 
     study: str
@@ -309,7 +309,7 @@ def _walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkSte
     yield from _training_steps(evidence, executor)
     meaning = next((meaning for name, meaning in OBJECTIVES.values() if name == spec.objective), "")
     yield WalkStep(
-        question="What comes first?",
+        question="Which priority comes first?",
         figures={},
         decision=f"objective {spec.objective}{meaning and f': {meaning}'}",
     )
@@ -334,9 +334,9 @@ def _largest_step(largest: int, most: int | None) -> WalkStep:
     if most is None:
         decision = "unknown; find the limit with `bssearch probe memory`"
     elif most < 1:
-        decision = "none: not even one sample fits safely; take a smaller model or a larger device"
+        decision = "not even one sample fits safely; use a smaller model or a larger device"
     elif most >= largest:
-        decision = f"batch {largest}, the largest of the space, fits at once"
+        decision = f"batch {largest}, the largest batch size of the space, fits at once"
     else:
         decision = f"batches above {most} accumulate: set space.max_micro_batch_size: {most}"
     return WalkStep(
@@ -351,15 +351,15 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     mine, its = trial.best_metric, other.best_metric
     drop = None if mine is None or its is None or not mine else (target.gain(mine) - target.gain(its)) / abs(mine)
     if mine is None or its is None:
-        decision = "not measured: no evaluation in time"
+        decision = "not measured: no evaluation ended in time"
     elif drop is None:
         decision = f"not measured: {target.metric} is 0 at batch {default}"
     elif drop > DROP:
-        decision = f"{target.metric} drops by {drop:.1%} in {limit:g} s: take fewer samples, or retune and regularise"
+        decision = f"{target.metric} drops by {drop:.1%} in {limit:g} s: use a smaller batch, or retune and regularise"
     else:
         decision = f"the metric drops by at most {DROP:.0%}: batch {largest} trains as well in {limit:g} s"
     yield WalkStep(
-        question="Does the maximum converge?",
+        question="Does the largest batch converge?",
         figures={f"{target.metric}_at_{default}": mine, f"{target.metric}_at_{largest}": its, "drop": drop},
         decision=decision,
     )
@@ -376,7 +376,7 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
             **{f"step_s_at_{size}": probe.step_seconds for size, probe in evidence.probes.items()},
             **{f"time_to_target_s_at_{size}": seconds for size, seconds in times.items()},
         },
-        decision=f"{soonest}; `bssearch run` tries the sizes between, each with its own learning rate",
+        decision=f"{soonest}; `bssearch run` tries the batch sizes in between, each with its own learning rate",
     )
 
 
@@ -414,7 +414,7 @@ class DefaultRun(Model):
 
 
 class TargetRow(Model):
-    """A possible target: runs that reach it, and median time (null if half of the runs miss the target)."""
+    """A possible target: runs that reach it, and median time (null if at least half of the runs miss the target)."""
 
     target: float
     reached: int
@@ -447,8 +447,8 @@ def advise_target(
 ) -> Advice:
     """Run the default ``runs`` times to the study's limit, and propose a target; store nothing.
 
-    The proposal is the median best metric less ``margin``, rounded to the easier side. ``on_run`` receives each run.
-    Raises `UsageError` for ``runs`` or ``margin``, and `LaunchError` if the default does not train.
+    The proposal is the median best metric, eased by ``margin`` and rounded to the easier side. ``on_run`` receives each
+    run. Raises `UsageError` for wrong ``runs`` or ``margin``, and `LaunchError` if the default does not train.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
@@ -529,7 +529,7 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """``best`` less ``margin``, rounded to the easier side."""
+    """Ease ``best`` by ``margin``, and round to the easier side."""
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 
@@ -631,7 +631,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """Study's trials and limits; expected and longest wall seconds of all ``studies``."""
+    """A study's trials and limits, and the expected and longest wall seconds of all ``studies``."""
 
     study: str
     studies: int
@@ -652,7 +652,7 @@ class DryRun(Model):
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Plan of a run, without device, store or workload."""
+    """Plan a run without a device, store or workload."""
     scaled = checked(spec).at_scales
     spec = scaled[-1]
     check_parts(spec)

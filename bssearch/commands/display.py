@@ -35,7 +35,7 @@ CONFIRMATION_RUNS = 34  # runs until an answer is final: about the median of tes
 
 LONGER = 4  # if the answer is still provisional, it needs about a quarter more runs
 
-TUNED = 0.5  # wall seconds of a search trial / those of the default, the first trial, in five studies
+TUNED = 0.5  # wall seconds of a search trial / wall seconds of the default's first trial, in five studies
 
 LIMIT_SHARE = 1 / 8  # wall seconds of a trial / its limit, about the median of five studies on idle cores
 
@@ -45,7 +45,7 @@ BAR = 20  # characters
 
 
 def seconds_left(history: History) -> float:
-    """Expected wall seconds until the answer is final; a guess from the trials' limit until two trials ended."""
+    """Expected wall seconds until the answer is final; a guess from the trials' limit until two trials have ended."""
     ended = sorted(
         (one.ended_at.timestamp(), one.outcome.wall_seconds, one.state)
         for one in history.all_trials
@@ -123,7 +123,7 @@ class LiveTable:
 
 
 class Lines(Listener):
-    """Prints notes, and a line of progress at most every `BETWEEN_LINES`."""
+    """Prints notes, and a line of progress at most every `BETWEEN_LINES` seconds."""
 
     def __init__(self, screen: Console, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
@@ -249,7 +249,7 @@ def confirmed_medians(history: History) -> dict[int, str]:
 
 
 def so_far(history: History) -> str:
-    """Best batch size by confirmed median, else by its best single run."""
+    """Best batch size by confirmed median, else by the best single run."""
     if medians := confirmed_medians(history):
         size, median = next(iter(medians.items()))
         return f"batch {size}, median {median} fresh seeds"
@@ -259,7 +259,7 @@ def so_far(history: History) -> str:
 
 
 def trainings_so_far(history: History) -> str:
-    """Cost so far, in trainings as long as the best trial; empty before a hit."""
+    """Cost so far, in trainings as long as the best trial; empty if unknown."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
     return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""

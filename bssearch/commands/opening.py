@@ -85,7 +85,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
     """Raise `UsageError` for a cluster or OptunaHub package that differs from this user's last run of the study."""
-    # The owners of both can run code on this machine.
+    # A cluster's or package's owner can run code on this machine.
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
         address is None or known.get("address") == address,
@@ -178,7 +178,7 @@ GivenSpec = StudySpec | Mapping[str, Any] | str | Path
 
 
 def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tuple[StudySpec, Launch]:
-    """Spec with overrides (not for a `StudySpec`), and launch in the file's folder if the launch names no folder."""
+    """Spec with overrides (ignored for a `StudySpec`), and launch, by default in the file's folder."""
     if isinstance(spec, StudySpec | Mapping):
         return spec if isinstance(spec, StudySpec) else load_spec(spec, overrides), launch
     path = find_spec(spec)
@@ -397,7 +397,7 @@ def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> E
 
 @dataclass(frozen=True, slots=True)
 class OpenStudy:
-    """Stored study with its executor, device and listener."""
+    """A stored study with its executor, device and listener."""
 
     spec: StudySpec
     store: Store
@@ -422,7 +422,7 @@ class OpenStudy:
 
 @contextmanager
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
-    """Create or open a spec's study with an executor; close both at the end.
+    """Create or open a spec's study with an executor; close study and executor at the end.
 
     If the workload fails before the first measurement, a new study is deleted.
     """
@@ -521,7 +521,7 @@ def stored_spec(
     """Spec of a stored study, and a launch in the folder of its code.
 
     ``to_run`` refuses imported runs. ``runs_code`` refuses code, and ``connects`` a cluster or OptunaHub package, if
-    different from this user's last run here. ``answered`` raises `TargetNotReachedError`.
+    different from this user's last run here. ``answered`` raises `TargetNotReachedError` for a study without an answer.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)
@@ -546,7 +546,7 @@ def _refuse_imported(spec: StudySpec) -> None:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """Spec's program, None for a workload."""
+    """A spec's program; None for a workload."""
     if not spec.is_program:
         return None
     return Program(

@@ -107,7 +107,7 @@ def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
 def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
     space = spec.space
     default, largest, rates = spec.default.batch_size, spec.batch_sizes[-1], space.learning_rates
-    reaches = f"batch sizes reach {largest}, {largest / default:.3g} × the default's {default}"
+    reaches = f"batch sizes reach {largest}, {largest / default:.3g} × the default of {default}"
     is_far = is_said_to_need_warmup(largest, default)
     if is_far and len(rates) == 1:
         yield (
@@ -141,7 +141,7 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]
         most, middle = usual / FINE_TUNING_FACTOR, math.sqrt(rates[0] * rates[-1]) * optimizer.learning_rate_scale
-        bound = f"{most:g}, a tenth of the {usual:g} usual with {optimizer.name} from scratch"
+        bound = f"{most:g}, a tenth of the usual {usual:g} for {optimizer.name} from scratch"
         if middle > most:
             yield (
                 "fine_tuning_learning_rate",

@@ -33,7 +33,7 @@ from bssearch.storage.repository import Store, open_store
 
 
 class BeyondRequest(Request):
-    """Prediction to make from a study."""
+    """A prediction to make from a study."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
@@ -71,8 +71,8 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
     run = predicted.of(size).steps
     told = {
         "predicted": f"bssearch predicted this answer, because the study's trials stopped at {measured.in_words}",
-        "test": f"to test the prediction, run batch {size} to {measured.metric} {number(predicted.metric.value)} in "
-        f"{number(run.low or 0)} to {number(run.high or 0)} steps",
+        "test": f"to test the prediction, run batch {size} to {measured.metric} {number(predicted.metric.value)}, and "
+        f"expect {number(run.low or 0)} to {number(run.high or 0)} steps",
     }
     if best == predicted.batches[-1].batch_size:
         told["largest"] = f"batch {best} is the largest size of the study, so the optimum may be larger"
@@ -165,7 +165,7 @@ def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
 
 
 class ScaleNumbers(Request):
-    """N and D of a study."""
+    """Parameters and samples of a study."""
 
     parameters: Annotated[Parameters, Option("Parameters of the study's model.")]
     samples: Annotated[Positive, Option("Samples of the study's training.")]

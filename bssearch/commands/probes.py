@@ -69,7 +69,7 @@ def run_default(
     stop_at_target: bool,
     configuration: Configuration | None = None,
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the default or another ``configuration`` with seed ``index``; return its outcome and curve.
+    """Run the default or another ``configuration`` with seed ``index``; return outcome and curve.
 
     Unless ``stop_at_target``, the run continues past the target.
     """
@@ -130,7 +130,7 @@ def run_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """Probe's result: JSON ``document`` and ``rows`` for programs, a table and sentences for people."""
+    """A probe's result: JSON ``document`` and ``rows`` for programs, a table and sentences for people."""
 
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
@@ -160,7 +160,7 @@ def step_time(
 ) -> ProbeReport:
     """Time optimizer steps at every batch size, alone on the device.
 
-    Also fit the line t = α + β·B to the step times.
+    Also fit step seconds t = α + β·B at batch size B.
     """
     with opened(spec, launch) as study:
         probes = probe_step_times(study, seconds)
@@ -364,7 +364,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
     """Next micro-batch to try in [1, ceiling]; None once the boundary is known.
 
-    First ``smallest``, then double or halve until a size fits and a size fails, then bisect to `BRACKET`. If marginal
+    Start at ``smallest``, double or halve until one size fits and another fails, and bisect to `BRACKET`. If marginal
     sizes keep the boundary wider, bisect the gaps on both sides to `FINE`.
     """
     memory = boundary_of(uses)
@@ -424,8 +424,8 @@ def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
         scale = noise_scale(noise.scale, noise.low, noise.high)
         yield f"Gradient noise scale: {scale} {unit} ({noise.passes} passes)"
     if noise.adam_low is not None:
-        yield f"for Adam: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} {unit}"
-    yield f"at batch {found.batch_size}, step {found.step}, with {spec.target.metric} {found.metric:.4g}"
+        yield f"Gradient noise scale for Adam: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} {unit}"
+    yield f"Measured at batch {found.batch_size}, step {found.step}, with {spec.target.metric} {found.metric:.4g}"
     if found.reason is not None:
         yield f"note: this step is far from the target ({found.reason})"
 
@@ -433,7 +433,7 @@ def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
 def probe_noise(
     study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
 ) -> NoiseMeasurement:
-    """Measure and store the noise scale near the target, of the best known configuration."""
+    """Measure and store the best known configuration's noise scale near the target."""
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)
     measurement = study.executor.measure_noise(

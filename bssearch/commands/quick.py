@@ -153,12 +153,12 @@ class QuickPlan:
 
 
 def rule_configuration(history: History, batch_size: int) -> Configuration:
-    """Default configuration carried to a batch size by the learning-rate rule."""
+    """Scale the default configuration to a batch size by the learning-rate rule."""
     return any_configuration_of(history.spec, {"batch_size": batch_size})
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """Configuration's first ended search trial that was not capped, else the highest-limit trial, if any."""
+    """A configuration's first ended search trial that was not capped, else the highest-limit trial, if any."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
@@ -174,8 +174,8 @@ def by_rule(history: History) -> list[TrialRecord]:
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Batch size to run next, or None; ``runs`` follow the learning-rate rule.
 
-    First the default size × and ÷ `STEP`. Then sizes in the optimum's interval, farthest from ``runs``, until the
-    interval is narrower than `CLOSE`. Last the size to recommend.
+    The first sizes are the default × and ÷ `STEP`. Sizes in the optimum's interval follow, farthest from ``runs``,
+    until the interval is narrower than `CLOSE`. The last size is the recommendation.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -193,7 +193,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
     """Next learning rate to run, given seconds to the target by rate (∞: missed); None if done or all missed.
 
-    Rates start at ``rule``, and rise by `RATE_STEP` while runs get faster, else fall.
+    Rates start at ``rule``, and rise × `RATE_STEP` while runs get faster, else fall.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None
@@ -279,7 +279,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
 
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
-    """Optimizer's noise scale; None if its interval reaches 0 or ∞."""
+    """The optimizer's noise scale; None if its interval reaches 0 or ∞."""
     for scale, low, high in ((noise.adam_scale, noise.adam_low, noise.adam_high), (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
             return scale
@@ -295,7 +295,7 @@ def caveats(
     of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
-    """Limits of a quick answer; ``target`` may be easier than the study's."""
+    """Limits of a quick answer; ``target`` may be easier than the study's target."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer depends on the noise scale alone, which may be {PROXY}"
     parameters = spec.default_configuration.parameters
@@ -304,8 +304,8 @@ def caveats(
         (
             "easier_target",
             target != spec.record_target,
-            f"the default missed {spec.target.metric} {spec.target.value:g}, so the answer compares runs at "
-            f"{target.value:.4g}, where the critical batch size is usually smaller",
+            f"the default missed {spec.target.metric} {spec.target.value:g}, so the answer compares runs at the easier "
+            f"target {target.value:.4g}, which usually has a smaller critical batch size",
         ),
         *((one.code, True, one.message) for one in of_noise),
         (
@@ -405,13 +405,13 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Range around the default, its linear scaling, and ``rate``."""
+    """Range of the default, its linear scaling, and ``rate`` × and ÷ `RATE_STEP`."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """Study's target, or `WAY` of the default's progress if missed; an error if the default does not train."""
+    """The study's target, or `WAY` of the default's progress after a miss; an error if the default does not train."""
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target
@@ -501,7 +501,7 @@ def _run(trial: TrialRecord) -> QuickRun:
 
 
 class Kept(Promise):
-    """Quick answer of one study, compared with its search."""
+    """A study's quick answer, compared with the search."""
 
     study: str
 
@@ -516,7 +516,7 @@ class TrackRecord(Model):
 
 
 def track_record(store: Store) -> TrackRecord:
-    """How often a database's quick answers held."""
+    """Compare a database's quick answers with the searches."""
     kept, waiting = [], []
     for study in store.studies.summaries():
         if stored_quick(store, study.name) is None:

@@ -42,7 +42,7 @@ COMPARED = (
 
 
 class Comparison(Model):
-    """Study in a comparison; ``note``: reason for a missing answer or ratio."""
+    """A study in a comparison; ``note``: reason for a missing answer or ratio."""
 
     study: str
     database: str
@@ -104,7 +104,7 @@ def svg_of(store: Store, name: str) -> str:
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
-    """Studies side by side, each relative to the first; closes the stores."""
+    """Compare studies with the first study; close the stores."""
     with ExitStack() as stack:
         for store in dict.fromkeys(store for store, _ in studies):
             stack.enter_context(store)  # errors about an unusable row name the row

@@ -48,7 +48,7 @@ CODE = ("workload_revision", "git_revision", "git_dirty")
 
 
 class Compared(Model):
-    """Metric at one evaluation, of stored trial and rerun."""
+    """The metric of the stored trial and the rerun at one evaluation."""
 
     step: int
     then: float
@@ -64,7 +64,7 @@ class Difference(Model):
 
 
 class Ran(Model):
-    """Run's end, steps, and seconds to the target."""
+    """A run's end, steps, and seconds to the target."""
 
     state: TrialState
     reason: str
@@ -97,7 +97,7 @@ class RerunRun(Ran):
 
 
 class Rerun(Model):
-    """Trial's reruns: the contract of ``trial rerun --format json``."""
+    """A trial's reruns: the contract of ``trial rerun --format json``."""
 
     schema_version: int = 1
     study: str
@@ -114,7 +114,7 @@ class Rerun(Model):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Stored trial with its original ``spec`` and worker's ``request``."""
+    """A stored trial with its original ``spec`` and ``request``."""
 
     study: StudyRecord
     spec: StudySpec

@@ -32,6 +32,7 @@ from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.commands.trials import configuration_of, enqueue
 from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, step_seconds_of
+from bssearch.records.text import plural
 from bssearch.search import after_search, confirmation as confirm
 from bssearch.search.calibration import COMPARING_VISITS, default_at, untimed_on_devices
 from bssearch.search.confirmation import CompletedRuns, repeat
@@ -160,7 +161,10 @@ def grow(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps a setting, but ``runs`` = 0 becomes the default. Raises `UsageError`."""
+    """Change confirmation settings; None keeps a setting, but ``runs`` = 0 becomes the default.
+
+    Raises `UsageError` for wrong values.
+    """
     stored = spec.confirm
     if runs is None:
         runs = stored.runs or ConfirmSpec().runs
@@ -201,7 +205,7 @@ def confirm_study(
         else:
             sizes = sorted({one.batch_size for one in after_search.finalists(study.history())})
             study.listener.note(
-                f"batch {', '.join(map(str, sizes))}: {to_budget_runs} runs each, up to "
+                f"{plural(to_budget_runs, 'run')} at each batch size ({', '.join(map(str, sizes))}), up to "
                 f"{spec.budget.trial_train_seconds:g} train seconds"
             )
             driver.run_planned(partial(after_search.next_run, runs=to_budget_runs), Phase.TO_BUDGET)

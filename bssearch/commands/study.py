@@ -25,7 +25,7 @@ Objective = Callable[[Trial], object]
 
 
 class Study:
-    """Study in this process, trained by ``objective`` or between `ask` and `tell`.
+    """A study in this process, trained by ``objective`` or between `ask` and `tell`.
 
     ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread.
 
@@ -57,7 +57,7 @@ class Study:
         """Run the objective until the study ends; return the answer.
 
         Ctrl-C, SIGTERM or a kernel interrupt raises `InterruptedRunError`. The trial pauses at the next step if the
-        loop called `trial.state`, else ends. A new `Study` resumes.
+        loop called `trial.state`, else ends. A new `Study` resumes the search.
         """
         objective = required(
             self._objective, "study.run() needs an objective", hint="give an objective: Study(spec, objective=train)"
@@ -133,8 +133,7 @@ class Study:
 
 
 class _Search:
-    """Has no reference to `Study`, so that Python can collect a `Study`."""
-
+    # Has no reference to `Study`, so that Python can collect a `Study`.
     def __init__(self, spec: StudySpec, launch: Launch, revision: str) -> None:
         self.answer: Answer | None = None
         self._spec = spec

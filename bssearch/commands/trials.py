@@ -174,7 +174,7 @@ def _check_starts(schedule: BatchSchedule, probes: Mapping[int, ProbeRecord], li
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Default configuration with these values; raise `UsageError` outside the space."""
+    """Default configuration with these values; raise `UsageError` for values outside the space."""
     configuration = any_configuration_of(spec, values)
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
@@ -237,7 +237,7 @@ def _name(problem: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fastest:
-    """Fastest trial, by measured seconds, or steps × step time if contended."""
+    """The fastest trial, by measured seconds, or steps × step time if contended."""
 
     trial: int
     batch_size: int

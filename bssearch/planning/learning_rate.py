@@ -41,7 +41,7 @@ ROUNDING = 1e-9  # κ(1 − β) counts as 1 within this distance, which is above
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """Rule of thumb, its limits and its source."""
+    """A rule of thumb, its limits and its source."""
 
     rate: LearningRateRule | None = None  # None means the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRat
 RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "none": RuleOfThumb(
         rate=NONE,
-        holds="for batches a few times larger; beyond the noise scale, because no larger rate trains there",
+        holds="for batches a few times larger, and beyond the noise scale, because larger rates do not train",
         breaks="below the noise scale: at batch 8,192 with the rate of batch 256, ResNet-50 has 41.67 % error instead "
         "of 23.60 %",
         source="Goyal et al. 2017, arXiv 1706.02677, table 2",
@@ -137,7 +137,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
 
 
 class LearningRateRequest(Request):
-    """Tuned configuration at ``from_batch``, and the ``batch`` to train with."""
+    """A tuned configuration at ``from_batch``, and the ``batch`` to train with."""
 
     from_batch: Annotated[
         Count, Option("Batch size of the tuned configuration.", label="Tuned at batch", unit="samples")
@@ -207,7 +207,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """Values that a rule may change, by default the optimizer's."""
+        """Values that a rule may change, by default the optimizer's values."""
         return {
             name: self._own.get(name) if (value := getattr(self, name)) is None else value
             for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
@@ -216,7 +216,7 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """Study's audit verdict on a rule."""
+    """A study's audit verdict on a rule."""
 
     study: str
     rule: str
@@ -228,7 +228,7 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """Rule's configuration and limits, with verdicts of the user's ``audits``."""
+    """A rule's configuration and limits, with verdicts of the user's ``audits``."""
 
     learning_rate: float
     warmup_epochs: float

@@ -1,4 +1,4 @@
-"""Plan requests, as pydantic models that define the options of command line, page and Python."""
+"""Plan requests, as pydantic models that define the options of the command line, the page and Python."""
 
 import inspect
 import re
@@ -64,7 +64,7 @@ class RequestError(UsageError):
 
 
 class Request(BaseModel):
-    """Plan's input, with strict types; only `read` accepts texts."""
+    """A plan's input, with strict types; only `read` accepts texts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -83,20 +83,20 @@ class Plan:
     """Base class of answers to requests."""
 
     def document(self) -> dict[str, Any]:
-        """Plan as JSON values."""
+        """The plan as JSON values."""
         return asdict(cast(Any, self))
 
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """Request's options by field, without fields for Python only."""
+    """A request's options by field, without fields for Python only."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }
 
 
 def type_of(model: type[Request], name: str) -> Any:
-    """Field's type without None and bounds."""
+    """A field's type without None and bounds."""
     kind: Any = model.model_fields[name].annotation
     while get_origin(kind) in (Annotated, Union, UnionType):
         kind = get_args(kind)[0]
@@ -153,7 +153,7 @@ ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Remark, with a ``code`` for programs and a ``message`` for people."""
+    """A remark, with a ``code`` for programs and a ``message`` for people."""
 
     code: str
     message: str

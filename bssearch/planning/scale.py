@@ -1,9 +1,8 @@
-"""The time, cost and efficiency of data parallelism on 1 … N devices.
+"""The time, cost and efficiency of data parallelism on 1 … N devices."""
 
-Step seconds: k·(α + β·micro-batch) for k accumulation steps, plus a ring all-reduce, 2(n − 1) messages of 1/n of the
-gradients (Patarasu & Yuan 2009). Samples to the target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv
-1812.06162).
-"""
+# Step seconds: k·(α + β·micro-batch) for k accumulation steps, plus a ring all-reduce, 2(n − 1) messages of 1/n of the
+# gradients (Patarasu & Yuan 2009). Samples to the target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv
+# 1812.06162).
 
 import itertools
 import math
@@ -40,7 +39,7 @@ Micro = Annotated[int, Field(ge=1, le=10**6)]  # the plan tries all micro-batche
 
 
 class AccumulationRequest(Request):
-    """Batch size, with the devices that share the batch."""
+    """A batch size, with the devices that share the batch."""
 
     batch: Annotated[
         Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
@@ -113,7 +112,8 @@ def _share(batch: int, micro: int, devices: int) -> int:
         whole = split_batch(batch // devices, micro)[0]
         hint = f"use a micro-batch of {whole}, the largest up to {micro} that splits {batch} on {count} exactly"
     raise UsageError(
-        f"batch = {batch} must be a multiple of {unit} for micro-batches of {micro} on {count}; the nearest are {near}",
+        f"batch = {batch} must be a multiple of {unit} for micro-batches of {micro} on {count}; "
+        f"the nearest batches are {near}",
         hint=hint,
     )
 
@@ -321,7 +321,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleInterval:
-    """Number with the interval; None if unknown or open."""
+    """A number with the interval; None if unknown or open."""
 
     estimate: float | None
     low: float | None = None

@@ -105,8 +105,8 @@ class StartRequest(Request):
         Shape | None, Option("Shape of a sample, such as 3x224x224, with --model.", flag="--input", metavar="SHAPE")
     ] = None
     train_samples: Annotated[Count | None, Option("Training samples.", shown_default=UNKNOWN)] = None
-    batch: Annotated[Count | None, Option("Batch size in use today.", shown_default="the usual one")] = None
-    learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="the usual one")] = (
+    batch: Annotated[Count | None, Option("Batch size in use today.", shown_default="the usual size")] = None
+    learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="the usual rate")] = (
         None
     )
     price_per_device_hour: Annotated[Positive | None, Option("Price per device-hour, with priority cost.")] = None
@@ -122,11 +122,15 @@ class StartRequest(Request):
             (self.batch or 0) <= (self.samples or math.inf),
             f"batch = {self.batch} must be <= train_samples = {self.samples} of {self.workload}",
         )
-        given = self.model_fields_set & {"parameters", "sample_mib"}
+        given = " and ".join(sorted(self.model_fields_set & {"parameters", "sample_mib"}))
         require(
-            self.model is None or not given, f"model = {self.model} contradicts {' and '.join(sorted(given))}; omit one"
+            self.model is None or not given,
+            f"model = {self.model} contradicts {given}; omit model or {given}",
         )
-        require(self.model is not None or self.input_shape is None, "input_shape needs a model; give both or none")
+        require(
+            self.model is not None or self.input_shape is None,
+            "input_shape needs a model; give a model, or omit input_shape",
+        )
         return self
 
     @property
@@ -151,7 +155,7 @@ class StartRequest(Request):
 
     @property
     def state(self) -> str:
-        """Optimizer's name in memory plans; a spec's sgd has momentum."""
+        """The optimizer's name in memory plans; a spec's sgd has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:
@@ -199,7 +203,7 @@ class StartPlan(Plan):
     notes: list[Note]
 
     def document(self) -> dict[str, Any]:
-        """JSON values; ``spec`` has the fields of the YAML text."""
+        """The plan as JSON values; ``spec`` has the fields of the YAML text."""
         return {**asdict(self), "spec": yaml.safe_load(self.yaml)}
 
 
@@ -333,7 +337,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "weight_decay": "searched, because the best value depends on batch size and learning rate",
         "dropout": "searched, because a larger batch may need more dropout; YOURS must use dropout" if accurate else "",
         "label_smoothing": "searched, because a larger batch may need more smoothing" if accurate else "",
-        "optimizer": "tuned SGD and Adam are as good at 32k (Nado et al. 2021, arXiv 2102.06356)"
+        "optimizer": "at batch 32k, tuned SGD and Adam match LARS and LAMB (Nado et al. 2021, arXiv 2102.06356)"
         if asked.optimizer in ("lars", "lamb")
         else "",
         "max_micro_batch_size": ""

@@ -104,7 +104,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
 ) -> None:
     done = ran(folder, "study", "confirm", "toy", "--to-budget", "--runs", "1", "--format", "json")
     assert {request.plan.stop_at_target for request in by_law.requests} == {False}
-    assert "1 runs each, up to 100 train seconds" in done.stderr
+    assert "1 run at each batch size (" in done.stderr and "up to 100 train seconds" in done.stderr
     to_budget = [trial for trial in read(folder, "trial", "list", "toy") if trial["phase"] == "to_budget"]
     assert len(to_budget) == len(by_law.requests)
     assert all(trial["test_metric"] == 0.89 for trial in to_budget)
@@ -168,7 +168,7 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
         "accuracy",
     )
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == "Trained to 20 s each, past the target (accuracy):"
+    assert lines[0] == "After 20 train seconds for each batch size, past the target (accuracy):"
     assert "32 (best) 0.95 – – 3" in lines
     assert "64 – – – 0 (2 ended early)" in lines
     assert "128 0.9 – 0.05 [0.01, 0.09] 3" in lines

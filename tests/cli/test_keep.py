@@ -99,7 +99,7 @@ def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:
     assert names(folder) == ["task", "other"]
     right = at_a_terminal(folder, "study", "delete", "task", typed="task")
     assert right.returncode == 0, right.stderr
-    assert "this deletes study task with 5 trials and" in right.stderr
+    assert "bssearch will delete study task with 5 trials and" in right.stderr
     assert names(folder) == ["other"]
 
 

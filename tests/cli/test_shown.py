@@ -499,7 +499,7 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
     assert [
         part
         for part in (
-            "1.6× faster than your 256",
+            "1.6× faster than your default of 256",
             "between 64 and 200 (90 %)",
             "1 run in 42 s",
             "noise scale not measured",
@@ -514,7 +514,7 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gain": 1.01}, "your 256 is expected to be as fast within 5%"),
+        ({"gain": 1.01}, "your default of 256 is expected to be as fast within 5%"),
         ({"default_batch_size": 128}, "this is your default"),
         ({"learning_rate_gain": 3.0}, "took 3× the time of learning rate 0.05"),
     ],

@@ -244,7 +244,7 @@ class TestRefusals:
         ),
         (
             {"tags": ("gpu:h200", "a:b")},
-            "no present worker with this template has all tags; the nearest lacks gpu:h200",
+            "no present worker with this template has all tags; the nearest worker lacks gpu:h200",
         ),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
@@ -273,7 +273,7 @@ def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serve
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
         store.queue.keep_worker(record(name, templates=offered, tags=tags))
     [row] = queued_studies(store).submissions
-    assert row.reason == "no present worker with this template has all tags; the nearest lacks a:b"
+    assert row.reason == "no present worker with this template has all tags; the nearest worker lacks a:b"
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(store: Store) -> None:

@@ -30,7 +30,7 @@ MOST_NAMED = 8  # the most values of a condition that an error lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """Conditions on a study; None matches everything. ``device`` is a part of the device's name."""
+    """Conditions on a study; None matches every study. ``device`` is a part of the device's name."""
 
     workload: str | None = None
     device: str | None = None
@@ -69,7 +69,7 @@ class StudyFilter:
 
     @property
     def in_words(self) -> str:
-        """Conditions as options."""
+        """Conditions as command-line options."""
         values = {name: getattr(self, name) for name in self.conditions}
         if self.target is not None:
             values["target"] = f"{self.metric}={self.target:g}" if self.metric else f"{self.target:g}"
@@ -122,7 +122,7 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """Device's name, empty before the first run."""
+    """The device's name, empty before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
@@ -193,7 +193,7 @@ def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool 
 
 
 class Question(Model):
-    """Study's question; ``workload`` is without its folder, ``device`` empty if unknown."""
+    """A study's question; ``workload`` has no folder, and ``device`` is empty if unknown."""
 
     workload: str
     metric: str
@@ -217,7 +217,7 @@ class Question(Model):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Study with its answer and database."""
+    """A study with its answer and database."""
 
     study: StudyRecord
     database: str
@@ -304,7 +304,7 @@ class Agreement(Agreed):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Compare each pair of findings (at least one finding)."""
+    """Compare findings in pairs; needs at least one finding."""
     named = labelled(without_copies(found))
     asked = grouped((tuple(one.question.in_words.values()), (label, one)) for label, one in named)
     questions = [_of_one_question(named) for named in asked.values()]
@@ -325,7 +325,7 @@ def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
 
 
 def in_database(found: Finding) -> str:
-    """Study's name with its database."""
+    """A study's name with the database."""
     return f"{found.study.name} in {found.database}"
 
 
@@ -470,7 +470,7 @@ ANSWERED = (
 
 
 class StudyAnswer(Model):
-    """One study's answer; if missing, ``note`` says why and fields from ``optimal`` on are null."""
+    """A study's answer; if missing, ``note`` gives the reason, and ``optimal`` to ``within_5_percent`` are null."""
 
     study: str
     database: str
@@ -509,7 +509,7 @@ def best_across(
     objective: str | None = None,
     precision: str | None = None,
 ) -> AcrossAnswer:
-    """All matching studies' answers, and whether they agree.
+    """The answers of all matching studies, and their agreement.
 
     Archived studies do not count. Raises `UsageError` if no condition is given, `NotFoundError` if no study matches,
     `TargetNotReachedError` if no study has an answer, and `DatabaseError`.
@@ -591,7 +591,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
 
 
 def answered_row(one: StudyAnswer) -> dict[str, Any]:
-    """Study's answer as a row."""
+    """A study's answer as a row."""
     row = {
         "study": one.study,
         "database": one.database,

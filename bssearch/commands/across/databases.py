@@ -12,7 +12,7 @@ from bssearch.storage.repository import Store, open_store
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open databases read-only, each database once; if one fails, close all. By default `settings.database_url`."""
+    """Open each database once, read-only; close all databases if a database fails. Default: `settings.database_url`."""
     files = {url: sqlite_file(parse_url(url)) for url in urls or [database_url()]}
     every = {url if path is None else path.resolve(): url for url, path in files.items()}
     with ExitStack() as stack:
@@ -31,7 +31,7 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
     """Store and name of the given study, or of the only study.
 
-    With one store, the name is unchecked; of several stores, exactly one must have the study.
+    With one store, the name is unchecked; of several stores, exactly one store must have the study.
     """
     if given is None:
         return _only_study(stores)

@@ -100,7 +100,7 @@ CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
 
 @dataclass(frozen=True, slots=True)
 class AskedStudy:
-    """Template, values by dotted key, and perhaps a study's name."""
+    """A template, values by dotted key, and an optional study name."""
 
     template: str
     values: Mapping[str, Value]
@@ -215,7 +215,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
 
 
 class QueuedStudy(BaseModel):
-    """Submission with its queue ``position`` and served slot seconds."""
+    """A submission with its queue ``position`` and served slot seconds."""
 
     study: str
     state: SubmissionState
@@ -252,7 +252,7 @@ class SeenWorker(BaseModel):
 
 
 class QueueListing(BaseModel):
-    """Queue in service order, and recent workers."""
+    """The queue in service order, and recent workers."""
 
     submissions: list[QueuedStudy]
     workers: list[SeenWorker]
@@ -307,7 +307,7 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
-    return f"no present worker with this template has all tags; the nearest lacks {', '.join(fewest)}"
+    return f"no present worker with this template has all tags; the nearest worker lacks {', '.join(fewest)}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

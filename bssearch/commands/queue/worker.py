@@ -49,7 +49,7 @@ _LOOK_SECONDS = 0.1
 
 
 class Stop:
-    """Handles SIGTERM and Ctrl-C: calls ``obey`` from a thread, later ``kill``.
+    """Handles SIGTERM and Ctrl-C: calls ``obey`` in a thread, and ``kill`` after ``within`` seconds.
 
     Outside the main thread, signals have no effect; call `ask`.
     """
@@ -131,7 +131,7 @@ class End:
 
 
 class Meter(Listener):
-    """Counts a shift's slot seconds (time without trials as one slot)."""
+    """Counts a shift's slot seconds (time without a trial counts as one slot)."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
@@ -230,7 +230,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Worker's scope; ``slots`` and ``device`` override specs.
+    """A worker's scope; ``slots`` and ``device`` override specs.
 
     Example: ``bssearch.run_worker("templates.yaml", serving=bssearch.Serving(tags=("a100",), until_empty=True))``
     """
@@ -248,7 +248,7 @@ class Serving:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides as for ``--set``."""
+        """Overrides in the form of ``--set``."""
         slots = () if self.slots is None else (f"executor.slots={self.slots}",)
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 
@@ -261,7 +261,7 @@ def run_worker(
 ) -> None:
     """Serve the queue from a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
-    One study at a time: the highest priority, then the oldest submission. Raises `SpecError` and `NotFoundError` for
+    Serves one study at a time, by priority, then by age. Raises `SpecError` and `NotFoundError` for
     the file, and `DatabaseError` if the database is not writable at the start.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
@@ -314,7 +314,7 @@ class QueueWorker:
             except Exception as error:  # one bad row must not block the queue
                 is_away = isinstance(error, DatabaseError)
                 problem = f"the queue is unavailable: {error}" if is_away else f"{type(error).__name__}: {error}"
-                self._tell(f"trying again in {AWAY_FOR_S:g} s: {problem}")
+                self._tell(f"retrying in {AWAY_FOR_S:g} s: {problem}")
                 self._stop.wait(AWAY_FOR_S)
 
     def _settle(self) -> None:

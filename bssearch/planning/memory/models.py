@@ -36,7 +36,7 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """Module; ``batch`` makes a batch of a size, ``loss`` returns the loss and the output."""
+    """A module; ``batch`` makes a batch of a size, and ``loss`` returns the loss and the output."""
 
     module: nn.Module
     batch: Callable[[int], Any]

@@ -30,7 +30,7 @@ class Block:
 
 @dataclass(slots=True)
 class Network:
-    """Network, built layer by layer; sizes are of the current tensor."""
+    """A network, built layer by layer, with the current tensor's sizes."""
 
     channels: int
     height: int
@@ -201,7 +201,7 @@ def _convolutions(net: Network, width: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Kind of network, with the usual blocks and channels per stage."""
+    """A kind of network, with the usual blocks and channels per stage."""
 
     build: Callable[[Network, Sequence[int], Sequence[int]], None]
     stages: tuple[int, ...]

@@ -1,13 +1,12 @@
-"""Bytes of parameters, gradients, optimizer state, master weights and activations.
+"""Bytes of parameters, gradients, optimizer state, master weights and activations."""
 
-``master`` (Megatron, DeepSpeed, Apex): 16-bit weights and gradients with fp32 master weights; 16 bytes with Adam
-(Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). ``autocast`` (PyTorch): fp32 parameters and 16-bit copies during the
-passes; 18 bytes with Adam.
-
-A transformer's layer keeps s·h·(34 + 5·a·s/h) bytes per sample in 16 bits, for s tokens, hidden size h and a heads
-(Korthikanti et al. 2022, arXiv 2205.05198, equation 2). Fused attention (Dao et al. 2022, arXiv 2205.14135) keeps one
-logarithm per row instead of scores.
-"""
+# master (Megatron, DeepSpeed, Apex): 16-bit weights and gradients with fp32 master weights; 16 bytes per parameter with
+# Adam (Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). autocast (PyTorch): fp32 parameters and 16-bit copies during
+# the passes; 18 bytes per parameter with Adam.
+#
+# A transformer's layer keeps s·h·(34 + 5·a·s/h) bytes per sample in 16 bits, for s tokens, hidden size h and a heads
+# (Korthikanti et al. 2022, arXiv 2205.05198, equation 2). Fused attention (Dao et al. 2022, arXiv 2205.14135) keeps one
+# logarithm per row instead of scores.
 
 from __future__ import annotations
 
@@ -100,7 +99,7 @@ class ParameterBytes:
 
     @property
     def least(self) -> int:
-        """Least bytes of a step, fixed bytes and autocast's copies."""
+        """Least bytes of a step: fixed bytes and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
@@ -110,7 +109,7 @@ BASE_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.0, "int4": 0.5 + F
 
 
 def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
-    """Parameters' bytes per device; frozen parameters have no gradients and no optimizer state."""
+    """The parameters' bytes per device; frozen parameters have no gradients or optimizer state."""
     trained, form, model = trained_parameters(asked), asked.form, asked.transformer
     frozen = asked.parameters - (0 if asked.lora_rank else trained)
     quantised = 0 if asked.base_precision is None else frozen
@@ -166,7 +165,7 @@ LOGIT_BYTES = 3 * FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """Transformer's dimensions; by default, ``kv_heads`` is ``heads``, and ``intermediate`` 4 × ``hidden``."""
+    """A transformer's dimensions; by default, ``kv_heads`` is ``heads``, and ``intermediate`` 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -183,7 +182,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBytes:
-    """Peak's growth per sample, in bytes."""
+    """The peak's growth per sample, in bytes."""
 
     activations: int
     attention_scores: int
@@ -196,9 +195,10 @@ class SampleBytes:
 
 
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
-    """Sample's bytes at the end of the forward pass.
+    """A sample's bytes at the end of the forward pass.
 
-    Checkpointing keeps each layer's input (2·s·h in 16 bits, § 5), and the larger of the logits and a recomputed layer.
+    Checkpointing keeps each layer's input, and the larger of the logits and a recomputed layer (Korthikanti et al.
+    2022, arXiv 2205.05198, § 5).
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)

@@ -200,8 +200,8 @@ def _notes(
         )
         if not asked.fused_attention and (asked.sequence or 0) >= 1024:
             yield (
-                f"Attention's scores take {gib(sample.attention_scores)} per sample; fused (flash) attention keeps no "
-                "scores (--fused-attention)."
+                f"Attention's scores take {gib(sample.attention_scores)} per sample; use fused (flash) attention, and "
+                "plan with --fused-attention."
             )
     if asked.trainable_parameters and sample is not None:
         yield "Activations are for training all parameters; frozen first layers keep fewer activations."
@@ -242,7 +242,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """Line of a plan, ``bytes`` + ``bytes_per_sample`` × micro-batch."""
+    """A line of a plan: ``bytes`` + ``bytes_per_sample`` × micro-batch."""
 
     term: str
     bytes: int
@@ -253,7 +253,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOption:
-    """Table row, with memory for a precision, an optimizer and checkpointing."""
+    """A table row, with memory for a precision, an optimizer and checkpointing."""
 
     precision: str
     mixed: str | None
@@ -267,7 +267,7 @@ class MemoryOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryOption, Plan):
-    """Training step's memory per device in bytes, None if unknown."""
+    """A training step's memory per device in bytes; None if unknown."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -323,7 +323,7 @@ class MemoryDevice:
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
-        """True if a GPU has no tensor cores for a precision: bf16 needs 8.0, fp8 8.9 (Ada)."""
+        """True if a GPU has no tensor cores for a precision; bf16 needs capability 8.0, fp8 8.9."""
         least = {"bf16": (8, 0), "fp8": (8, 9)}.get(precision)
         return least is not None and self.capability is not None and self.capability < least
 
@@ -586,11 +586,11 @@ class MemoryPlanRequest(Request):
         )
         require(
             not memory or not there or memory * GIB <= there,
-            f"memory_gib = {memory} contradicts device = {self.device}, which has {gib(there)}; give no more than that",
+            f"memory_gib = {memory} must be at most {gib(there)}, the memory of device = {self.device}",
         )
         require(
             not self.stage or self.devices is not None,
-            f"stage = {self.stage} needs devices; give the number of shards",
+            f"stage = {self.stage} needs devices; give the number of devices",
         )
         if self.model is None:
             self._agrees_about_numbers()
@@ -601,7 +601,7 @@ class MemoryPlanRequest(Request):
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
         lacking = f"{', '.join(missing)}, a transformer's dimensions; give these dimensions, too"
-        require(self.model_settings is None, "model_settings needs a model; give both or none")
+        require(self.model_settings is None, "model_settings needs a model; give a model, or omit model_settings")
         self._agrees_about_network()
         require(
             self.has("parameters") or self.network,
@@ -620,7 +620,9 @@ class MemoryPlanRequest(Request):
     def _agrees_about_network(self) -> None:
         if self.network is None:
             for name in ("input_shape", "stages", "channels"):
-                require(not self.has(name), f"{name} needs a network or a model; give both or none")
+                require(
+                    not self.has(name), f"{name} needs a network or a model; give a network or a model, or omit {name}"
+                )
             return
         require(self.input_shape, f"network = {self.network} needs input_shape, such as 3x224x224")
         for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank"):
@@ -671,7 +673,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def kind(self) -> MemoryDevice | None:
-        """Named device, if any."""
+        """The named device, if any."""
         return None if self.device is None else DEVICES[self.device]
 
     @property
@@ -682,7 +684,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def transformer(self) -> Transformer | None:
-        """Described transformer, if any."""
+        """The described transformer, if any."""
         names = (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank")
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Transformer(**known) if self.model is None and self.layers is not None else None
@@ -717,7 +719,7 @@ class MemoryPlanRequest(Request):
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
-        """Device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        """A device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:

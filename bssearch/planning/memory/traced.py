@@ -45,7 +45,7 @@ CUDA_BLOCK_BYTES = 512
 
 @dataclass(slots=True)
 class Allocation:
-    """Storage's lifetime; each creation or release of a storage is an event."""
+    """A storage's lifetime; each creation or release of a storage is an event."""
 
     start: int  # the event that created the storage
     size: int  # in bytes
@@ -65,7 +65,7 @@ class StepLifetimes:
     allocations: Sequence[Allocation]
 
     def accumulating(self) -> StepLifetimes:
-        """Step with all gradients present, as from the second micro-batch on."""
+        """The step with all gradients present, as from the second micro-batch on."""
         return replace(
             self,
             allocations=[
@@ -104,7 +104,7 @@ class StepLifetimes:
 
 
 class PeakByBatch:
-    """Step's peak by micro-batch size, from traces of two sizes.
+    """A step's peak by micro-batch size, from traces of two sizes.
 
     Live bytes at each event are linear in the batch size, and the peak is the highest line. If the traces' events
     differ, because a kernel depends on the batch size, the peak counts as linear.
@@ -123,7 +123,7 @@ class PeakByBatch:
         return round(float((self._fixed + micro_batch_size * self._per_sample).max()))
 
     def bytes_per_sample(self, micro_batch_size: int) -> int:
-        """Peak's growth with another sample."""
+        """The peak's growth with another sample."""
         return self.peak_bytes(micro_batch_size + 1) - self.peak_bytes(micro_batch_size)
 
     def largest(self, memory_bytes: float) -> int:
@@ -196,7 +196,7 @@ IN_FP32 = frozenset(
 
 
 class CudaKernels(TorchFunctionMode):
-    """Choose CUDA's kernels; ``has_flash`` from compute capability 8.0 on."""
+    """Choose CUDA's kernels; ``has_flash``: from compute capability 8.0 on."""
 
     def __init__(self, *, has_flash: bool) -> None:
         super().__init__()
