@@ -215,7 +215,7 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
 importers = typer.Typer(cls=_Importers, help="Import studies, or runs made by other tools.", no_args_is_help=True)
 probes = typer.Typer(
     cls=_Probes,
-    help="Measure memory, step times, gradient noise, or the critical batch size at checkpoints.",
+    help="Measure memory, step times, gradient noise or local critical batch sizes.",
     no_args_is_help=True,
 )
 
@@ -332,7 +332,7 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 
 
 def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Predict the best batch size at a harder target from a study's curves."""
+    """Predict the best batch size at a harder target from curves."""
     plan = bssearch.plan_beyond(study=study_name(given.get("db"), study), **given)
     _show(form, plan, "shown_beyond", lambda plan: [one.document() for one in plan.batches])
 

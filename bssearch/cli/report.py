@@ -172,7 +172,7 @@ def report(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a study as a page, picture or tables, or print the answer."""
+    """Write a study's page, picture or tables, or print the answer."""
     from bssearch.cli.answer import print_found
     from bssearch.commands.report import picture_of, svg_of
     from bssearch.figures.html import html_page

@@ -154,7 +154,7 @@ FAULTS = (TrialState.FAILED, TrialState.OOM, TrialState.DIVERGED)
             False,
             "3 evaluations are in both trainings, 2 only in the stored trial",
         ),
-        (DIVERGED, 20, [*curve(to_step=40), DIVERGED], False, "2 only new"),
+        (DIVERGED, 20, [*curve(to_step=40), DIVERGED], False, "2 only in the rerun"),
         (DIVERGED, 40, [*curve(to_step=40), replace(DIVERGED, reason="the loss")], False, "reason is 'the loss'"),
         (ended(TrialState.FAILED), None, [replace(ended(TrialState.FAILED), reason="no file")], False, "'no file'"),
         (
