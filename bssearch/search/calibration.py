@@ -57,7 +57,7 @@ def missing_step_times(
     """Batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
 
     Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) need visits, and `doubtful` sizes need `MOST_VISITS`.
-    The list excludes batch sizes at which the user's code failed.
+    Excludes batch sizes at which the user's code failed.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
@@ -386,10 +386,7 @@ def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) 
 def time_on_devices(
     spec: StudySpec, store: Store, executor: Executor, environment: Environment, check: Callable[[], None]
 ) -> None:
-    """Time all batch sizes that fit on more devices, in `COMPARING_VISITS` visits.
-
-    ``check`` runs before each measurement and write, and may raise.
-    """
+    """Time all batch sizes that fit on more devices, in `COMPARING_VISITS` visits; see `measure_step_times`."""
     known = store.probes.by_batch_size(spec.name, environment)
     too_large: set[tuple[int, int, int]] = set()
     for _ in range(COMPARING_VISITS):

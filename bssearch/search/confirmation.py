@@ -112,8 +112,7 @@ def compared_sizes(history: History) -> frozenset[int]:
 def beside(history: History, batch_size: int) -> list[Configuration]:
     """Best configuration of each neighbour of a batch size; if a neighbour has no hit, ``batch_size``'s best.
 
-    A neighbour gets no run if ``batch_size``'s best missed the target in a whole trial at the neighbour. Trials that
-    stopped early do not count.
+    A neighbour gets no run if ``batch_size``'s best missed the target there in a trial that did not stop early.
     """
     # The seed of a trial that stopped early may be unlucky.
     sizes = list(history.feasible)

@@ -67,7 +67,7 @@ from bssearch.storage.repository import Store
 
 
 class Listener:
-    """Receives a driver's events; the base class ignores all events."""
+    """Receives a driver's events; the base class ignores events."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """The driver opened the study; ``database`` is the URL without the password."""
@@ -150,7 +150,7 @@ class Shift:
         self.is_ending = True
 
     def interrupt(self) -> None:
-        """Pause the running trials, stop loading, and end the driver; repeat the call until the driver ends."""
+        """Pause the running trials, stop loading, and end the driver; repeat until the driver ends."""
         # ending the executor does not prevent a process that does not exist yet
         with self._lock:
             self.is_ending = True
@@ -265,7 +265,7 @@ class Recorder:
             return trial
 
     def holds(self, trial: TrialRecord) -> bool:
-        """False if the trial is lost, or if another driver or an import has replaced the row."""
+        """False if the trial is lost, or another driver or an import has replaced the row."""
         return trial.lease_owner == self._owner and trial.state is not TrialState.LOST
 
     def cancel(self, number: int, last: Observation | None) -> None:
@@ -283,7 +283,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the current answer, unless a driver recently stored an answer; the study has ``trials`` trials."""
+        """Store the answer of ``trials`` trials, unless a driver recently stored an answer."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE

@@ -283,7 +283,7 @@ NextRun = Callable[[History], TrialPlan | None]  # returns None if all runs have
 
 
 class EngineStage(StrEnum):
-    """Engine's state; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
+    """The engine's state; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
 
     SEARCH = "search"
     CLAIM = "claim"

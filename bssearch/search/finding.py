@@ -113,7 +113,7 @@ def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Study's answer for ``target``: from the store if up to date, else computed."""
+    """The answer for ``target``: from the store if up to date, else computed."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
 

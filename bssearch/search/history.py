@@ -63,7 +63,7 @@ Identity = tuple[object, ...]
 def spread(runs: Collection[TrialRecord]) -> tuple[float, int]:
     """Sum of squared deviations of log seconds to the target, and degrees of freedom.
 
-    The sum and the degrees of freedom are 0 if fewer than two runs reached the target or a run is censored.
+    Returns (0, 0) if fewer than two runs reached the target or a run is censored.
     """
     seconds = [measured_seconds(run) for run in runs if run.state is TrialState.REACHED]
     logs = [math.log(one) for one in seconds if 0 < one < math.inf]
@@ -74,7 +74,7 @@ def spread(runs: Collection[TrialRecord]) -> tuple[float, int]:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """Configuration's key, regardless of micro-batches and devices."""
+    """A configuration's key, regardless of micro-batches and devices."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, *rates, one.optimizer, *sorted(one.parameters.items()))
@@ -96,15 +96,15 @@ INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
 
 class History:
-    """Study's trials, running trials included, and step times.
+    """A study's trials, running trials included, and step times.
 
     Attributes:
         probes: Step times by batch size, in current micro-batches.
         curves: Best gains so far, by search trial.
         now: The last decision's time, in seconds since 1970.
         all_trials, trials: Views of all trials and of the search trials.
-        ended: The number of ended search trials, paused trials excluded.
-        last_expectation: The expected improvement of the newest ended trial with a known expectation.
+        ended: Number of ended search trials, paused trials excluded.
+        last_expectation: Expected improvement of the newest ended trial with an expectation.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Configuration's step time; None if untimed or growing."""
+        """Seconds of a configuration's step; None if untimed or growing."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
@@ -214,12 +214,12 @@ class History:
         return self._all.get(number)
 
     def value(self, trial: TrialRecord | None) -> float:
-        """Trial's figure; infinite if unknown."""
+        """A trial's figure; infinite if unknown."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """Trial's figure with the unit."""
+        """A trial's figure with the unit."""
         is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
         basis = " as steps × step time" if is_product else ""
         return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
@@ -319,7 +319,7 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """Best coordinates at the nearest batch size with a tuned hit, else the default's, None if out of the space."""
+        """Coordinates of the nearest batch size's best tuned hit, else of the default; None if outside the space."""
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
         if not winners:

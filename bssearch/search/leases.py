@@ -142,7 +142,7 @@ class Leases:
             yield
 
     def mark_lost(self) -> list[int]:
-        """Mark trials of dead drivers as lost and return the trials' numbers."""
+        """Mark dead drivers' trials as lost; return the trials' numbers."""
         self.look()
         return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 

@@ -40,7 +40,7 @@ class _Batch(BaseModel):
 
 
 class ShortAnswer(BaseModel):
-    """Answer's summary for lists of studies; see `bssearch.analysis.answer.Answer`."""
+    """An answer's summary for lists of studies; see `bssearch.analysis.answer.Answer`."""
 
     optimal: _Optimal
     batches: list[_Batch]

@@ -213,14 +213,14 @@ class Database:
             return {name: study_id for name, study_id in connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id))}
 
     def close(self) -> None:
-        """Stop retrying and close all connections; a connection in use closes when a thread returns the connection."""
+        """Stop retrying and close all connections; connections in use close when returned."""
         self.patience.end()
         event.listen(self._engine, "checkin", _close)
         self._engine.dispose()
 
     @property
     def masked_url(self) -> str:
-        """Database's URL without secrets."""
+        """The database's URL without secrets."""
         return masked(self._engine.url)
 
     @property
@@ -321,7 +321,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Id of an environment; store a new environment. Call only once per environment in a transaction."""
+        """Id of an environment, stored if new. Call only once per environment in a transaction."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -405,7 +405,7 @@ def writes(
 
 
 def environment_digest(environment: Environment) -> str:
-    """Digest of an environment; equal environments have equal digests."""
+    """Digest, equal for equal environments."""
     told = json.loads(to_json(environment))
     for name in ("git_dirty", "libraries"):  # fields that later versions added count only if known
         if told[name] in (None, []):

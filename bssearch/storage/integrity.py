@@ -104,7 +104,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Kind's table, key fields, columns by field, and models of exported and of stored rows."""
+    """A kind's table, key fields, columns by field, and models of exported and of stored rows."""
 
     table: Table
     keys: tuple[str, ...]
@@ -148,7 +148,7 @@ def _problem(kind: Kind, row: Mapping[str, Any] | RowMapping, error: ValidationE
 
 
 def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
-    """Row's name for messages."""
+    """A row's name for messages."""
     if kind in (Kind.STUDY, Kind.TRIAL):
         return f"{kind} {shortened(row.get('name' if kind is Kind.STUDY else 'number'))}"
     keys = ", ".join(f"{name} {shortened(row.get(name))}" for name in LAYOUTS[kind].keys)

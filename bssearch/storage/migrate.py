@@ -552,7 +552,7 @@ SCHEMA = "public"
 def script(roles: Roles | None) -> str:
     """SQL for psql that creates tables and roles in one transaction.
 
-    On existing tables, the SQL changes only rights. The SQL fails on another schema revision.
+    On existing tables, the SQL changes only rights, and fails on another schema revision.
     """
     statements = [
         "BEGIN",

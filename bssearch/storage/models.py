@@ -274,7 +274,7 @@ compiles(database_now, "sqlite")(lambda *_, **__: "strftime('%Y-%m-%d %H:%M:%f00
 
 
 class database_started(FunctionElement[datetime]):  # noqa: N801 - named like an SQL function
-    """Server's start; NULL on SQLite."""
+    """The server's start; NULL on SQLite."""
 
     type = UtcDateTime()
     inherit_cache = True

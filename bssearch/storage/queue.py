@@ -201,7 +201,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def set_state(self, connection: Connection, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission; `UsageError` if the submission's state forbids the change."""
+        """Pause, cancel or requeue a submission; `UsageError` if its state forbids the change."""
         _lock(connection)
         found = _submission(connection, name)
         if found.state is state:
@@ -263,7 +263,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def renew_shift(self, connection: Connection, worker: str, eligible: Collection[str], used: float) -> bool:
-        """Add slot seconds to a worker's submission; False if the submission is missing or not first."""
+        """Add slot seconds to a worker's submission; False if missing or not first."""
         name = _add_served(connection, worker, used)
         first = _first(_waiting(connection), eligible)
         return name is not None and first is not None and first.name == name

@@ -74,7 +74,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study without its running trials to a file; return the numbers of the running trials."""
+        """Write a study without running trials to a file; return the running trials' numbers."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
@@ -82,7 +82,7 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read the named studies (default: all not archived) without their running trials.
+        """Read the named studies (default: all not archived) without running trials.
 
         ``source`` names the database in messages.
         """

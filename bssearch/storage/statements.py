@@ -165,7 +165,7 @@ NOISE: Select[Any] = (
 
 
 def insert_if_absent(connection: Connection, table: Table, columns: Mapping[str, Any]) -> bool:
-    """Insert a row unless its key exists; return whether the row is new."""
+    """Insert a row unless its key exists; True if the row is new."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = kind.insert(table).on_conflict_do_nothing().returning(literal_column("1"))
     return connection.execute(statement, columns).first() is not None

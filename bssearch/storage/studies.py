@@ -215,20 +215,20 @@ class FindingStore(StorePart):
 
     @inside(Database.looking)
     def age_seconds(self, connection: Connection, study: str) -> float:
-        """Age of a study's answer; infinity if the study has no answer."""
+        """Age of a study's answer; infinity without an answer."""
         study_id = self._database.study_id(connection, study)
         found_at = connection.scalar(select(FINDING_ROWS.c.found_at).where(FINDING_ROWS.c.study_id == study_id))
         return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
 
     @inside(Database.looking)
     def last(self, connection: Connection, study: str) -> Mapping[str, Any]:
-        """Study's last answer, even if outdated; empty if the study has no answer."""
+        """A study's last answer, even if outdated; empty without an answer."""
         study_id = self._database.study_id(connection, study)
         return connection.scalar(select(FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)) or {}
 
     @reads
     def current(self, connection: Connection, study_id: int) -> Mapping[str, Any] | None:
-        """Study's answer; None if missing or outdated."""
+        """A study's answer; None if missing or outdated."""
         stored = connection.execute(
             select(FINDING_ROWS.c.stamp, FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)
         ).first()

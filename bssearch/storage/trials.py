@@ -414,7 +414,7 @@ class TrialStore(StorePart):
 
     @reads
     def observations(self, connection: Connection, study_id: int, number: int) -> list[Observation]:
-        """Trial's observations by step."""
+        """A trial's observations by step."""
         trial_id_of(connection, study_id, number)
         return self._curves(connection, study_id, [number])[number]
 
@@ -431,7 +431,7 @@ class TrialStore(StorePart):
     def evaluations(
         self, connection: Connection, study: str, numbers: Collection[int]
     ) -> dict[int, list[tuple[float, float]]]:
-        """Trials' (train seconds, metric) pairs by step."""
+        """Each trial's (train seconds, metric) pairs by step."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
         for number, train_seconds, metric in connection.execute(EVALUATIONS, of):
@@ -455,7 +455,7 @@ class TrialStore(StorePart):
 
     @reads
     def log(self, connection: Connection, study_id: int, number: int) -> str | None:
-        """Trial's log, or None."""
+        """A trial's log, or None."""
         trial_id = trial_id_of(connection, study_id, number)
         return connection.scalar(select(LOG_ROWS.c.text).where(LOG_ROWS.c.trial_id == trial_id))
 
@@ -569,7 +569,7 @@ class LeaseStore(StorePart):
     def claim(
         self, connection: Connection, study_id: int, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive
     ) -> bool:
-        """Claim a task until the lease ends or the owner dies; return whether the claim succeeded."""
+        """Claim a task until the lease ends or the owner dies; True if the claim succeeded."""
         place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name
         held = connection.execute(select(CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(*place)).first()
         values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}

@@ -75,8 +75,8 @@ class BatchAdvice:
         """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
 
         Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range adds 2 × `CRITICAL_BATCH_OCTAVES`,
-        two deviations of B_crit, to both ends of the noise scale's interval, and two deviations of both sizes' steps
-        from the law (`STEPS_DEVIATION`), in quadrature.
+        two deviations of B_crit, to each end of the noise scale's interval. In quadrature, the range also adds two
+        deviations of the two sizes' steps from the law (`STEPS_DEVIATION`).
         """
 
         def share(b_crit: float) -> float:
@@ -132,7 +132,7 @@ class BatchAdvice:
 class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
-    In some steps hooks take gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of their sum.
+    In some steps, hooks take gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of their sum.
     If a step has one micro-batch, a second backward pass takes the gradient of half of the output's rows, which must
     be samples.
 
@@ -152,7 +152,7 @@ class BatchAdvisor:
         dataset_size: Samples of the training set.
         micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another number.
         weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the step.
-            The noise scale counts weights. Divide the summed loss by the step's weights.
+            The noise scale then counts weights. Divide the summed loss by the step's weights.
         aside: Context of the second backward passes.
         share: Largest share of the training time for measurements.
         now: Clock in seconds.
@@ -180,7 +180,7 @@ class BatchAdvisor:
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
         require(
             all(isinstance(one, Optimizer) for one in self._optimizers),
-            f"BatchAdvisor(optimizer={optimizer!r}) must be one torch.optim.Optimizer, or a list",
+            f"BatchAdvisor(optimizer={optimizer!r}) must be one torch.optim.Optimizer, or a list of optimizers",
         )
         self._batch_size = self._first_batch_size = batch_size
         self._samples = 0
@@ -318,7 +318,7 @@ def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> GradientNoise:
 
 
 class _Halves:
-    """Gradient of half of the rows of the model's last output."""
+    # Gradient of half of the rows of the model's last output
 
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], aside: Callable[[], AbstractContextManager[object]]
@@ -403,7 +403,7 @@ class _Halves:
 
 
 class _StepNorms:
-    """Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam."""
+    # Squared gradient norms of micro-batches, or halves, and their sum, plain and under Adam
 
     def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None, halves: _Halves) -> None:
         self._divisors = divisors
@@ -456,7 +456,7 @@ class _StepNorms:
     def take(
         self, batch_size: int, weights: Sequence[Sequence[float]], samples: int, expected: int | None
     ) -> Pass | str:
-        """Step's pass, or the reason why the step was not measured."""
+        # The step's pass, or the reason why the step was not measured
         self.close()
         ranks, halves = ranks_together(), self._halves
         passes = max(self._counts.values(), default=0)

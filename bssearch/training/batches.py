@@ -57,7 +57,7 @@ Epochs = Generator[torch.Tensor, None, None]
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
     """Place the data for training; also return the training part's placement.
 
-    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory; None for all memory.
+    Validation and test parts go to the device. ``memory_bytes``: the device's usable memory, by default all.
     """
     train, device, wanted = data.train, computation.device, computation.settings.data
     if wanted == "auto" and device.type != "cpu":
@@ -80,7 +80,7 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 
 
 def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
-    """Yield the (inputs, targets) of each micro-batch on the device, from ``growth``'s position on, without end.
+    """Yield each micro-batch's (inputs, targets) on the device, endlessly, from ``growth``'s position on.
 
     The caller counts each step in ``growth``. An epoch drops its incomplete last batch. Several ranks share each
     step's micro-batches.
@@ -242,7 +242,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device) -> Literal["forkserver"] | None:
-    """Forkserver for CUDA and plain tensors that fit free shared memory twice, else the default."""
+    """Forkserver on CUDA if plain tensors fit free shared memory twice, else the default."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -391,7 +391,7 @@ _POSITION = ("samples", "micro_batches", "epoch", "offset", "place")  # attribut
 
 
 class Growth:
-    """Trial's position in its batch schedule: the next step is in stage ``place``, at sample ``offset`` of ``epoch``.
+    """Position in a trial's batch schedule: the next step is in stage ``place``, at sample ``offset`` of ``epoch``.
 
     ``train_samples`` is None for batches that the workload makes, and for token batches.
     """
@@ -426,7 +426,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Steps of the learning rate schedule: samples seen over the first batch size."""
+        """Steps of the learning rate schedule: samples seen ÷ the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property

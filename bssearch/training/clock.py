@@ -110,7 +110,7 @@ class Clock:
         """Limit the host's lead over a GPU; call after every step."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Context for waits for the device."""
+        """Context of a wait for the device."""
         return nullcontext()
 
     @property
@@ -135,12 +135,12 @@ class Clock:
     def undelayed_train_seconds(self, threads: int) -> float | None:
         """Train seconds without waits for a CPU; None with several threads or a GPU.
 
-        If the kernel does not count waits, these are the CPU seconds.
+        CPU seconds if the kernel does not count waits.
         """
         return self._of_train["undelayed"] if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Train seconds for comparing trials, without known waits for a CPU."""
+        """Comparable train seconds, without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._of_train["host"] - self._of_train["undelayed"]
@@ -260,10 +260,7 @@ class CudaClock(Clock):
 
     @property
     def host_bound_share(self) -> float | None:
-        """1 − (seconds the host waited for the device) ÷ train seconds, or None.
-
-        A faster host saves at most this share.
-        """
+        """Share of train seconds without waits for the device, if known; a faster host saves at most this share."""
         # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
@@ -303,7 +300,7 @@ class CudaClock(Clock):
 
 
 class RunDelay(threading.local):
-    """Kernel's account of this thread's waits for a CPU."""
+    """The kernel's account of this thread's waits for a CPU."""
 
     _process: int | None = None
     _file: int | None = None

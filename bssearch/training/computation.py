@@ -29,7 +29,7 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 class Computation:
-    """Study's training settings on one device.
+    """A study's training settings on one device.
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms).
     """
@@ -97,7 +97,7 @@ class Computation:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Context of uncompiled evaluations."""
-        # Their shapes differ from those of training.
+        # Inputs of evaluations and of training have different shapes.
         with self.uncompiled(), autocast(self.precision, self.device):
             yield
 
@@ -254,7 +254,7 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
-    """Recompute ``workload.checkpointed_modules(model)`` in the backward pass; `WorkloadError` without modules."""
+    """Recompute activations of ``checkpointed_modules(model)`` in backward passes; `WorkloadError` without modules."""
     checkpointed_modules: Any = getattr(workload, "checkpointed_modules", None)
     require(
         checkpointed_modules is not None,
@@ -292,7 +292,7 @@ def _checkpointed_class(kind: Any) -> Any:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Restore a model's buffers after the block, replaced ones included."""
+    """Restore a model's buffers after the block, replaced buffers included."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -327,7 +327,7 @@ def _mixed_class(mixin: type, kind: type) -> type:
 
 
 class GhostNorm:
-    """Mixed in before a batch norm's class: normalises each ``ghost_batch_size`` consecutive samples separately.
+    """Mixin for a batch norm that normalises each ``ghost_batch_size`` consecutive samples separately.
 
     Each group uses its own mean and biased variance. Remaining samples form a smaller group; a single sample joins
     the last group. Running statistics follow the mean of the groups' means and of their unbiased variances.
@@ -375,7 +375,7 @@ def _count_batch(norm: Any) -> Any:
 
 
 class SharedNorm:
-    """Mixed in before a batch norm's class: normalises with the statistics of all ranks' micro-batches."""
+    """Mixin for a batch norm that normalises with the statistics of all ranks' micro-batches."""
 
     ranks: Ranks
 

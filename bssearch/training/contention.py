@@ -34,8 +34,8 @@ LEAST_OTHERS = 0.2  # CPUs used by other programs; smaller use is normal for an 
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 
 UNKNOWN = (
-    "other programs may have used the device, because the driver's process list is unreadable or has other process "
-    "ids, as in a container"
+    "other programs may have used the device: the driver's process list is unreadable or has other process ids, as in "
+    "a container"
 )
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
@@ -79,7 +79,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the machine's use at the start and the end of a trial that uses up to ``threads`` CPUs."""
+    """Compares the machine's use before and after a trial on up to ``threads`` CPUs."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ContentionMeter:
         self._gpu = DeviceWatch(device, others) if device.type == "cuda" else None
 
     def count_siblings(self) -> None:
-        """Count the parent's children (a trial's ranks) as this process's; call before `start`."""
+        """Count the parent's children (a trial's ranks) as this process; call before `start`."""
         self._read_cpu = cpu_use_of_siblings
 
     def start(self) -> None:
@@ -155,8 +155,7 @@ class ContentionMeter:
 
 
 class DeviceWatch:
-    """Watches a GPU's processes and memory, and processes of ``others``; ``is_unknown`` if NVML cannot list
-    processes."""
+    """Watches a GPU's processes and memory, and processes of ``others``; ``is_unknown``: NVML cannot list processes."""
 
     def __init__(self, device: torch.device, others: Iterable[torch.device] = ()) -> None:
         self._device = device
@@ -235,7 +234,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """CPU use so far; all children of the parent count as this process's."""
+    """CPU use so far; all children of the parent count as this process."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 
@@ -296,7 +295,7 @@ class CorePace:
 class ReferenceKernel:
     """Times fixed matrix products in CPU seconds, if one CPU thread computes the steps.
 
-    `look` does nothing within ``period`` seconds of the last look.
+    `look` has no effect within ``period`` seconds of the last look.
     """
 
     def __init__(self, device: torch.device, threads: int, period: float = LOOK_SECONDS) -> None:

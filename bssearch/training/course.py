@@ -43,7 +43,7 @@ def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit:
 
 
 def probe_record(measured: StepTime, full_limit: float, cadence: int | None = None) -> ProbeRecord:
-    """Add the ``cadence`` to a step-time measurement, or by default the cadence that follows from the times."""
+    """Add the ``cadence``, by default from the times, to a step-time measurement."""
     if cadence is None and measured.step_seconds is not None and measured.evaluation_seconds is not None:
         cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)
     return ProbeRecord(**asdict(measured), eval_every_steps=cadence)
@@ -56,7 +56,7 @@ WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way fr
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Trial's end; ``asked``: the caller stopped the trial."""
+    """A trial's end; ``asked``: True if the caller stopped the trial."""
 
     state: TrialState
     reason: str
@@ -108,14 +108,14 @@ class Approach:
     first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """True if the metric is past the target, or near by `WINDOW_SHARE` of the way from the first call's metric."""
+        """True if the metric made `WINDOW_SHARE` of the way from the first call's metric to the target."""
         if self.first is None:
             self.first = metric
         return self.target.shortfall(metric) <= (1 - WINDOW_SHARE) * max(0.0, self.target.shortfall(self.first))
 
 
 def not_finite(what: str, value: float) -> str:
-    """Describe a metric or loss that is not finite or too large."""
+    """Describe a metric or loss that is too large or not finite."""
     is_beyond = LARGEST_METRIC < abs(value) < math.inf
     return f"{what} = {value:g} is beyond {LARGEST_METRIC:g}" if is_beyond else f"{what} is not finite"
 
@@ -147,7 +147,7 @@ def where(configuration: Configuration, step: int) -> str:
 
 
 class Course:
-    """Trial's evaluations against its target."""
+    """A trial's evaluations against the target."""
 
     def __init__(self, request: TrialRequest, metric: MetricInfo | None) -> None:
         self._request, self._plan = request, request.plan

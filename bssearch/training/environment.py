@@ -34,7 +34,7 @@ GIT_SECONDS = 5.0  # limit for each git command
 def describe_environment(
     computation: Computation, workload: object | None = None, *, memory_limit_bytes: int | None = None
 ) -> Environment:
-    """Environment of a computation, with the revision of the workload's source if given."""
+    """Environment of a computation, and of the workload's source if given."""
     return describe_device(
         computation.device,
         precision=computation.precision,

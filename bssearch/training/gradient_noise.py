@@ -67,7 +67,7 @@ class GradientPasses:
         self.generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Samples, or tokens with padding, of each of ``small_batches``; 0 if the training part has too few."""
+        """Samples, or tokens with padding, of each of ``small_batches``; 0 if the training part is too small."""
         train, configuration = self._trainer.train, self._trainer.configuration
         if isinstance(train, TokenPart):
             size = max(max(train.lengths), configuration.micro_batch_size // min(small_batches, SMALL_BATCHES))
@@ -78,7 +78,7 @@ class GradientPasses:
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
-        """Make a pass; None for a non-finite gradient. Waits for the device."""
+        """Make a pass; None if a gradient is not finite. Waits for the device."""
         batches = self._drawn(small_batches, self.generator)
         with _exact(self._trainer, seed=int(self.generator.integers(2**31))):
             return self._pass(batches)
@@ -130,7 +130,7 @@ class GradientPasses:
 class NoiseBudget:
     """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    ``pass_seconds``: seconds of the last pass, by (small batches, samples of each).
+    ``pass_seconds``: seconds of the last pass, by (small batches, samples per small batch).
     """
 
     train_seconds: float = 0.0
@@ -339,7 +339,7 @@ class NoiseGrowth:
         self._moments: list[tuple[float, float]] = []
 
     def after_evaluation(self) -> None:
-        """Measure; begin the stages that the noise scale allows."""
+        """Measure the noise scale; begin the stages that the scale allows."""
         if self._growth.next_size is None:
             return
         made = [self._make.measure(SMALL_BATCHES) for _ in range(PASSES)]
@@ -371,7 +371,7 @@ class NoiseGrowth:
 
 
 def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | RankNoise | None:
-    """Trial's noise meter, if wanted and possible."""
+    """The trial's noise meter, if wanted and possible."""
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
     if trainer.computation.ranks is not None:

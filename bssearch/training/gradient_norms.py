@@ -1,4 +1,4 @@
-"""Squared norms of gradients, plain and as Adam's update sees them, from which the gradient noise scale follows."""
+"""Squared gradient norms, plain and for Adam's updates, from which the gradient noise scale follows."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ def measured_every(seconds: float, step_seconds: float, share: float) -> int:
 
 
 def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Functions for Adam's √v̂ + ε by parameter; None if no optimizer has Adam's options and state."""
+    """Functions that return Adam's √v̂ + ε, by parameter; None if no optimizer has Adam's options and state."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(epsilon)
@@ -36,7 +36,7 @@ def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | Non
 
 
 def squares(parameter: nn.Parameter, gradient: torch.Tensor, divisors: Divisors | None) -> torch.Tensor:
-    """Squared norms of a gradient, (2,): plain, and divided as in Adam's update or 0."""
+    """Squared norms of a gradient, (2,): plain, and divided as in Adam's update (0 without divisor)."""
     given = gradient.detach().coalesce() if gradient.is_sparse else gradient.detach()
     values, place = (given.values(), tuple(given.indices())) if given.is_sparse else (given, ...)
     divisor = (divisors or {}).get(parameter)

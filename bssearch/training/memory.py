@@ -223,11 +223,11 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
 
 
 def peak_process_memory_bytes(device: torch.device) -> int | None:
-    """Process's peak bytes if known: tensors on a GPU, else resident."""
+    """This process's peak bytes, if known: tensors on a GPU, else resident memory."""
     return peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
 
 
 def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
-    """Process's high-water mark, if the kernel keeps one."""
+    """This process's high-water mark in bytes, if known."""
     kib = found_in(status, r"^VmHWM:\s*(\d+) kB$")
     return None if kib is None else int(kib) * 1024

@@ -52,7 +52,7 @@ def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """`other_processes` that computed since a `time.time`, even without memory; empty if unknown."""
+    """`other_processes` that computed after the `time.time` of ``since``, even without memory; empty if unknown."""
     begun = int(since * 1e6)
     samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
     found = {int(one.pid) for one in samples or () if one.smUtil > 0}
@@ -148,7 +148,7 @@ def _family() -> set[int]:
 
 
 def other_drivers() -> list[int]:
-    """Ids of bssearch drivers, outside this family of processes, that run trials on this machine."""
+    """Ids of other bssearch drivers that run trials on this machine."""
     running = [pid for pid in psutil.pids() if _runs_trials(pid)]
     if set(running) <= {*children_of(os.getppid())}:  # only our driver's workers: psutil takes 20 ms for the rest
         return []
@@ -224,7 +224,7 @@ class DeviceMeter:
         return {"joules": self._joules, "seconds": self._seconds, "clocks": self._clocks, "reasons": reasons}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the readings saved at a pause, of any device."""
+        """Add the readings saved at a pause."""
         self._joules += state["joules"]
         self._seconds += state["seconds"]
         self._clocks = [*state["clocks"], *self._clocks]

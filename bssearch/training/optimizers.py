@@ -67,7 +67,7 @@ class OptimizersAsOne(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step all; return the closure's loss."""
+        """Step all optimizers; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -103,7 +103,7 @@ def muon_with_adamw(
     require(
         matrices,
         "optimizer = 'muon' trains weight matrices outside embeddings, but the model has no such matrix",
-        hint="optimizer: {name: adamw}",
+        hint="set optimizer: {name: adamw}",
     )
     chosen = {id(parameter) for parameter in matrices}
     rest = parameter_groups((one for one in trainable if id(one) not in chosen), configuration.weight_decay)
@@ -218,7 +218,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """Workload's optimizers as returned, else `build_optimizer`'s."""
+    """The workload's optimizers as returned, else the optimizer of `build_optimizer`."""
     build = getattr(workload, "build_optimizer", None)
     return build_optimizer(model, configuration, fused=fused) if build is None else build(model, configuration)
 
@@ -271,7 +271,8 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     if rates[0] != rates[1]:
         return None
     return (
-        f"build_optimizer() ignores configuration.learning_rate: if doubled, the rates stay {rates[0]}; pass it as lr"
+        f"build_optimizer() ignores configuration.learning_rate, because a doubled rate leaves the rates {rates[0]}; "
+        "pass configuration.learning_rate as lr"
     )
 
 

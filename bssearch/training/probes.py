@@ -64,9 +64,9 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Median seconds of a step (with interval), its update and an evaluation.
 
-    With ``trial_train_seconds``, steps run between evaluations, whose cold caches slow steps by 10% or more. Short runs
-    repeat until the median's 95% interval is within the precision, up to the limit. The timing drops runs on a slow
-    core if at least six other runs remain. Running out of memory is a result, not an error.
+    With ``trial_train_seconds``, steps run between evaluations, which leave caches cold and slow steps by 10% or more.
+    Short runs repeat until the median's 95% interval is within the precision, up to the limit. The timing drops runs on
+    a slow core if at least six other runs remain. Running out of memory is a result, not an error.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -168,7 +168,7 @@ class WorkTiming:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> WorkTiming:
-    """Timing of runs at full pace, or of all runs if fewer than six runs are at full pace; needs six runs."""
+    """Timing of runs at full pace, or of all runs if fewer than six are at full pace; needs six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -331,7 +331,7 @@ def measure_memory(
 
 
 def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Memory less the reserve; None on a CPU without a limit."""
+    """Bytes of memory less the reserve; None on a CPU without a limit."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))

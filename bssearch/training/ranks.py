@@ -82,7 +82,7 @@ class Ranks:
             self.are_together = False
 
     def ask(self, order: str, *arguments: Any) -> list[Any]:
-        """Answers of the other ranks by rank; empty without ranks."""
+        """Answers of the other ranks by rank; empty unless this is rank 0."""
         if self._link is None:
             return []
         with self.together(order, *arguments):
@@ -101,7 +101,7 @@ class Ranks:
         self.start_adding(tensor).wait()
 
     def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Tensor's sum over ranks; gradients flow to all ranks."""
+        """Sum over ranks; gradients flow to all ranks."""
         return _Sum.apply(tensor, self)  # type: ignore[no-untyped-call, no-any-return]
 
     def start_adding(self, tensor: torch.Tensor) -> distributed.Work:
@@ -109,7 +109,7 @@ class Ranks:
         return self._group.allreduce([tensor], distributed.AllreduceOptions())  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace dense tensors by rank 0's."""
+        """Replace dense tensors by rank 0's tensors."""
         dense = (tensor.detach() for tensor in tensors if _is_dense(tensor))
         views = [tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense]
         content = torch.cat(views)
@@ -134,7 +134,7 @@ class Ranks:
                     yield item
 
     def gradient_sum(self, model: nn.Module) -> GradientSum:
-        """Add a model's gradients."""
+        """`GradientSum` of a model."""
         return GradientSum(model, self)
 
 

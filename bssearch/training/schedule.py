@@ -1,4 +1,4 @@
-"""Learning rate schedules: factors on the peak, pure functions of the step from 0.
+"""Learning rate schedules: functions from the step, counted from 0, to a factor on the peak rate.
 
 A configuration gives the warmup in epochs and the horizon in samples.
 """
@@ -35,8 +35,8 @@ class RateSchedule:
     Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1). Decay from step w to horizon h, with u = (s − w)/(h −
     w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017). ``warmup_stable_decay`` decays
     in the last ``decay_share`` of the horizon, by 1 − √u (Hägele et al. 2024, arXiv 2405.18392). ``one_cycle`` is
-    PyTorch's OneCycleLR with constant momentum (Smith & Topin 2018, arXiv 1708.07120). Without warmup, the rate rises
-    for 30 % of the horizon.
+    PyTorch's OneCycleLR with constant momentum (Smith & Topin 2018, arXiv 1708.07120), which rises for 30 % of the
+    horizon without warmup.
     """
 
     kind: ScheduleName = "constant"
@@ -76,7 +76,7 @@ def _half_cosine(progress: float, start: float, end: float) -> float:
 
 
 def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedule:
-    """Configuration's schedule; `UsageError` for a decay without ``horizon_samples``."""
+    """A configuration's schedule; `UsageError` if a decay has no ``horizon_samples``."""
     kind = cast(ScheduleName, configuration.parameters.get("schedule", "constant"))
     horizon = configuration.parameters.get("horizon_samples")
     require(
@@ -94,7 +94,7 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSchedule(RateSchedule):
-    """Workload's factors, until the configured horizon."""
+    """A workload's factors, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
 
@@ -111,7 +111,7 @@ class OwnSchedule(RateSchedule):
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:
-    """Workload's or the configured schedule; `WorkloadError` if ``build_schedule`` returned no function."""
+    """The workload's or the configured schedule; `WorkloadError` if ``build_schedule`` returned no function."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
     if build is None:
@@ -131,7 +131,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSchedule(RateSchedule):
-    """Run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
+    """A run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
     With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate. The
     run's own warmup does not count.

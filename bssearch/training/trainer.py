@@ -82,7 +82,7 @@ class AveragedWeights:
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Do the work of ``zero_grad()``, whose calls of profiler and compiler take 10 to 20 µs a step."""
+    """Clear gradients like ``zero_grad()``, without calls of profiler and compiler (10 to 20 µs per step)."""
     if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
         optimizer.zero_grad(set_to_none=True)
         return
@@ -200,7 +200,7 @@ T = TypeVar("T")
 
 
 def own_training_step(workload: Workload, computation: Computation) -> Take | None:
-    """Workload's ``training_step``, if any; `UsageError` with CUDA graphs."""
+    """The workload's ``training_step``, if any; `UsageError` with CUDA graphs."""
     step: Take | None = getattr(workload, "training_step", None)
     require(
         step is None or not computation.replays_graphs,
@@ -282,12 +282,12 @@ class Trainer(AbstractContextManager["Trainer"]):
         return found if average is None else [*found, *average.averages_of(found)]
 
     def loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
-        """Workload's loss of a (micro-)batch."""
+        """Loss of a (micro-)batch."""
         smoothing = self.configuration.label_smoothing
         return self._workload.loss(self.model, inputs, targets, label_smoothing=smoothing, **self._of_loss)
 
     def together(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
-        """See `Ranks.together`; does nothing on one device."""
+        """See `Ranks.together`; no effect on one device."""
         return nullcontext() if self._ranks is None else self._ranks.together(order, *arguments)
 
     def __exit__(self, *error: object) -> None:
@@ -306,12 +306,12 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self.schedule.is_over(self.growth.position)
 
     def has_seen_again(self, samples: int) -> bool:
-        """True if the last step completed another ``samples``, or at step 0."""
+        """True if the last step completed another ``samples`` samples, or at step 0."""
         return self.growth.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
-        """Last step's learning rate, or the first step's."""
+        """Learning rate of the last step; before any step, of the first step."""
         return self.configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
@@ -386,7 +386,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
-        """State to save, without random state and without copies of tensors."""
+        """State to save, without random state or copies of tensors."""
         model = self.model
         return {
             "steps": self.steps,
@@ -433,7 +433,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self._ranks.average(self._statistics)
 
     def losses_of_rank(self, *, takes: bool) -> tuple[float, float]:
-        """This rank's sums of losses and weights; ``takes`` resets them."""
+        """This rank's sums of losses and weights; ``takes`` resets the sums."""
         losses = self._losses
         if takes:
             self._losses = LossSum(losses.device)
@@ -503,7 +503,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         if weights and accumulates:
             require(
                 len(weights) == self.now.accumulation_steps,
-                "loss() returned a WeightedLoss for only some micro-batches of a batch; return a WeightedLoss for all",
+                "loss() returned a WeightedLoss for only some micro-batches; return a WeightedLoss for all inputs",
                 error=WorkloadError,
             )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
@@ -576,11 +576,11 @@ def check_ranks(configuration: Configuration, workload: Workload, computation: C
     size, processes = configuration.world_size, 1 if computation.ranks is None else computation.ranks.size
     require(
         size == processes,
-        f"world_size = {size} must be {processes}, the processes of this trial",
+        f"world_size = {size} must be {processes}, the number of this trial's processes",
         hint="use executor local to train a workload on several devices",
     )
     unsupported = {
-        "fp16: choose bf16": computation.precision == "fp16",
+        "fp16 (choose bf16)": computation.precision == "fp16",
         "its own training_step()": hasattr(workload, "training_step"),
         "a batch_schedule": configuration.grows,
     }
@@ -628,7 +628,7 @@ class LossSum:
         return float(self._total), float(self._weight)
 
     def mean(self, others: Sequence[tuple[float, float]] = ()) -> float | None:
-        """Weighted mean loss with the sums of ``others``, if any loss. Waits for the device."""
+        """Weighted mean loss with the sums of ``others``; None before a loss. Waits for the device."""
         if not self._losses:
             return None
         totals, weights = zip((self._total, self._weight), *others, strict=True)
@@ -662,8 +662,8 @@ def warm_up(
 ) -> None:
     """Run every shape of a trial before its time starts, on a throw-away model.
 
-    Evaluates once and takes two steps per batch size on the trial's own rows; gives up compiling if only the compiled
-    model fails. Changes the random state.
+    Evaluates once and takes two steps per batch size on the trial's rows. Gives up compiling if only the compiled model
+    fails. Changes the random state.
     """
     try:
         _take_first_steps(workload, configuration, data, computation, metric, seed)

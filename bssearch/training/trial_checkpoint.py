@@ -1,8 +1,8 @@
 """A paused trial as a file, and trials that branch off a longer run's checkpoint.
 
 A paused trial is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
-(tensors and plain values), and ``measured.json`` (ledgers). Of a model, a checkpoint holds parameters, buffers and
-extra state.
+(tensors and plain values), and ``measured.json`` (ledgers). A checkpoint holds a model's parameters, buffers and extra
+state.
 """
 
 import io
@@ -139,7 +139,7 @@ class Checkpoint:
             part.unlink(missing_ok=True)
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Restore the parts in order; `CheckpointError` if the file is missing, damaged, or another trial's."""
+        """Restore the parts in order; `CheckpointError` if the file is missing, damaged, or of another trial."""
         with self.clock.ledger("other"):
             states = _read(self.path, self.identity, self.on_progress)
             try:
@@ -303,9 +303,9 @@ FORMAT_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """Checkpoint's content, on the CPU; missing parts are None.
+    """A checkpoint's content, on the CPU; missing parts are None.
 
-    ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` a bssearch trial's averaged
+    ``model`` maps names to tensors. ``optimizer`` is one state_dict or a list. ``average``: a bssearch trial's averaged
     weights.
     """
 
@@ -317,7 +317,7 @@ class SavedRun:
 
     @property
     def learning_rate(self) -> float | None:
-        """Optimizer's largest saved learning rate, if any."""
+        """Largest saved learning rate, if any."""
         states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
         groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
         rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]
@@ -369,7 +369,7 @@ def _of_run(path: Path, content: Any) -> SavedRun:
         )
     if content and all(isinstance(value, torch.Tensor) for value in content.values()):
         return SavedRun(model=content)
-    found = ", ".join(sorted(str(name) for name in content)[:8]) or "nothing"
+    found = ", ".join(sorted(str(name) for name in content)[:8]) or "no entries"
     raise UsageError(
         f"checkpoint {path} has {found}; expected 'model' with a state_dict, or a state_dict", hint=FORMAT_HINT
     )
@@ -425,7 +425,7 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """Branch's schedule, from the whole run's schedule at this batch size.
+    """A branch's schedule, from the whole run's schedule at this batch size.
 
     At an unknown position, a constant rate counts as past its warmup; other schedules raise `UsageError`.
     """
@@ -434,7 +434,7 @@ def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> Branc
             raise UsageError(
                 f"checkpoint {branch.checkpoint} has neither step nor samples, but the learning rate depends on the "
                 "position",
-                hint="pass the samples before each checkpoint by --at",
+                hint="pass the samples before each checkpoint with --at",
             )
         offset = run.warmup_steps
     else:

@@ -381,5 +381,5 @@ def test_trials_that_ranks_cannot_train_are_refused(workload: Toy, precision: st
     with pytest.raises(UsageError, match=f"world_size = 2 must be 1 for a trial with {what}"):
         Trainer(workload, asked, toy_data().train, computation, 0)
     computation.ranks = None
-    with pytest.raises(UsageError, match="world_size = 2 must be 1, the processes of this trial"):
+    with pytest.raises(UsageError, match="world_size = 2 must be 1, the number of this trial's processes"):
         Trainer(workload, asked, toy_data().train, computation, 0)

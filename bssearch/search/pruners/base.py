@@ -27,7 +27,7 @@ class Action(StrEnum):
 
 @dataclass(slots=True)
 class Standings:
-    """Study's search trials, by number.
+    """A study's search trials, by number.
 
     ``limit``: limit of a trial's train seconds. ``waiting``: curves of paused trials that can resume. ``winners``:
     curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``: True if trials
@@ -73,7 +73,7 @@ class Pruner:
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True if this pruner limits trials before the first success; if False, the planner limits trials."""
+        """True if this pruner, not the planner, limits trials before the first success."""
         return False
 
 
@@ -216,5 +216,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """Spec's slack; by default, the slack for the prior seed-to-seed spread."""
+    """The spec's slack; by default, the slack for the prior seed-to-seed spread."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

@@ -88,7 +88,7 @@ class SilentStoreError(CheckpointError):
 
 
 class CheckpointStore:
-    """Study's checkpoints, in the folder ``mark`` below a URL.
+    """A study's checkpoints, in the folder ``mark`` below a URL.
 
     Methods block, and raise `CheckpointError` if the store fails or makes no progress.
     """
@@ -340,7 +340,7 @@ def check_checkpoint_place() -> None:
 
 
 class Checkpoints:
-    """Study's checkpoints, independent of the study's name and the database's address.
+    """A study's checkpoints, independent of the study's name and the database's address.
 
     Workers write to the guarded ``folder`` (`bssearch.files`). With a remote store, the driver uploads the file
     (`send`) before a trial counts as paused. The driver downloads the file (`bring`) before the trial resumes.
@@ -384,7 +384,7 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Saved trials; the list of a remote store is some seconds old, and empty if the store is out of reach."""
+        """Saved trials; a remote store's list is some seconds old, or empty if the store is out of reach."""
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:
@@ -474,7 +474,7 @@ class Checkpoints:
 
 
 class WaitingTrials(Checkpoints):
-    """Study's paused trials, which any driver with the checkpoint may resume.
+    """A study's paused trials, which any driver with the checkpoint may resume.
 
     A driver with paused trials holds a claim as a sign of life.
     """

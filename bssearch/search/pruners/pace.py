@@ -137,7 +137,7 @@ class Pace(Cap):
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Paused trial with the least predicted time; before a hit, the promoted trial.
 
-        None if all paused trials are hopeless. While new trials may start, None if the prediction exceeds the cap.
+        None if all paused trials are hopeless or, while new trials may start, predicted above the cap.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)
@@ -196,7 +196,10 @@ def _predicted(curve: Progress, standings: Standings) -> float:
 
 
 class Race(Cap):
-    """The cap, plus stops after a tenth of the cap if the gain at t is below the incumbent's gain at t / ``lag``."""
+    """The cap, plus stops of lagging trials.
+
+    After a tenth of the cap, a trial lags if the gain at t is below the incumbent's gain at t / ``lag``.
+    """
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
         self.lag = lag

@@ -157,7 +157,7 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """Proposal's coordinates; None if the sampler chooses, or if an uncapped trial would repeat."""
+    """The proposal's coordinates; None if the sampler chooses, or if an uncapped trial would repeat."""
     if proposal.source == "sample":
         return None
     spec = history.spec

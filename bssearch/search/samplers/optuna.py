@@ -265,7 +265,7 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Trials within an octave, or within more octaves until ``enough`` trials are near."""
+    """Trials within an octave, or farther until ``enough`` trials are near."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]

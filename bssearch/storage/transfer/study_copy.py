@@ -63,10 +63,9 @@ _RUNS = TRIAL_ROWS.c.state == TrialState.RUNNING
 
 @dataclass(slots=True)
 class Copy:
-    """Study's rows by kind and key, in the order of writing.
+    """A study's rows by kind and key, in the order of writing.
 
-    ``source`` names the file or database in messages; ``running``: numbers of the running trials, which the rows
-    exclude.
+    ``source`` names the file or database in messages; ``running``: numbers of running trials, which the rows exclude.
     """
 
     source: str

@@ -149,7 +149,7 @@ class TimesPosterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """Point's position in the arrays."""
+        """A point's position in the arrays."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:

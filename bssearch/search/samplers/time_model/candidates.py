@@ -204,7 +204,7 @@ AT_CHANCE = 0.05  # trials are at chance below this share of the way from the wo
 
 @dataclass(slots=True)
 class Run:
-    """Trial's point and learning curve; ``hit`` has the train seconds at the target."""
+    """A trial's point and learning curve; ``hit`` has the train seconds at the target."""
 
     point: int
     progress: Progress

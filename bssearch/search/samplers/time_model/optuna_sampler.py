@@ -112,7 +112,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Model's suggestion; empty while parameters are unknown."""
+        """The model's suggestion; empty while parameters are unknown."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
