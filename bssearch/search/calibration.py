@@ -359,7 +359,10 @@ def _devices_that_agree(
         tell(f"measuring step times on one device, because a step on {device} takes {ratio:.3g} times as long as usual")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
-        tell(f"measuring step times on one device, because simultaneous steps take {slower['all']:.3g} times as long")
+        tell(
+            f"measuring step times on one device, because simultaneous steps take {slower['all']:.3g} times as long as "
+            "separate steps"
+        )
     return None if slower or _apart(seconds, usual) else executor
 
 

@@ -480,7 +480,7 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
     require(
         there in {None, roles},
         f"{shown(connection.engine.url)} already has the roles {', '.join(there.names if there else ())}",
-        hint="use the same --prefix",
+        hint="name the prefix of these roles with --prefix",
     )
 
 

@@ -133,8 +133,8 @@ class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
     In some steps, hooks take gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of their sum.
-    If a step has one micro-batch, a second backward pass takes the gradient of half of the output's rows, which must
-    be samples.
+    If a step has one micro-batch, a second backward pass takes the gradient of half of the output's rows. Each row must
+    be a sample.
 
     ::
 

@@ -66,7 +66,7 @@ class Computation:
         model: nn.Module = cast(Any, workload).build_model(dropout=dropout, **own)
         ghosts = settings.ghost_batch_size
         if ghosts is not None and not convert_batch_norms(model, GhostNorm, ghost_batch_size=ghosts):
-            self.warn(f"ghost_batch_size = {ghosts} changes nothing: the model has no batch normalisation")
+            self.warn(f"ghost_batch_size = {ghosts} has no effect: the model has no batch normalisation")
         if settings.sync_batch_norm and self.ranks is not None:
             convert_batch_norms(model, SharedNorm, ranks=self.ranks)
         if settings.activation_checkpointing:

@@ -43,7 +43,7 @@ class Link(Protocol):
         """Send an order to all other ranks."""
 
     def answers(self) -> list[Any]:
-        """Wait for one answer of each rank; return the answers by rank."""
+        """Wait for each rank's answer; return the answers by rank."""
 
     def cause(self, error: Exception) -> Exception:
         """Error of another rank that failed; ``error`` if unknown."""
@@ -66,7 +66,7 @@ class Ranks:
 
     @contextmanager
     def together(self, order: str, *arguments: Any) -> Iterator[None]:
-        """Context of a call that all ranks make; raises the error of the rank that failed first."""
+        """Context of a call that all ranks make; raises the error of the first failed rank."""
         try:
             if self._link is not None:
                 self._link.tell((order, arguments))

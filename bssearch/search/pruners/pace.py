@@ -137,7 +137,7 @@ class Pace(Cap):
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Paused trial with the least predicted time; before a hit, the promoted trial.
 
-        None if all paused trials are hopeless or, while new trials may start, predicted above the cap.
+        None if all paused trials are hopeless or, while new trials may start, predicted to exceed the cap.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)

@@ -9,7 +9,7 @@
 5. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
 
 If a quick answer's interval contains the incumbent, steps 2 and 4 start from the quick answer's batch size. Step 3 then
-runs one trial at sizes outside the interval.
+runs only one trial per size outside the interval.
 """
 
 import math

@@ -161,7 +161,7 @@ _REFUSED = {
     re.compile(r'database "[^"]*" does not exist'): "make the database with createdb, or " + OTHER_DATABASE_HINT,
     re.compile(r'role "[^"]*" does not exist'): "create the role with createuser, or use another user in the URL",
     re.compile(r"password authentication failed|no password supplied|empty password"): (
-        "check user and password of the URL; BSSEARCH_DB_URL_FILE may name a file with the URL"
+        "check the user and the password of the URL; BSSEARCH_DB_URL_FILE may name a file with the URL"
     ),
     re.compile(r"authentication failed|no pg_hba\.conf entry"): "ask the server's administrator to admit this user",
     re.compile(
@@ -245,13 +245,13 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     if state or not isinstance(error, DBAPIError):
         return DatabaseError(f"{where}: {cause}", hint=CHECK_HINT)
     if _NOT_POSTGRESQL.search(cause):
-        return DatabaseError(f"{where} is not a PostgreSQL server: {cause}", hint="check host and port of the URL")
+        return DatabaseError(f"{where} is not a PostgreSQL server: {cause}", hint="check the URL's host and port")
     for pattern, hint in _REFUSED.items():
         if found := pattern.search(cause):
             return DatabaseError(f"{where}: {found.group()}", hint=hint)
     if isinstance(error, OperationalError):
         return ConnectionLostError(
-            f"{where} cannot be reached: {cause}", hint=f"check host and port, or {OTHER_DATABASE_HINT}"
+            f"{where} cannot be reached: {cause}", hint=f"check the host and the port, or {OTHER_DATABASE_HINT}"
         )
     return DatabaseError(f"{where}: {cause}", hint=CHECK_HINT)
 
