@@ -206,7 +206,7 @@ class History:
 
     @property
     def length(self) -> int:
-        """Newest trial's number, or 0."""
+        """The newest trial's number, or 0."""
         return next(reversed(self._all), 0)
 
     def trial(self, number: int) -> TrialRecord | None:

@@ -43,7 +43,7 @@ _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of script
 def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
     """Id and name of programs computing on a device; None if unknown.
 
-    Leaves out this process's ancestors, descendants and driver's workers.
+    Leaves out this process's ancestors and descendants, and the driver's workers.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):

@@ -84,7 +84,7 @@ class Copy:
 
     @property
     def environment(self) -> Environment | None:
-        """The binding environment, if any."""
+        """The bound environment, if any."""
         digest = self.study["environment"]
         return None if digest is None else from_columns(Environment, self.rows[Kind.ENVIRONMENT][(digest,)])
 
@@ -487,7 +487,7 @@ def read_study(path: Path) -> Copy:
             if last == "":
                 _check_header(kind, row)
             elif last == "end":
-                raise UsageError("a line follows the last line")
+                raise UsageError("the file has a line after the end of the study")
             elif kind == "end":
                 _check_end(row, digest.hexdigest())
             elif kind in _KINDS:

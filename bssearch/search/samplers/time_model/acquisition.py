@@ -356,7 +356,7 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Batch sizes that may match the incumbent, in ascending order; before a hit, all batch sizes.
+        """Ascending batch sizes that may match the incumbent; before a hit, all batch sizes.
 
         A batch size may match if its mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
