@@ -1,1 +1,1 @@
-"""Executors: worker processes, Ray, this process, programs and users' loops."""
+"""Executors for worker processes, Ray, this process, programs and users' loops."""

@@ -37,7 +37,7 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """User's Python ``script`` with its ``arguments``, or any ``command``.
+    """A user's Python ``script`` with its ``arguments``, or any ``command``.
 
     A script calls `bssearch.current_trial`. ``file.py:make_trainer`` names a function that returns a trainer.
 
@@ -45,7 +45,7 @@ class Program:
         default: configuration for the program's description.
         names: parameters that the study sets.
         report: expressions of `bssearch.executors.programs.reports`.
-        searched: parameters that the study searches; a reporting command needs a placeholder for each.
+        searched: parameters that the study searches; a reporting command needs their placeholders.
         needs_samples: whether the study's objective counts samples.
         counts_tokens: whether batch sizes count tokens.
     """
@@ -77,7 +77,7 @@ class ExecutorSettings:
         given: workload class or object, for the executor ``inline``.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
         devices: counts of devices that a trial may train on, ascending.
-        own_parameters: defaults of the workload's own parameters, as ``GROUP.NAME``.
+        own_parameters: defaults of parameters that the workload defines, as ``GROUP.NAME``.
         optimizers: the study's optimizers, whose libraries must be installed.
     """
 
@@ -128,7 +128,7 @@ class Executor(Protocol):
         """Time a configuration's steps. Raises `LaunchError` if the worker dies."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a new process whether a micro-batch fits."""
+        """Test in a new process whether a micro-batch fits in memory."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target."""
@@ -142,7 +142,7 @@ class Executor(Protocol):
         """
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end within a step. Unknown numbers have no effect.
+        """Ask a running trial to end within a step. Ignores unknown trials.
 
         `TrialState.PAUSED` without a writable ``checkpoint`` prunes the trial.
         """
@@ -151,7 +151,7 @@ class Executor(Protocol):
         """Events since the last call, after at most ``timeout`` seconds."""
 
     def kill(self) -> None:
-        """Cancel all trials, even in a signal handler. The executor stays usable."""
+        """Cancel all trials. Safe in signal handlers. The executor stays usable."""
 
     def close(self) -> None:
         """Cancel trials and release resources. Idempotent."""
@@ -165,7 +165,7 @@ class TimesSideBySide(Executor, Protocol):
         """Time the steps of at most `slots` requests, one request per slot."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time a configuration's steps in all slots."""
+        """Time a configuration's steps in all slots, by device."""
 
 
 def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
@@ -204,7 +204,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Command to do ``work`` with ``program``, given the script's own parameter values."""
+    """Command to do ``work`` with ``program``, ``given`` values of parameters that the script defines."""
 
     work: Work
     program: Program
@@ -251,7 +251,7 @@ class Refused:
     out_of_memory: bool = False
 
     def as_error(self) -> BSSearchError:
-        """Failure as an exception."""
+        """This failure as an exception."""
         return (WorkloadError if self.error == "workload" else LaunchError)(self.message, hint=self.hint)
 
 
@@ -287,7 +287,7 @@ def _decoded(line: bytes, union: Any) -> Any:
     name, _, fields = line.decode().rstrip("\n").partition(" ")
     kind = _kinds(union).get(name)
     if kind is None:
-        raise ValueError(f"a line must begin with one of {', '.join(_kinds(union))}")
+        raise ValueError(f"unknown message {name[:80]!r}; expected one of {', '.join(_kinds(union))}")
     return kind if isinstance(kind, str) else _adapter(kind).validate_json(fields)
 
 
@@ -310,13 +310,13 @@ LONGEST_LINE_BYTES = 2**25  # far above a deep recursion's traceback of 1 MB
 
 
 class LineSplitter:
-    """Splits bytes into lines. Raises `ValueError` above `LONGEST_LINE_BYTES`."""
+    """Splits bytes into lines."""
 
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Lines that a chunk completes; ValueError beyond `LONGEST_LINE_BYTES`."""
+        """Lines that a chunk completes. Raises `ValueError` for a line above `LONGEST_LINE_BYTES`."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
-            raise ValueError(f"a line of more than {LONGEST_LINE_BYTES:,} bytes")
+            raise ValueError(f"a line has more than {LONGEST_LINE_BYTES:,} bytes")
         return whole

@@ -13,7 +13,7 @@ CONTEXT_BYTES = 768 * 2**20
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
     """Make a slot's device current; return the device and the number of usable devices.
 
-    ``auto`` falls back to the CPU. Raises `LaunchError` for a missing or, unless ``allow_busy``, a busy device.
+    ``auto`` falls back to the CPU. Raises `LaunchError` if the device is missing, or busy without ``allow_busy``.
     """
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
     choice = (cuda or ["cpu" if wanted == "auto" else "cuda"]) if wanted in {"auto", "cuda"} else [wanted]
@@ -47,7 +47,7 @@ def memory_limit_of_slot(
 ) -> int | None:
     """Memory limit of a slot in bytes, or None.
 
-    Slots on one CUDA device share the device's memory, minus `CONTEXT_BYTES` each.
+    Slots on one CUDA device share the device's memory, minus `CONTEXT_BYTES` per slot.
     """
     sharers = len(range(slot % devices, slots, devices))
     if device.type != "cuda" or sharers <= 1:
@@ -57,7 +57,7 @@ def memory_limit_of_slot(
 
 
 def uuid_of(device: str) -> str | None:
-    """GPU's UUID as in ``nvidia-smi -L``; None on a CPU."""
+    """The GPU's UUID as in ``nvidia-smi -L``; None for a CPU."""
     return device_uuid(torch.device(device)) if device.startswith("cuda") else None
 
 

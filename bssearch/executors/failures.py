@@ -66,7 +66,7 @@ def failed(error: BaseException) -> TrialOutcome:
 
 
 def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Free device memory and return the trial's end. The trial fails if JSON cannot hold the outcome."""
+    """Free device memory and return a `TrialEnded`. The trial fails if JSON cannot hold the outcome."""
     broken = not _device_works()
     try:
         to_json(outcome)

@@ -1,7 +1,7 @@
-"""GPUs of this machine, each for one driver at a time.
+"""GPUs of this machine.
 
-A driver holds a GPU by an abstract socket with the GPU's UUID (Linux). The kernel frees the socket when the driver
-ends. Workers see only their slot's GPUs, as ``cuda:0``, ``cuda:1``, …
+One driver at a time holds a GPU, by an abstract socket with the GPU's UUID (Linux). The kernel frees the socket when
+the driver ends. Workers see only their slot's GPUs, as ``cuda:0``, ``cuda:1``, …
 """
 
 import re
@@ -49,14 +49,14 @@ class Gpus:
         return cls(uuids, allow_busy=allow_busy) if uuids else None
 
     def usable(self) -> int:
-        """Number of GPUs that this driver holds or could take."""
+        """Number of GPUs that this driver holds or can take."""
         in_use, sockets = self._in_use(), SOCKETS.read_text() if SOCKETS.exists() else ""
         return sum(
             uuid in self._held or not (uuid in in_use or f"@{_lock_of(uuid)}\n" in sockets) for uuid in self._uuids
         )
 
     def of_slot(self, slot: int, count: int) -> list[str]:
-        """Slot's ``count`` GPUs, which change only with the count.
+        """The slot's ``count`` GPUs, which change only with ``count``.
 
         If no GPU is free, a slot with ``count`` = 1 shares a GPU of this driver. Raises `LaunchError` for too few GPUs.
         """
@@ -79,12 +79,12 @@ class Gpus:
                 f" (in use: {users or others})",
                 hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy"
                 if users
-                else "set executor.devices lower, or wait for the other studies, if any",
+                else "set executor.devices lower, or wait for other studies on this machine",
             )
         if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
             self.give_back(slot)
             raise LaunchError(
-                f"executor.devices = {count}: MIG slices cannot train together (CUDA shows one slice at a time)",
+                f"executor.devices = {count} must be 1 on MIG slices, because CUDA shows a process only one slice",
                 hint="set executor.devices: 1, or choose whole GPUs with CUDA_VISIBLE_DEVICES",
             )
         return taken
@@ -118,9 +118,9 @@ def _lock_of(uuid: str) -> str:
 
 
 def visible(listed: str, chosen: str | None) -> list[str]:
-    """UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses. MIG slices replace a GPU.
+    """UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses. MIG slices replace their GPU.
 
-    Numbers count in the order of ``nvidia-smi``, see `CUDA_DEFAULTS`.
+    Device numbers follow the order of ``nvidia-smi``, see `CUDA_DEFAULTS`.
     """
     found: list[str] = []
     whole: list[str] = []

@@ -1,6 +1,6 @@
 """Runs trials in this process, so that `breakpoint()` works.
 
-Nothing isolates trials: a crash ends the run, user code sees secrets, and CPU memory has no limit. The log omits the
+Trials are not isolated: a crash ends the run, user code sees secrets, and CPU memory has no limit. The log omits the
 output of child processes.
 """
 
@@ -99,11 +99,11 @@ class InlineExecutor:
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a worker whether a micro-batch fits. Raises `UsageError` for a workload without a file."""
+        """Test in a worker whether a micro-batch fits in memory. Raises `UsageError` for a workload without a file."""
         self._refuse_while_a_trial_runs()
         require(
             self._settings.given is None,
-            f"workload {self._settings.workload!r} is not in a file, but another process measures memory",
+            f"workload {self._settings.workload!r} must be in a file, because another process measures memory",
             hint="put the workload into a file, and name the file in the spec",
         )
         # This process uses the device.
@@ -167,7 +167,8 @@ class InlineExecutor:
             require(
                 self._settings.memory_limit_bytes is None
                 or (self._settings.device != "cpu" and torch.cuda.is_available()),
-                "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
+                "memory_limit_gib must be unset with the executor inline on the CPU, because the limit would apply to "
+                "the whole run",
                 hint="set executor.name: local, or remove memory_limit_gib",
                 error=LaunchError,
             )
@@ -186,7 +187,7 @@ class InlineExecutor:
     def _measured(self, request: Measurement, kind: type[T]) -> T:
         self._refuse_while_a_trial_runs()
         answer = self._answer(partial(self._load().measure, request), lambda error: not_measured(error, request))
-        assert isinstance(answer, kind), "each measurement has its own kind of answer"
+        assert isinstance(answer, kind), "the answer must be of the request's kind"
         return answer
 
     def _answer(self, work: Callable[[], T], refusal: Callable[[BaseException], Refused]) -> T:
@@ -203,7 +204,7 @@ class InlineExecutor:
 
     def _refuse_while_a_trial_runs(self) -> None:
         if self._trial is not None:
-            raise ValueError("cannot measure while a trial runs")
+            raise ValueError("cannot measure while a trial runs; wait for the trial's end")
 
     def _advance(self, trial: RunningTrial) -> None:
         assert self._observations is not None, "a trial in the slot has observations"
@@ -274,8 +275,6 @@ def _flush() -> None:
 
 @dataclass(frozen=True)
 class _Copying:
-    """Copies a stream to a log, with the stream's attributes for debuggers."""
-
     _stream: IO[str]
     _log: IO[str]
 
@@ -284,5 +283,5 @@ class _Copying:
         self._log.flush()
         return self._stream.write(text)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # debuggers read the stream's attributes
         return getattr(self._stream, name)

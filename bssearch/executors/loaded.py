@@ -91,7 +91,7 @@ class LoadedWorkload:
         return str(self._computation.device)
 
     def describe(self) -> WorkloadDescription:
-        """Describe workload and untrained model, or raise `WorkloadError`."""
+        """Describe the workload and its untrained model, or raise `WorkloadError`."""
         workload, data = self._workload, self._data
         check_takes(workload, self._own_parameters)
         try:
@@ -101,7 +101,7 @@ class LoadedWorkload:
             raise
         except Exception as error:
             raise WorkloadError(
-                f"building and evaluating the workload's model failed: {describe_exception(error)}"
+                f"building or evaluating the workload's model failed: {describe_exception(error)}"
             ) from error
         description = WorkloadDescription(
             train_samples=len(data.train),
@@ -161,7 +161,7 @@ class LoadedWorkload:
                 on_observation(observation)
 
     def follower(self, rank: int, answer: Callable[[Any], None]) -> Follower:
-        """This process as another rank of a trial."""
+        """This process as rank ``rank`` of a trial."""
         return Follower(
             self._workload,
             self._data,

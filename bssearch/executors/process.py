@@ -1,8 +1,8 @@
 """Local worker processes, which end with their driver, even after SIGKILL.
 
 * ``PR_SET_PDEATHSIG`` (Linux) works even if a thread holds the interpreter's lock.
-* A thread kills the process group when the driver's commands end.
-* A shell in the group kills the group, with data loaders, when the driver's pipe closes.
+* A thread kills the process group when the driver's command pipe closes.
+* A shell in the group kills the group, data loaders included, when the driver's lifeline pipe closes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def describe_exit(return_code: int, who: str = "worker") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Worker's ``return_code`` (negative for a signal) and the cause.
+    """A worker's ``return_code`` (negative for a signal) and the cause.
 
     ``killed_by_kernel``: whether the OOM killer acted, None if unknown. A ``verdict`` of bssearch takes precedence.
     """
@@ -126,25 +126,25 @@ def judge_exit(
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
-    """State and reason of a command. Shells report signals as 128 + number."""
+    """State and reason of a command's exit. Shells report signals as 128 + number."""
     code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code
     return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 
 
 def check_unchanged(what: str, before: str | None, now: str | None) -> None:
-    """Raise `WorkloadError` if a revision has changed since ``before`` (None at first)."""
+    """Raise `WorkloadError` if a revision differs from ``before``, unless ``before`` is None."""
     require(
         before in {None, now},
         f"{what} has changed since the run began ({before} → {now or 'no file'}), so earlier and later trials may "
         "differ",
-        hint="undo the change and run again, or rename the study, or use "
+        hint="undo the change and run again, rename the study, or use "
         "`run --allow-changed-workload` if the change has no effect",
         error=WorkloadError,
     )
 
 
 def kernel_memory_kills() -> int | None:
-    """Kernel's count of OOM kills, if known."""
+    """The kernel's count of OOM kills, if known."""
     kills = found_in(Path("/proc/vmstat"), r"^oom_kill (\d+)$")
     return None if kills is None else int(kills)
 
@@ -170,7 +170,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Log after byte ``start``. Omits the middle of more than `_LOG_BYTES`."""
+    """Log after byte ``start``. Omits the middle beyond `_LOG_BYTES`."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)
@@ -241,12 +241,12 @@ def hide_secrets() -> None:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """True for `SECRETS` and a checkpoint store's URL."""
+    """True for a variable of `SECRETS` or a checkpoint store's URL."""
     return name in SECRETS or (name == CHECKPOINT_DIR_VARIABLE and is_url(value))
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Worker's environment, without secrets."""
+    """A worker's environment, without secrets."""
     return (
         CUDA_DEFAULTS
         | {name: value for name, value in environment.items() if not is_secret(name, value)}
@@ -255,14 +255,14 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """PyTorch allocator settings, unless the user set any."""
+    """PyTorch allocator settings, empty on MIG slices or if the user set any."""
     # expandable segments ask NVML, which refuses MIG slices (pytorch#197312)
     is_slice = "MIG-" in given.get("CUDA_VISIBLE_DEVICES", "")
     return {} if is_slice or any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if a process has exited, whose pid stays reserved."""
+    """True if a process has exited. Does not reap the process."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -294,7 +294,7 @@ def kill_descendants(parent: int) -> None:
 
 
 def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
-    """Kill a group, then this process's other descendants except ``spared``. Wait until the descendants end."""
+    """Kill a group, then this process's other descendants except ``spared``. Waits at most ``seconds``."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + seconds
@@ -309,7 +309,7 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
 
 
 class WorkerHandle(ABC):
-    """Slot's worker, which takes commands and puts its replies into an `Inbox`.
+    """A slot's worker, which takes commands and puts its replies into an `Inbox`.
 
     The worker's output begins at byte ``log_start`` of ``log``. ``place`` names a remote machine.
     """
@@ -344,11 +344,11 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill worker and descendants. Safe in signal handlers."""
+        """Kill the worker and its descendants. Safe in signal handlers."""
 
     @abstractmethod
     def bury(self) -> Death:
-        """Release a dead worker and return its death."""
+        """Release a dead worker's resources and return its `Death`."""
 
 
 Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
@@ -409,7 +409,7 @@ class WorkerProcess(WorkerHandle):
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """See `WorkerHandle.has_exited`. Only `bury` reaps."""
+        """See `WorkerHandle.has_exited`. Only `bury` reaps the process."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
@@ -419,7 +419,7 @@ class WorkerProcess(WorkerHandle):
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`. Reaches descendants in other sessions."""
+        """See `WorkerHandle.kill`. Also kills descendants in other sessions."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
@@ -457,7 +457,7 @@ class WorkerProcess(WorkerHandle):
             self.kill()
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(
-                    f"worker killed, its reply is unreadable: {' '.join(str(error).split())[:_SAID_CHARACTERS]}\n"
+                    f"worker killed: its reply is unreadable: {' '.join(str(error).split())[:_SAID_CHARACTERS]}\n"
                 )
         finally:
             self.reply(None)
@@ -469,7 +469,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its starting thread ends (Linux), also after a fork.
+    """Let the kernel kill this process when its starting thread ends (Linux). Safe after a fork.
 
     Exits if the ``parent`` has already died.
     """
@@ -498,7 +498,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def end_group() -> NoReturn:
-    """Kill this process, and its own group."""
+    """Kill this process and, if this process leads a group, the group."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)
@@ -507,7 +507,7 @@ def end_group() -> NoReturn:
 class Watcher:
     """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is the caller's group. Otherwise the shell has its own session.
+    Group 0 is the caller's group. For another group, the shell starts a session.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:

@@ -59,14 +59,14 @@ class _EndedError(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Rank's end as an ``error`` of rank 0. ``is_own``: whether the cause is in the rank itself."""
+    """A rank's failure as an ``error`` for rank 0. ``is_own``: whether the rank itself caused the failure."""
 
     error: Exception
     is_own: bool = True
 
 
 class RankProcess:
-    """Process of a rank, at whose end a thread calls ``on_end``."""
+    """Process of a rank. A thread calls ``on_end`` when the process ends."""
 
     def __init__(self, rank: int, load: Load, on_end: Callable[[], None]) -> None:
         self.rank = rank
@@ -120,9 +120,9 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Other ranks of a worker, which start when a request needs ranks.
+    """A worker's ranks 1, 2, …, which start when a request needs ranks.
 
-    If a rank ends unnoticed, a thread calls ``on_lost``, which must end this process.
+    If a rank ends and rank 0's call does not fail, a thread calls ``on_lost``, which must end this process.
     """
 
     def __init__(self, load: Load, computation: Computation, on_lost: Callable[[Exception], NoReturn]) -> None:

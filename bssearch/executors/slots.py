@@ -155,7 +155,7 @@ class Slot:
         self.failure: Failure | None = None
         self.trial: RunningTrial | None = None
         self.world_size = 1
-        """Devices of the worker."""
+        """Number of the worker's devices."""
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
         self._job_log = 0  # log position in bytes when the worker got its last job
@@ -219,7 +219,7 @@ class Slot:
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
         """→ CONDEMNED: kill the worker and end its trial in ``state``.
 
-        The first reason counts. ``stack`` logs the worker's stack.
+        Keeps the first reason. ``stack`` logs the worker's stack.
         """
         worker = self.worker  # because another thread may bury the worker
         if worker is None:
@@ -331,7 +331,7 @@ class SlotExecutor(ABC):
 
     @property
     def slots_apart(self) -> bool:
-        """See `Executor.slots_apart`. On a CPU, bssearch corrects seconds for neighbours."""
+        """See `Executor.slots_apart`. On a CPU, bssearch corrects seconds for other slots' work."""
         if not self._has_gpus:
             # a user's loop may use more threads
             return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
@@ -350,7 +350,7 @@ class SlotExecutor(ABC):
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """See `Executor.measure_step_time`. Running out of memory is a result."""
+        """See `Executor.measure_step_time`. Does not raise if memory runs out."""
         return self.measure_step_times([request])[0]
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
@@ -364,7 +364,7 @@ class SlotExecutor(ABC):
         return dict(zip(names, found, strict=True))
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """See `Executor.measure_memory`. Running out of memory is a result."""
+        """See `Executor.measure_memory`. Does not raise if memory runs out."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:
@@ -439,7 +439,7 @@ class SlotExecutor(ABC):
 
     def _refuse_while_a_trial_runs(self) -> None:
         if any(slot.trial for slot in self._slots):
-            raise ValueError("cannot measure while a trial runs")
+            raise ValueError("cannot measure while a trial runs; wait for the trial's end")
 
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`."""
@@ -592,12 +592,12 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def may_have_gpus() -> bool:
-    """False if this machine has no driver of a device that PyTorch calls CUDA."""
+    """True if this machine has a GPU driver."""
     return any(Path(name).exists() for name in GPU_FILES)
 
 
 def cpu_slots(threads: int) -> int:
-    """Number of automatic slots, given cores and memory."""
+    """Number of automatic slots on the CPU, limited by cores and memory."""
     available = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no control group, or no limit: "max"
         limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -606,7 +606,7 @@ def cpu_slots(threads: int) -> int:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, by affinity and by its control group's quota."""
+    """Number of physical cores that affinity and the control group's quota allow this process."""
     logical = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical

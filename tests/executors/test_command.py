@@ -149,7 +149,7 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
         run(loaded(tmp_path, "true {size}"))
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=configuration))
     assert outcome.state is TrialState.FAILED
-    assert "takes 2 micro-batches a step, but the command has fewer than two of" in str(outcome.reason)
+    assert "takes 2 micro-batches per step, but the command has fewer than two of" in str(outcome.reason)
     parameters = {"batch_schedule": "milestones", "batch_stages": "64:32", "batch_rate_rule": "sqrt"}
     growing = replace(configuration, accumulation_steps=1, micro_batch_size=16, parameters=parameters)
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=growing))
@@ -263,7 +263,7 @@ def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path
         ("exit 1", "the command exited with code 1; the program printed no text"),
         (
             "echo done",
-            'the command ended without a report: the command must print lines such as {"step": 100, "accuracy"',
+            'the command ended without a report: let the command print lines such as {"step": 100, "accuracy"',
         ),
         ("""echo '{"step": 1, "error": 2}'""", "the command reports error; the study's target metric is 'accuracy'"),
         ("echo wait; SLEEP", "the command made no report for 0.5 s: the command must print"),
@@ -355,7 +355,7 @@ def test_what_cannot_be_measured_of_a_command_is_said(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="batch size 8: the command ended after 1 reports, too few to time a step"):
         timed(loaded(tmp_path, BEGINS))
     noise = noise_request(DEFAULT, train_seconds_limit=1.0, eval_every_steps=1)
-    with pytest.raises(WorkloadError, match="does not expose its loss"):
+    with pytest.raises(WorkloadError, match="of a command that only reports"):
         loaded(tmp_path, BEGINS).measure(noise)
 
 

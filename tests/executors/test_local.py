@@ -352,7 +352,7 @@ def test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user(secret: 
 
 def test_a_message_has_a_longest_length() -> None:
     lines = LineSplitter()
-    with pytest.raises(ValueError, match="a line of more than"):
+    with pytest.raises(ValueError, match="a line has more than"):
         for _ in range(LONGEST_LINE_BYTES // 2**20 + 2):
             lines.feed(bytes(2**20))
 

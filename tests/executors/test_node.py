@@ -536,7 +536,7 @@ class TestSharing:
         assert other.usable() == 3
 
     def test_slices_do_not_train_together(self) -> None:
-        with pytest.raises(LaunchError, match="MIG slices cannot train together"):
+        with pytest.raises(LaunchError, match="must be 1 on MIG slices"):
             Gpus(["MIG-a", "MIG-b"]).of_slot(0, 2)
 
 

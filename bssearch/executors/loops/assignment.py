@@ -77,7 +77,7 @@ class LoopStages:
         return self._each[self._place(steps)]
 
     def last(self, steps: int) -> Configuration:
-        """Configuration of step number ``steps``, at least of the first."""
+        """Configuration of step ``max(1, steps)``."""
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
@@ -98,7 +98,7 @@ class LoopStages:
         return self.samples(steps) % samples < self.last(steps).batch_size
 
     def keep_micro_batches(self) -> None:
-        """Grow only accumulation. Raises `UsageError` if the micro-batch size does not divide a batch size."""
+        """Let only accumulation grow. Raises `UsageError` if the micro-batch size does not divide a batch size."""
         size = self._each[0].micro_batch_size
         for one in self._each:
             require(
@@ -124,7 +124,7 @@ class LoopStages:
 
 
 class Line(Protocol):
-    """Loop's connection to its search."""
+    """A loop's connection to its search."""
 
     def send(self, reply: Reply) -> None:
         """Send a reply. Raises `ValueError` for NaN."""
@@ -139,9 +139,9 @@ class Line(Protocol):
 class Assignment:
     """Work of a loop: a trial, a measurement, a description, or a run without a search.
 
-    Methods of this class do nothing. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to evaluate
+    Methods of this class have no effect. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to evaluate
     after each pass. ``is_look``: whether the work is a measurement or description.
-    ``counts_tokens``: whether batch sizes are tokens; None outside a study. ``searched`` and ``needs_samples``: see
+    ``counts_tokens``: whether batch sizes count tokens; None outside a study. ``searched`` and ``needs_samples``: see
     `Program`.
     """
 
@@ -182,7 +182,7 @@ class Assignment:
         """Resume the clock."""
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Record ``step`` steps and the new ``samples``, if known."""
+        """Record ``step`` completed steps and the new ``samples``, if known."""
 
     def diverged(self, reason: str) -> bool:
         """End a trial whose gradients are not finite. Returns False if the work is not a trial."""
@@ -192,7 +192,7 @@ class Assignment:
         """Note the trained modules, and the tokens of the current micro-batches, if known."""
 
     def first_rate(self, is_peak: bool) -> None:
-        """Note whether the first step has the full learning rate."""
+        """Note whether the first step has the peak learning rate."""
 
     def waited(self, seconds: float) -> None:
         """Record a wait for data."""
@@ -247,14 +247,14 @@ def ended_by(because: str) -> str:
 
 
 def number_of(metrics: Metrics, metric: str) -> float:
-    """Metric's value, possibly NaN. Raises `UsageError` for a missing or invalid metric."""
+    """The metric's value, possibly NaN. Raises `UsageError` for a missing or invalid metric."""
     require(
         isinstance(metrics, Mapping),
         f"evaluate() returned a {type(metrics).__name__}; expected a mapping such as {{{metric!r}: 0.9}}",
     )
     require(
         metric in metrics,
-        f"the evaluation reports {', '.join(sorted(map(str, metrics))) or 'nothing'}; the study's target metric is "
+        f"the evaluation reports {', '.join(sorted(map(str, metrics))) or 'no metric'}; the study's target metric is "
         f"{metric!r}",
         hint=f"report or log {metric!r}, or correct target.metric in the spec",
     )
@@ -268,7 +268,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
 
 
 class Alone(Assignment):
-    """Script's run without a search.
+    """A script's run without a search.
 
     If ``evaluate_every`` is None, an evaluation follows each pass. If ``steps`` is None, the loop itself ends the run.
     """
@@ -309,7 +309,7 @@ class Alone(Assignment):
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation; the last step ends the run. `UsageError` unless ``metrics`` is a mapping."""
+        """Print an evaluation. The last step ends the run. Raises `UsageError` unless ``metrics`` is a mapping."""
         self.is_over = step >= self._most_steps
         require(
             isinstance(metrics, Mapping),

@@ -65,7 +65,7 @@ class Piece:
 
 
 class CalledWorker(WorkerHandle):
-    """User's thread as a worker, which takes each job as a `Piece`."""
+    """A user's thread as a worker, which takes each job as a `Piece`."""
 
     _piece: Piece | None = None
     _has_ended = False

@@ -1,4 +1,4 @@
-"""`current_trial` for loops within and without a search."""
+"""`current_trial` for loops inside and outside a search."""
 
 import atexit
 import importlib
@@ -39,7 +39,7 @@ LOOK_SECONDS = 0.02  # least interval between checks for a stop, because each ch
 
 
 class SocketLine:
-    """Program's connection to its search, without a thread."""
+    """A program's connection to its search, without a thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -65,7 +65,7 @@ class SocketLine:
         return cls(line.detach())
 
     def assignment(self) -> Assign:
-        """Wait for the assignment. Raises `ValueError` for another message or without a message."""
+        """Wait for the assignment. Raises `ValueError` if the search sends another message or ends."""
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:
@@ -73,7 +73,7 @@ class SocketLine:
             self._waiting += self._lines.feed(chunk)
         found = decode_command(self._waiting.pop(0))
         if not isinstance(found, Assign):
-            raise ValueError("the first line must be an assignment")
+            raise ValueError(f"the first message is a {type(found).__name__}; expected an Assign")
         return found
 
     def send(self, reply: Reply) -> None:
@@ -113,7 +113,7 @@ class SocketLine:
 
 
 class Session:
-    """Process's work for its search, at most one trial."""
+    """A process's work for its search, at most one trial."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -124,7 +124,7 @@ class Session:
     def take(
         self, given: dict[str, ParameterValue], ranks: LaunchedRanks | None = None
     ) -> TrialRun | Looked | LeaderWork:
-        """Make the assigned work, or its `LeaderWork` for several ranks; `UsageError` for a second call."""
+        """Make the assigned work, a `LeaderWork` for several ranks. Raises `UsageError` at a second call."""
         require(self.work is None, "call current_trial() once: a script trains one trial")
         prepare(self.assign)
         self.assign = replace(self.assign, given=given)
@@ -133,7 +133,7 @@ class Session:
             return self.work
         require(
             not isinstance(self.assign.work, TrialRequest) or self.assign.work.branch is None,
-            "a training of several ranks cannot branch off a checkpoint: start one process",
+            f"{ranks.size} ranks cannot branch off a checkpoint; start one process",
         )
         leader = LeaderWork(self.assign, self.line, ranks)
         self.work = leader.work
@@ -207,7 +207,7 @@ def current_trial(
     steps: int | None = None,
     **parameters: ParameterValue,
 ) -> Trial:
-    """Return the trial to train and seed all random generators.
+    """Return the trial to train, and seed all random generators.
 
     Outside a search the trial has the given values.
 

@@ -21,7 +21,7 @@ MOST_RATES = 3  # the most learning rates that a message names
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
-    """Trial's parameters; ``asked`` holds names that the script read."""
+    """A trial's parameters. ``asked`` holds names that the script read."""
 
     def __init__(self, values: Mapping[str, ParameterValue]) -> None:
         self.asked: set[str] = set()
@@ -112,7 +112,7 @@ class FieldsRead:
         if "learning_rate" in self.searched and not self.has_rate(rate):
             others = in_words(self.rates)
             found.append(
-                f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {others}; make the "
+                f"an optimizer of trial.state has learning rate {others}, not the trial's {rate:.4g}; make the "
                 "optimizer with lr=trial.learning_rate"
             )
         return found
@@ -123,13 +123,13 @@ class FieldsRead:
 
     @property
     def rates(self) -> set[float]:
-        """Optimizers' current and initial learning rates."""
+        """The optimizers' current and initial learning rates."""
         return rates_of(self.optimizers, "lr", "initial_lr")
 
     @property
     def _accumulation(self) -> str:
         size, accumulation = self.configuration.batch_size, self.configuration.accumulation_steps
-        return f"batch size {size} takes {accumulation} micro-batches a step"
+        return f"batch size {size} takes {accumulation} micro-batches per step"
 
 
 def tells_accumulation(fields: Set[str]) -> bool:
@@ -169,7 +169,7 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Warn once of a learning rate that ignores the batch size. Raises `UsageError` if the size was not read."""
+        """Warn once if the learning rate ignores the new stage. Raises `UsageError` if the loop did not read its sizes."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -220,7 +220,7 @@ class Followed:
         def check(*given: object) -> None:
             require(
                 not is_within_step(),
-                "an optimizer of trial.state took a step before the step's last micro-batch, in a trial whose batch "
+                "an optimizer of trial.state took a step before the batch's last micro-batch, in a trial whose batch "
                 "grows",
                 hint=f"count the micro-batches from 0 after each step, up to trial.accumulation_steps; {SEE}",
             )
@@ -234,7 +234,7 @@ class Followed:
             return None if has_asked else "the loop has not read trial.learning_rate since then"
         if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
             return None
-        return f"no optimizer of trial.state has the new learning rate {rate:.4g}, but {in_words(rates)}"
+        return f"an optimizer of trial.state has learning rate {in_words(rates)}, not the new {rate:.4g}"
 
 
 class SampleAxis(NamedTuple):
@@ -253,7 +253,7 @@ class BatchRows:
     _place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:
-        """Choose the counted part from a new size's first micro-batch."""
+        """Choose the part to count from the first micro-batch of ``size`` samples."""
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:
@@ -325,7 +325,7 @@ def _count_all() -> None:
 class OptimizerSteps:
     """Counts optimizer steps, except steps that a gradient scaler skips.
 
-    Of several optimizers, the largest count matters.
+    Of several optimizers, the largest count applies.
     """
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ class OptimizerSteps:
         _count_all()
 
     def watch(self, objects: Mapping[str, Any]) -> None:
-        """Count the optimizers among these objects."""
+        """Count the steps of the optimizers among these objects."""
         found = {name: one for name, owner in objects.items() if isinstance(one := _inner(owner), Optimizer)}
         self._watched |= {name: (one, _TAKEN.get(one, 0)) for name, one in found.items()}
         _WATCHED.update(found.values())
@@ -345,7 +345,7 @@ class OptimizerSteps:
 
     @property
     def taken(self) -> int:
-        """Largest step count of a watched optimizer; 0 without one."""
+        """Largest step count of the watched optimizers, or 0."""
         return max((_TAKEN.get(one, 0) - before for one, before in self._watched.values()), default=0)
 
     def begin(self) -> None:

@@ -214,7 +214,7 @@ class TimedLoop(Looked):
         self._clock.train()
 
     def is_due(self, step: int) -> bool:
-        """True at step 0 and after warm-up, then as in trials."""
+        """True at step 0, after warm-up, then at a trial's cadence."""
         later = step - WARM_UP_STEPS
         return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
 
@@ -337,7 +337,7 @@ class MeasuredNoise(Looked):
         self._began = time.perf_counter()
 
     def is_due(self, step: int) -> bool:
-        """True at the cadence of the search."""
+        """True every ``eval_every_steps`` steps of the request."""
         return step % self._request.eval_every_steps == 0
 
     def stepped(self, step: int, samples: int | None) -> None:
@@ -358,9 +358,9 @@ class MeasuredNoise(Looked):
             return
         noise = required(
             self.noise,
-            "the loop did not name its model, or its ranks train different parameters, so bssearch cannot measure the "
-            "gradient noise",
-            hint="trial.state(model=model, optimizer=optimizer)",
+            "cannot measure the gradient noise, because the loop did not name its model, or its ranks train different "
+            "parameters",
+            hint="call trial.state(model=model, optimizer=optimizer)",
         )
         self._began = time.perf_counter()
         noise.measure(True)
@@ -385,7 +385,7 @@ class MeasuredNoise(Looked):
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
-    """Assigned trial, measurement or description."""
+    """The assigned trial, measurement or description."""
     match assign.work:
         case TrialRequest() as request:
             return TrialRun(request, assign, line)

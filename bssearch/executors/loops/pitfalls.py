@@ -1,4 +1,4 @@
-"""Warnings of normalisation, data order and averages of weights that distort a comparison of batch sizes."""
+"""Warnings about normalisation, data order and averages of weights that distort a comparison of batch sizes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ WATCHED_STEPS = 3  # first steps to check, because an average that follows micro
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
-    """Modules that an optimizer among the objects trains, or all modules without an optimizer."""
+    """Modules that the objects' optimizers train; without an optimizer, all modules."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
     if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]
@@ -31,7 +31,7 @@ def _trained_by(objects: Mapping[str, Any]) -> set[int]:
 
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
-    """Warnings of batch normalisation that distorts a trial's steps."""
+    """Warnings about batch normalisation that distorts a trial's steps."""
     layers, ranks = sum(map(batch_norm_layers, modules)), 1 if _unsynchronised(modules) else now.world_size
     caveats = batch_norm_caveats(
         layers,
@@ -111,8 +111,7 @@ def _may_average(one: Any, trained: set[int]) -> bool:
 
 
 def _versions(one: Any) -> Versions:
-    """Address and version of each tensor, which any change alters; empty if unknown. Buffers do not count."""
-    # A forward pass may change buffers.
+    # Any change alters a tensor's address or version. Buffers do not count, because a forward pass may change buffers.
     leaves = list(one.parameters()) if isinstance(one, nn.Module) else tree_leaves(one.state_dict())
     try:
         return [(leaf.data_ptr(), leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]

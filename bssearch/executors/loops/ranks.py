@@ -40,7 +40,7 @@ class LaunchedRanks:
         return box[0]
 
     def agree(self, value: object) -> bool:
-        """True if all ranks pass equal values; waits for all."""
+        """True if all ranks pass equal values. Waits for all ranks."""
         said: list[object] = [None] * self.size
         distributed.all_gather_object(said, value)
         return all(one == said[0] for one in said)
@@ -55,7 +55,7 @@ class LaunchedRanks:
 
 
 def ranks_of(environment: Mapping[str, str]) -> LaunchedRanks | None:
-    """Launcher's ranks; None for a single process, `UsageError` without torch.distributed."""
+    """The launcher's ranks, or None for a single process. Raises `UsageError` without torch.distributed."""
     if int(environment.get("WORLD_SIZE", 1)) <= 1:
         return None
     require(
@@ -92,7 +92,7 @@ def sizes_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
 
 
 class RankWork(Assignment):
-    """One rank's work, which evaluates after the steps that rank 0 announces in ``_word``."""
+    """A rank's work, which evaluates after the steps that rank 0 announces in ``_word``."""
 
     _word: Word
     _sizes: tuple[int, ...] = ()  # of trained parameters; if the ranks' sizes differ, no rank measures gradient noise
@@ -145,7 +145,7 @@ class FollowerWork(RankWork):
             evaluate()
 
     def diverged(self, reason: str) -> bool:
-        """End this rank's work; False for a look, which continues."""
+        """End this rank's trial. Returns False for a measurement or description."""
         # all ranks skip the same steps
         self.is_over = not self.is_look
         return self.is_over
@@ -194,7 +194,7 @@ class LeaderWork(RankWork):
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record the evaluation of all ranks and announce the next."""
+        """Record the evaluation of all ranks and announce the next evaluation."""
         self._ranks.wait()  # the wait counts as evaluation, not as the next step
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over
@@ -243,7 +243,7 @@ class LeaderWork(RankWork):
 
 
 class LedRun(TrialRun):
-    """Trial of several ranks, which never pauses."""
+    """A trial of several ranks, which never pauses."""
 
     @property
     def awaits_test(self) -> bool:

@@ -1,7 +1,7 @@
 """Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-With ``--serve``, the process imports the script's packages once and forks a process for each rank. If a CUDA context or
-further threads make a fork unsafe, the process re-executes without the imports and starts new processes (``--once``).
+With ``--serve``, the process imports the script's packages once and forks a process for each rank. If CUDA or other
+threads make a fork unsafe, the process restarts without the imports and starts new processes (``--once``).
 When the worker ends, the process kills its descendants.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
     parser.add_argument("--anew", help="reason to start new processes")
-    parser.add_argument("--once", type=int, help="descriptor of the line of one trial")
+    parser.add_argument("--once", type=int, help="descriptor of one trial's connection")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs="*")
     given = parser.parse_args()
@@ -82,7 +82,7 @@ def prepare_to_fork(script: Path) -> str | None:
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
-    """Run a trial for each descriptor from the worker, and report the exit."""
+    """Run a trial for each descriptor from the worker, and report the exit code."""
     become_subreaper()
     outlive_parent()  # the socket shows the worker's end
     worker.set_inheritable(False)
@@ -111,7 +111,7 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
 
 
 def variables_of_ranks(ranks: int) -> list[dict[str, str]]:
-    """Variables of each rank, named as by torchrun. Empty for a single rank."""
+    """Environment variables of each rank, named as by torchrun. Empty for a single rank."""
     if ranks == 1:
         return [{}]
     with socket.socket() as free:
@@ -147,7 +147,6 @@ def _started(script: str, arguments: list[str], line: int, variables: dict[str, 
 
 
 def _waited_for(ranks: list[int], worker: socket.socket) -> int | None:
-    """Exit code of rank 0 or the first failing rank. None if the worker ends."""
     codes: dict[int, int] = {}
     deadline = math.inf
     while len(codes) < len(ranks) and time.monotonic() < deadline:
@@ -160,7 +159,7 @@ def _waited_for(ranks: list[int], worker: socket.socket) -> int | None:
         if len(codes) == len(ranks):
             break
         if select.select([worker], [], [], TICK_SECONDS)[0] and not worker.recv(1, socket.MSG_PEEK):
-            return None
+            return None  # the worker has ended
     if 0 not in codes:
         os.kill(ranks[0], signal.SIGKILL)
         os.waitpid(ranks[0], 0)
@@ -190,7 +189,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
         error: BaseException | None = None
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-        arguments_hint = "give its arguments in the spec's `arguments:`" if code == USAGE else None
+        arguments_hint = "give the script's arguments in the spec's `arguments:`" if code == USAGE else None
         error = WorkloadError(f"the script exited with code {left.code}", hint=arguments_hint) if code else None
     except BaseException as raised:
         error, code = raised, 0 if isinstance(raised, TrialStopped) else 1

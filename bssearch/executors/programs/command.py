@@ -70,7 +70,7 @@ FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the 
 class ReportedTrial:
     """Collects a program's reports. ``ending`` is None while the trial runs.
 
-    Uses the program's seconds or the wall clock. Steps before the first report count at the later steps' pace.
+    Uses the program's seconds or the wall clock. Later steps' pace gives the time of steps before the first report.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial if a program exited with code 0; `UsageError` without a report."""
+        """End the trial if the program exited with code 0. Raises `UsageError` without a report."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             require(
@@ -147,7 +147,7 @@ class ReportedTrial:
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """End the trial as failed; return the outcome, with its observations."""
+        """End the trial as failed and return the outcome."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()
@@ -181,8 +181,8 @@ class ReportedTrial:
             )
         if self._needs_samples and self._assumed_samples:
             yield (
-                f"the command does not report {SAMPLES}, but the study's objective is samples_to_target: each step "
-                "counts as batch_size samples"
+                f"the command does not report {SAMPLES}, so samples_to_target counts batch_size samples per step; "
+                f"let the command report {SAMPLES}"
             )
         wall = self._ended - self._started
         if self._basis is SecondsBasis.REPORTED and self._seconds > AHEAD * wall + AHEAD_SECONDS:
@@ -216,7 +216,7 @@ class ReportedTrial:
         )
         require(
             report.seconds is None or report.seconds >= self._seconds,
-            f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g}: seconds must rise",
+            f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g}: seconds must never fall",
         )
         self._still = self._still + 1 if report.seconds is not None and report.seconds == self._seconds else 0
         self._moved = self._moved if self._still else now
@@ -319,7 +319,7 @@ def revision_of(program: Program, folder: Path) -> str:
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Files that arguments name, also after "=", by name."""
+    """Files that the command's arguments name, also after "="."""
     return {
         name: folder / name
         for token in command
@@ -329,7 +329,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Digest of a file's content, or of the size above `LARGEST_FILE`."""
+    """Digest of a file's content, or of the file's size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -354,13 +354,13 @@ Reports = Generator[Report, None, None]
 
 def _no_noise(process: CommandProcess) -> Answer:
     raise WorkloadError(
-        "the gradient noise scale needs a loop: a command that only reports does not expose its loss",
+        "bssearch cannot measure the gradient noise scale of a command that only reports",
         hint="call bssearch.current_trial() in the program",
     )
 
 
 class LoadedCommand(LoadedProgram):
-    """Command on a device."""
+    """A user's command on a device."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)
@@ -498,7 +498,7 @@ class LoadedCommand(LoadedProgram):
         require(
             configuration.accumulation_steps <= 1
             or len(self._takes & {"batch_size", "micro_batch_size", "accumulation_steps"}) >= 2,
-            f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
+            f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches per step, "
             "but the command has fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
             hint="add a placeholder to the command",
         )
@@ -612,6 +612,6 @@ class LoadedCommand(LoadedProgram):
             said = ", ".join(f"report.{name}: {text}" for name, text in reader.unmatched.items())
             return f": {said} found no number in any line{process.shown_lines}"
         return (
-            f': the command must print lines such as {{"step": 100, "{self._program.metric}": 0.9}}, or report: must '
-            f"tell how to read the log{process.shown_lines}"
+            f': let the command print lines such as {{"step": 100, "{self._program.metric}": 0.9}}, or set report: to '
+            f"regular expressions for the log{process.shown_lines}"
         )

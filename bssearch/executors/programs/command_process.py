@@ -1,4 +1,4 @@
-"""Output, socket and end of a user's command."""
+"""Process of a user's command, with output and socket."""
 
 import os
 import select
@@ -68,7 +68,7 @@ class ProgramProcess(Protocol):
 
     @property
     def line(self) -> socket.socket:
-        """Worker's end of the program's socket."""
+        """The worker's end of the program's socket."""
 
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal. None while the program runs."""
@@ -152,7 +152,7 @@ class Conversation:
 
 
 class LoadedProgram(ABC):
-    """User's program on a device."""
+    """A user's program on a device."""
 
     revision: str
 
@@ -169,7 +169,7 @@ class LoadedProgram(ABC):
         )
 
     def assigned(self, work: Work) -> Assign:
-        """Message that assigns work."""
+        """Message that assigns ``work`` to the program."""
         return Assign(
             work=work,
             program=self._program,
@@ -195,7 +195,7 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """Program's answer, or None. Raises the program's error."""
+    """The program's answer, if any. Raises the program's error."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "only a trial ends with TrialEnded"
@@ -248,7 +248,7 @@ def failure_of(state: TrialState, reason: str) -> WorkloadError:
 def outcome_of(
     found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, failed: TrialOutcome, program: str
 ) -> TrialOutcome:
-    """Outcome of a connected program's trial, from replies or ``asked``, else ``failed``.
+    """Outcome of a connected program's trial: its last reply, else ``asked``, else ``failed``.
 
     An error exit before the time limit is a failure, even after a reported end. Without a reported end, a pause becomes
     pruned, because no checkpoint exists.
@@ -288,7 +288,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
 class CommandProcess(AbstractContextManager["CommandProcess"]):
-    """Started program; the end of the ``with`` block ends the program and its descendants."""
+    """A started program. The end of the ``with`` block ends the program and its descendants."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], metric: str | None = None
@@ -359,20 +359,20 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return "; the program printed:\n" + "\n".join(lines) if lines else "; the program printed no text"
 
     def failure(self, code: int) -> WorkloadError:
-        """Error of an exit code, see `failure_of`."""
+        """Error for an exit code, see `failure_of`."""
         state, reason = judge_command(code, self.kernel_kills, self.last_lines)
         return failure_of(state, reason if state is TrialState.OOM else f"{reason}{self.shown_lines}")
 
     @property
     def line(self) -> socket.socket:
-        """Worker's end of a connected program's socket."""
+        """The worker's end of a connected program's socket."""
         assert self._line is not None, "the program has connected"
         return self._line
 
     def connects(self, is_over: Callable[[], bool]) -> bool:
         """Wait until the program connects or reports. True if the program connects.
 
-        False if the program reports first or exits, or ``is_over``. Later connections fail.
+        False if the program reports first or exits, or if ``is_over()``. Later connections fail.
         """
         while self._line is None and self._first_reports is None and self.goes_on() and not is_over():
             reports = self.reports(TICK_SECONDS)
@@ -411,7 +411,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         yield from self.log_reader.feed(b"\n")
 
     def end(self) -> int:
-        """Send SIGTERM, then SIGKILL. Returns the exit code. Idempotent."""
+        """End the program by SIGTERM, then SIGKILL. Returns the exit code. Idempotent."""
         if self._code is None:
             try:
                 if not has_exited(self._process):
@@ -474,7 +474,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                 os.write(sys.stdout.fileno(), b"\n(further output is left out)\n")
 
     def log(self) -> None:
-        """Log unread output, within limits."""
+        """Log unread output, at most `_MOST_CHUNKS_LEFT` chunks."""
         for _ in range(_MOST_CHUNKS_LEFT):
             if not list(self._chunks(0.0)):
                 return

@@ -108,7 +108,7 @@ class ReportReader:
     """Parses reports from a byte stream.
 
     ``expressions`` map names, including ``step``, to regular expressions with one group. Without expressions, the lines
-    are JSON. ``step`` must be a number, and ``metric`` (the target's), seconds and loss a number or null.
+    are JSON. ``step`` must be a number. The target's ``metric``, seconds, samples and loss may be null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
@@ -240,8 +240,8 @@ def _number_in(match: re.Match[str], name: str) -> float:
     if rest is not None and match.end() == match.end(1):
         whole = match.string[match.start(1) :][: rest.end() - match.start(1) + LONGEST_NAME]
         raise UsageError(
-            f"report.{name} found {_shown(text)}, perhaps the beginning of a number in {_shown(whole)}: its group must "
-            "match the whole number, or the expression must match the text after the number"
+            f"report.{name} found {_shown(text)}, perhaps the beginning of a number in {_shown(whole)}: let the group "
+            "match the whole number, or the expression match the text after the number"
         )
     return value
 

@@ -40,7 +40,7 @@ HOST = "bssearch.executors.loops.script_host"  # a name instead of an import, be
 
 @dataclass(slots=True)
 class ScriptProcess:
-    """Script's process and connection."""
+    """A script's process and connection."""
 
     line: socket.socket
     server: ScriptServer
@@ -90,7 +90,7 @@ class ScriptServer:
         self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
 
     def start(self, ranks: int = 1) -> ScriptProcess:
-        """Start the script's ``ranks``, of which rank 0 has the connection. Raises `LaunchError` after a failure."""
+        """Start the script's ``ranks``. Rank 0 has the connection. Raises `LaunchError` if the script cannot start."""
         if self._process.poll() is not None:
             self._control.close()
             self._begin()
@@ -129,7 +129,7 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
-    """Script on a device. The script may run up to `LEAVE_SECONDS` after its trial."""
+    """A script on a device. The script may run up to `LEAVE_SECONDS` after its trial."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)
@@ -198,5 +198,5 @@ class LoadedScript(LoadedProgram):
 
 
 def revision_of(script: Path, program: Program) -> str:
-    """12 hex digits of a script's and its arguments' SHA-256."""
+    """12 hex digits of the SHA-256 of a script and its arguments."""
     return hashlib.sha256(script.read_bytes() + "\0".join(program.arguments).encode()).hexdigest()[:12]

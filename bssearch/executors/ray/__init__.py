@@ -1,1 +1,1 @@
-"""Trials on a Ray cluster, an actor per slot."""
+"""Trials on a Ray cluster, with an actor per slot."""

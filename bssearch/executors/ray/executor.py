@@ -52,7 +52,7 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Actor's node and machine, with bssearch's version and the study's folder there."""
+    """An actor's node and machine, bssearch's version there, and whether the study's folder exists there."""
 
     node: str
     machine: str
@@ -62,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Worker's output, then its replies and death."""
+    """A worker's output, replies and death."""
 
     log: bytes
     replies: tuple[bytes, ...]
@@ -85,7 +85,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """Actor's place. Enters the driver's ``current`` folder if present."""
+        """The actor's place. Changes to the driver's ``current`` folder, if present."""
         import ray
 
         with suppress(OSError):
@@ -108,12 +108,12 @@ class SlotActor:
         return self._worker.pid
 
     def tell(self, line: bytes) -> None:
-        """Send the worker a command."""
+        """Send an encoded command to the worker."""
         if self._worker is not None:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """Worker's new output and replies, after at most ``seconds``. Empties the log after a trial."""
+        """The worker's new output and replies, after at most ``seconds``. Empties the log after a trial."""
         if not self._waiting:
             self._listen(seconds)
         with self._log.open("rb") as file:
@@ -179,14 +179,14 @@ _SIGACTION_BYTES = 512  # above the size of sigaction(2)'s structure everywhere 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Node's total CPUs and GPUs."""
+    """A node's total CPUs and GPUs."""
 
     name: str
     cpus: float
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Number of slots that fit."""
+        """Number of slots that fit on the node."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
@@ -199,7 +199,7 @@ class Cluster:
     def __init__(self, address: str | None) -> None:
         require(
             address is None or "://" not in address,
-            f"executor.address = {address!r} must be auto or HOST:PORT: bssearch runs on a machine of the cluster",
+            f"executor.address = {address!r} must be auto or HOST:PORT, because bssearch must run on the cluster",
             hint="run bssearch on the cluster: `ray job submit -- bssearch run …`",
         )
         self.ray = _imported()
@@ -237,7 +237,7 @@ class Cluster:
         require(
             not failures and not thread.is_alive(),
             f"executor.address = {address!r}: cannot reach a Ray cluster at this address: {why}",
-            hint="check `ray status`, or remove executor.address: bssearch then starts Ray on this machine",
+            hint="check `ray status`, or remove executor.address to start Ray on this machine",
             error=LaunchError,
         )
 
@@ -258,7 +258,7 @@ class Cluster:
 
 
 def said_by(error: Exception) -> str:
-    """Ray error as one line."""
+    """A Ray error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -278,7 +278,6 @@ def _imported() -> Any:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide secret variables, command line and stdout from Ray, and keep the SIGTERM handler."""
     # Ray's processes inherit the environment, and clusters show command lines. Both may hold secrets.
     secrets = {name: value for name, value in os.environ.items() if is_secret(name, value)}
     for name in secrets:
@@ -286,6 +285,7 @@ def _unchanged_by_ray() -> Iterator[None]:
     try:
         with (  # `create`, because another version of Ray may lack the functions
             mock.patch("ray._private.utils.get_entrypoint_name", lambda: "bssearch", create=True),
+            # prints to stdout
             mock.patch("ray._private.worker.listen_error_messages", lambda *_: None, create=True),
             _sigterm_as_it_is(),
         ):
@@ -314,7 +314,7 @@ SILENCE_SECONDS = 60.0  # seconds until a silent actor counts as lost (network p
 
 
 class ActorWorker(WorkerHandle):
-    """Worker in an actor on ``machine``. A silent actor counts as lost."""
+    """A worker in an actor on ``machine``. A silent actor counts as lost."""
 
     def __init__(
         self,
@@ -445,13 +445,13 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """True with GPUs."""
+        """True if slots have GPUs."""
         return self._gpus > 0  # Ray gives a GPU to one actor
 
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.
 
-        If a node is lost, the slot's trial is lost, and the executor drops the slot unless the slot is the last.
+        If a node is lost, the trial is lost, and the executor drops the slot. Raises `LaunchError` for the last slot.
         """
         try:
             self._again(partial(super().submit, request))
@@ -529,7 +529,8 @@ class RayExecutor(SlotExecutor):
             place: Place = ray.get(seat.asked, timeout=PLACE_SECONDS)
             require(
                 place.version == version("bssearch"),
-                f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}",
+                f"slot {slot.index}: {place.machine} has bssearch {place.version}, "
+                f"this machine has {version('bssearch')}",
                 hint="install the same version of bssearch on each node",
                 error=LaunchError,
             )
@@ -586,7 +587,7 @@ class RayExecutor(SlotExecutor):
                     error="launch",
                     message=f"slot {worker.slot}: {worker.machine} has {reply.device_name}, {machine} has {kind}: "
                     "times on different kinds of device are not comparable",
-                    hint="use a Ray cluster with nodes of one kind, or a study for each kind",
+                    hint="use a Ray cluster with one kind of device, or one study per kind of device",
                 )
         super()._take(worker, reply)
 
@@ -597,15 +598,15 @@ class _ActorLostError(LaunchError):
 
 class _NoNodeError(LaunchError):
     def __init__(self, message: str, slot: int) -> None:
-        super().__init__(message, hint="see the use of the cluster with `ray status`")
+        super().__init__(message, hint="check the use of the cluster with `ray status`")
         self.slot = slot
 
 
 def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
     require(
         settings.device in {"auto", "cpu", "cuda"},
-        f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
-        "Ray chooses the GPU of a slot",
+        f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray, "
+        "because Ray chooses the GPU of a slot",
     )
     there_are = any(node.gpus >= 1 for node in nodes)
     require(

@@ -349,7 +349,7 @@ def test_a_loader_itself_must_make_up_each_batch_and_a_function_must_make_one() 
 def test_a_running_count_of_micro_batches_is_refused_once_it_takes_a_step_too_soon() -> None:
     started = Started(grown(None, (0, 10), (30, 20, 10)))
     training = Growing(started, "plain", "shuffled")
-    with pytest.raises(UsageError, match="took a step before the step's last micro-batch"):
+    with pytest.raises(UsageError, match="took a step before the batch's last micro-batch"):
         loader = training.loader(started.trial.micro_batch_size)
         for count, batch in enumerate(started.trial.batches(loader, training.evaluate), 1):
             training.model(batch[1]).sum().backward()
@@ -367,7 +367,7 @@ def test_a_learning_rate_that_is_read_once_is_warned_of_once(form: str) -> None:
 
     (warning,) = warnings()
     assert warning == (
-        "the batch has grown to 20, and no optimizer of trial.state has the new learning rate 0.02828, but 0.02; "
+        "the batch has grown to 20, and an optimizer of trial.state has learning rate 0.02, not the new 0.02828; "
         "set the optimizer's learning rate to trial.learning_rate before each step"
     )
     assert warnings("learning_rate") == []

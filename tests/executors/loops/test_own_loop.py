@@ -112,7 +112,7 @@ def test_a_report_where_none_is_due_is_an_error() -> None:
         ({"loss": 1.0}, "reports loss; the study's target metric is 'accuracy'"),
         ({"accuracy": "high"}, "accuracy = 'high', which is not a number"),
         (0.9, "a float; expected a mapping"),
-        ({}, "reports nothing"),
+        ({}, "reports no metric"),
     ],
 )
 def test_an_evaluation_reports_the_targets_metric_as_a_number(
