@@ -1,4 +1,4 @@
-"""Check every configuration against the user's spec before it trains."""
+"""Check every configuration against the user's spec before training."""
 
 # A database or an imported file can hold any values, and a command puts these values into shell words.
 
@@ -24,9 +24,9 @@ BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path | None) -> TrialRequest:
-    """Request for a planned trial; raises `UsageError` if the spec does not allow the configuration.
+    """Request for a planned trial. Raises `UsageError` if the spec does not allow the configuration.
 
-    Configurations must be in the space, but new search trials and `BEYOND_BOUNDS` need only possible numbers.
+    Configurations must be in the space, but new search trials and `BEYOND_BOUNDS` phases need only possible numbers.
     """
     problem = (
         problem_with(spec, plan.configuration, in_bounds=not plan.is_new_search and plan.phase not in BEYOND_BOUNDS)
@@ -43,8 +43,8 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
     """Reason why the spec does not allow a configuration, or None.
 
-    Names, types, choices and optimizer options must match the space; with ``in_bounds`` also ranges, except for the
-    default.
+    Names, types, choices and optimizer options must match the space. With ``in_bounds``, values must also be in range,
+    except for the default.
     """
     space = spec.space
     if (problem := _problem_with_types(configuration)) is not None:

@@ -67,14 +67,14 @@ def places_of(command: Sequence[str]) -> set[str]:
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Replace a command's placeholders by values; `UsageError` for an unknown name."""
+    """Replace a command's placeholders by values. Raises `UsageError` for an unknown name."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
         require(
             name in values,
             f"command: {match[0]} is not a name of this study; choose from {', '.join(sorted(values))}",
-            hint="bssearch replaces a name in braces by its value; add names to the space",
+            hint="add the name to the space, or correct the placeholder",
         )
         value = values[name]
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -108,12 +108,12 @@ def check_command(
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"report.{name}: {text} is not a regular expression: {error}") from None
         if groups != 1:
-            raise ValueError(f"report.{name}: {text} must have one group, the value, instead of {groups}")
+            raise ValueError(f"report.{name}: {text} must have one group, for the value, instead of {groups}")
         if name == "step" and _EPOCH.search(re.sub(r"\\[a-zA-Z]", "", text.partition("(")[0])):
             raise ValueError(f"report.step: {text} reads epochs; print and read the optimizer steps instead")
     for name in ("step", metric):
         if report and name not in report:
-            raise ValueError(f"report has no expression for {name}; the expressions are for {', '.join(report)}")
+            raise ValueError(f"report has no expression for {name}, only for {', '.join(report)}; add report.{name}")
 
 
 _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
@@ -140,7 +140,7 @@ _EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # the word before the numb
 
 
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:
-    """Raise `WorkloadError` if a command that does not ask for its trial lacks a searched placeholder."""
+    """Raise `WorkloadError` if a command that only reports lacks a searched parameter's placeholder."""
     if lacking := _lacking(places, searched):
         raise WorkloadError(lacking, hint="add the placeholder, or let the program call bssearch.current_trial()")
 
@@ -196,7 +196,7 @@ GIVEN_IN_PYTHON = "given in Python"  # workload of a spec that names no workload
 
 
 class StudySpec(StrictModel):
-    """Study's spec, read by `load_spec` or made in Python.
+    """A study's spec, read by `load_spec` or made in Python.
 
     Parts may be dicts and lists, as in a file. A spec without ``workload`` needs a workload class to run:
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
@@ -239,10 +239,10 @@ class StudySpec(StrictModel):
     @classmethod
     def _is_a_list_of_texts(cls, given: Any) -> Any:
         if isinstance(given, str):
-            raise ValueError("must be a list with an item for each argument: no shell splits a text")
+            raise ValueError("must be a list with an item for each argument, because no shell splits a text")
         for one in given if isinstance(given, list | tuple) else ():
             if not isinstance(one, str):
-                raise ValueError(f"{one!r} must be a text, in quotes: as in '5' and '{{batch_size}}'")
+                raise ValueError(f"{one!r} must be a text in quotes, as in '5' or '{{batch_size}}'")
         return given
 
     @field_validator("log")
@@ -292,11 +292,11 @@ class StudySpec(StrictModel):
             raise ValueError("report reads the log of a command; add a command or remove report")
         growth = self.space.batch_schedule
         if growth is not None and self.training.counts_tokens:
-            raise ValueError("batch_schedule counts samples, but training.batch_unit = tokens; remove either")
+            raise ValueError("batch_schedule counts samples, but training.batch_unit = tokens; remove batch_schedule or batch_unit")
         self._check_scales()
         if not self.is_program:
             if any(one.arguments for one in self.scales):
-                raise ValueError("arguments of scales need a script or a command; change the scales' workload_settings")
+                raise ValueError("arguments of scales need a script or a command; set the scales' workload_settings instead")
             return self
         if growth is not None and (self.command or self.workload == OBJECTIVE):
             raise ValueError(
@@ -351,7 +351,7 @@ class StudySpec(StrictModel):
                 f"add a multiple of {undivided[0]}"
             )
         if growth is not None and searched > 1:
-            raise ValueError(f"batch_schedule: a growing batch trains on one device; executor.devices = {searched}")
+            raise ValueError(f"batch_schedule: a growing batch trains on one device, but executor.devices = {searched}")
 
     @property
     def is_program(self) -> bool:
@@ -385,14 +385,14 @@ class StudySpec(StrictModel):
         return self._preset
 
     def from_preset(self, name: str | None) -> Self:
-        """Copy of the spec that notes its preset's name."""
+        """Copy of the spec with the preset's ``name``."""
         noted = self.model_copy()
         noted._preset = name
         return noted
 
     @property
     def at_scales(self) -> list[Self]:
-        """Study for each scale, NAME.1 of the least samples first; the spec itself without several scales."""
+        """Specs NAME.1, NAME.2, … of the scales by ascending samples; without several scales, this spec."""
         if len(self.scales) < 2:
             return [self]
         whole = "command" if self.command else "arguments"
@@ -434,7 +434,7 @@ class StudySpec(StrictModel):
 
     @property
     def timed_model(self) -> ModelParameters:
-        """Model parameters of step times and memory probes."""
+        """Model parameters for measurements of step time and memory."""
         return model_parameters(self.default_configuration)
 
     @property
@@ -467,7 +467,7 @@ class StudySpec(StrictModel):
 
     @property
     def question(self) -> dict[str, Any]:
-        """Fields of the question as JSON values; other fields may change on resume."""
+        """Fields of the question as JSON values; other fields may change when a study resumes."""
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
         del question["space"]["batch_schedule"]  # growth does not affect fixed batch sizes
         return question

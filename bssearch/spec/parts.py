@@ -44,7 +44,7 @@ class TrainingSpec(StrictModel):
     ``precision: auto`` is bf16 if the CUDA device has bf16, else fp32. ``fused``: null means CUDA only. ``data:
     device`` keeps the data on the device; with ``host``, ``loader_workers`` stream the data; ``auto`` prefers
     ``device`` if the data fit. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with
-    ``sync_batch_norm`` the micro-batches of all devices. ``batch_unit: tokens``: batch sizes and samples are tokens,
+    ``sync_batch_norm`` the micro-batches of all devices. ``batch_unit: tokens``: batch sizes and samples count tokens,
     padding included.
     """
 
@@ -133,7 +133,7 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 
 class ScaleSpec(StrictModel):
-    """N ``parameters`` train on D ``samples`` up to the ``target`` value, with changed settings or more arguments."""
+    """A model of ``parameters`` that trains on ``samples`` to the ``target``, with other settings or more arguments."""
 
     parameters: int = Field(ge=1, le=10**18)
     samples: int = Field(ge=1, le=10**18)
@@ -177,7 +177,7 @@ def _with_option(data: Any, name: str, default: Any) -> Any:
 
 
 def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *given: Any) -> T:
-    """``kind(*given, **options)``; raises `UsageError` if the options do not match the annotations."""
+    """Call ``kind(*given, **options)``. Raises `UsageError` if the options do not match the annotations."""
     try:
         found = _options_of(kind, len(given)).model_validate(options)
     except ValidationError as error:
@@ -219,7 +219,7 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 class SamplerSpec(StrictModel):
     """Sampler of configurations; see `bssearch guide searching`.
 
-    ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample all but the batch size.
+    ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample all parameters but the batch size.
     """
 
     name: SamplerName = "auto"
@@ -234,8 +234,8 @@ class SamplerSpec(StrictModel):
 class PrunerSpec(StrictModel):
     """Pruner of trials; see `bssearch guide searching`.
 
-    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target, by default from the seed-to-seed
-    spread. Paused trials use at most ``checkpoint_gib`` of disk.
+    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target. By default, ``slack`` follows the
+    seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` of disk.
     """
 
     name: PrunerName = "balanced"
@@ -250,10 +250,10 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
+    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest batch size.
 
     Each finalist gets ``runs``, but fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more
-    runs. The runs end when the answer is final, after ``max_runs`` each, or after ``train_seconds``.
+    runs. The runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -269,7 +269,7 @@ class ConfirmSpec(StrictModel):
             raise ValueError(f"runs = 0 must be >= 1 with max_runs = {self.max_runs}")
         if self.train_seconds is not None and self.max_runs is None:
             raise ValueError(
-                f"train_seconds = {self.train_seconds:g} needs max_runs: train_seconds limits the runs after the "
+                f"train_seconds = {self.train_seconds:g} needs max_runs, because train_seconds limits the runs after the "
                 f"first {self.runs}"
             )
         return self
@@ -279,7 +279,7 @@ class BudgetSpec(StrictModel):
     """Limits of the search; confirmation is extra.
 
     ``wall_seconds`` is time with running search trials, evaluations included, over all runs and drivers of the study.
-    Overlaps count once; step times do not count. After these seconds, no search trial starts.
+    Overlaps count once; step-time measurements do not count. After these seconds, no search trial starts.
 
     After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by
     ``least_improvement``. Of the built-in samplers, only ``auto`` expects improvements.
@@ -296,13 +296,13 @@ class BudgetSpec(StrictModel):
 
 
 class ExecutorSpec(StrictModel):
-    """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
+    """Where trials run: ``slots`` trials at once, with ``threads`` CPU threads per trial, on ``device``.
 
     ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one slot per ``threads`` physical cores, at
-    most four, and one slot for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time
-    in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial
+    most four, but one slot for a user's program. ``local`` runs a worker process per slot; ``inline`` runs one trial at
+    a time in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial
     without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses the
-    smallest of several numbers; later the best batch sizes train on the other numbers. ``memory_limit_gib`` simulates a
+    smallest of several counts; later the best batch sizes train on the other counts. ``memory_limit_gib`` simulates a
     smaller device; on the CPU the limit is for each worker's data segment.
     """
 
@@ -328,14 +328,14 @@ class ExecutorSpec(StrictModel):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.address is not None and self.name != "ray":
-            raise ValueError(f"address is for the executor ray; the executor is {self.name}")
+            raise ValueError(f"address = {self.address!r} needs the executor ray; the executor is {self.name}")
         if self.name != "local" and self.devices != (1,):
             raise ValueError(f"devices = {self.devices[-1]} needs the executor local; the executor is {self.name}")
         return self
 
     @property
     def world_size(self) -> int:
-        """Devices of a search trial."""
+        """Number of devices of a search trial."""
         return self.devices[0]
 
     @property
@@ -350,7 +350,7 @@ class ExecutorSpec(StrictModel):
 
 
 def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
-    """Complete a default with the space's fixed values; raise `ValueError` for missing searched parameters."""
+    """Complete a default with the space's fixed values. Raises `ValueError` for missing searched parameters."""
 
     def fixed(name: str, given: Any, domain: Domain | None) -> Any:
         if given is not None or domain is None:

@@ -39,9 +39,9 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is text, and a duplicate key is an error.
+    """YAML 1.1 as in `yaml.SafeLoader`, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
-    Documents above `MOST_NODES` or `MOST_LEVELS` are errors, too: `yaml.MarkedYAMLError`.
+    Raises `yaml.MarkedYAMLError` for an error or a document above `MOST_NODES` or `MOST_LEVELS`.
     """
 
     def __init__(self, text: str) -> None:
@@ -50,12 +50,12 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node; count nodes and levels."""
+        """Compose a node, and count nodes and levels."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if id(node) not in self._sizes:
-                raise ComposerError(None, None, f"the alias {event.anchor!r} leads into itself", event.start_mark)
+                raise ComposerError(None, None, f"the alias {event.anchor!r} contains itself", event.start_mark)
             self._count(*self._sizes[id(node)], event)
             return node
         before, deepest = self._nodes, self._deepest
@@ -98,11 +98,11 @@ class Loader(yaml.SafeLoader):
         except (ValueError, OverflowError, TypeError):  # !!int x, and numbers of thousands of digits
             kind = node.tag.rpartition(":")[2]
             problem = (
-                f"{shortened(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"it is no {kind}"
+                f"{shortened(node.value) if isinstance(node, yaml.ScalarNode) else 'the value'} is not of type {kind}"
             )
             raise ConstructorError(None, None, problem, node.start_mark) from None
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
-            raise ConstructorError(None, None, f"a number of more than {MOST_BITS} bits", node.start_mark)
+            raise ConstructorError(None, None, f"a number has more than {MOST_BITS} bits", node.start_mark)
         if isinstance(value, str) and not is_unicode(value):
             raise ConstructorError(None, None, f"{shortened(value)} is not a Unicode text", node.start_mark)
         return value
@@ -120,7 +120,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Value and root node of a document, None if empty; raises `yaml.YAMLError`."""
+    """Value and root node of a document, None if empty. Raises `yaml.YAMLError`."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -158,7 +158,7 @@ GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget
 
 
 def find_spec(path_or_name: str | Path) -> Path:
-    """Spec's file by path or shipped name; raises `NotFoundError`, or `UsageError` for a folder."""
+    """A spec's file by path or shipped name. Raises `NotFoundError`, or `UsageError` for a folder."""
     path = Path(path_or_name)
     try:
         if path.is_file():
@@ -186,7 +186,7 @@ def find_spec(path_or_name: str | Path) -> Path:
 
 
 def check_study_name(name: str) -> None:
-    """Raise `UsageError` for an invalid name of a study."""
+    """Raise `UsageError` for an invalid study name."""
     try:
         TypeAdapter(Annotated[str, StudySpec.model_fields["name"]]).validate_python(name)
     except ValidationError:
@@ -197,9 +197,9 @@ def check_study_name(name: str) -> None:
 
 
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
-    """Read a spec from a file, a shipped study's name or a dict; each override has the form ``a.b=c``.
+    """Read a spec from a file, a shipped study's name or a dict. An override has the form ``a.b=c``.
 
-    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
+    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, or `SpecError` with file,
     line and field.
 
     Example: ``spec = bssearch.load_spec("study.yaml", ["budget.trials=40"])``
@@ -225,11 +225,11 @@ def _read(path: Path) -> tuple[Any, dict[Location, int]]:
         return lined_yaml(path, text)
     if path.suffix == ".toml":
         return _read_toml(path, text)
-    raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
+    raise SpecError(f"{path}: a spec's suffix must be .yaml, .yml or .toml, not {path.suffix!r}")
 
 
 def text_of(path: Path, what: str, hint: str | None = None) -> str:
-    """Text of a file of at most `MOST_BYTES`; raises `NotFoundError` with the hint, else `SpecError`."""
+    """Text of a file of at most `MOST_BYTES`. Raises `NotFoundError` with ``hint``, or `SpecError`."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -311,7 +311,7 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
     name = str(data["preset"])
     if name not in known:
         advice = nearest(name, known, f"choose from {', '.join(known)}")
-        raise SpecError(f"{source}: preset = {name!r} is not known; {advice}")
+        raise SpecError(f"{source}: unknown preset {name!r}; {advice}")
     fragment, lines = lined_yaml(known[name], known[name].read_text(encoding="utf-8"))
     whole = _over(fragment, {field: value for field, value in data.items() if field != "preset"})
     return whole, {location: f"preset {name}" for location in lines if not _is_given(data, location)}
@@ -345,7 +345,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lined_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
-    """Value of a YAML file, and the line of each field; `SpecError` if invalid."""
+    """Value of a YAML file, and the line of each field. Raises `SpecError` if invalid."""
     try:
         value, node = read_yaml(text)
         return value, dict(_yaml_lines(node, ()))
@@ -463,11 +463,11 @@ def _said(problem: Any) -> str:
 
 
 CORRECT_ROW = "correct the row with SQL, or delete the study"
-NEWER = "a newer bssearch may have written the spec: upgrade this bssearch"
+NEWER = "upgrade bssearch, because a newer version may have written the spec"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Spec of a stored study; `DatabaseError` if unreadable."""
+    """Spec of a stored study. Raises `DatabaseError` if unreadable."""
     try:
         stored: dict[str, Any] = dict(study.spec)
         preset = stored.pop("preset", None)

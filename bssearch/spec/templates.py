@@ -35,14 +35,14 @@ EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # Python can write moments from EARLIEST to here with any UTC offset
 
 TEMPLATE_NAME = (
-    "a template's name has at most 100 letters, digits, '_', '.' and '-', and does not end in "
-    f"{', '.join(SUFFIXES)}; a submission's file ends in .yaml or .yml"
+    f"name a template with at most 100 letters, digits, '_', '.' and '-', without the ending {', '.join(SUFFIXES)}; "
+    "name a submission's file with the ending .yaml or .yml"
 )
 _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
-    """WAITING to be served; PAUSED or CANCELLED by a user; DONE or FAILED by a worker."""
+    """WAITING for a worker; PAUSED or CANCELLED by a user; DONE or FAILED by a worker."""
 
     WAITING = "waiting"
     PAUSED = "paused"
@@ -58,7 +58,7 @@ class SubmissionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSubmission:
-    """Study to run from a worker's template with values.
+    """A study to run from a worker's template with values.
 
     Workers with all ``tags`` serve the study from ``not_before`` on. Stored rows can fail `check`.
     """
@@ -84,7 +84,7 @@ class NewSubmission:
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise UsageError(
                 f"not before {self.not_before.isoformat()}: the moment must have an offset from UTC",
-                hint=f"such as {self.not_before.isoformat(timespec='minutes')}+00:00",
+                hint=f"add an offset, such as {self.not_before.isoformat(timespec='minutes')}+00:00",
             )
         if self.not_before is not None and not EARLIEST <= self.not_before <= LATEST:
             raise UsageError(
@@ -109,7 +109,7 @@ class Submission(NewSubmission):
 class WorkerRecord:
     """A worker as other users see it.
 
-    A worker that exited normally has ``left_at``; ``is_here``: the worker sent a heartbeat lately and has not left.
+    ``left_at``: time of a normal exit. ``is_here``: whether the worker sent a heartbeat lately and has not left.
     """
 
     name: str
@@ -143,7 +143,7 @@ def check_tags(tags: Sequence[str]) -> None:
         require(
             _TAG.fullmatch(tag),
             f"{tag!r} is not a tag",
-            hint="a tag has only letters, digits, '_', '.', ':' and '-', such as gpu:h200",
+            hint="use only letters, digits, '_', '.', ':' and '-', such as gpu:h200",
         )
 
 
@@ -223,7 +223,7 @@ ValueType = NumberType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Value type from its description in a template file or worker row; `ValueError` if invalid."""
+    """Value type from its description in a template file or worker row. Raises `ValueError` if invalid."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type must be a mapping such as {type: integer, low: 1, high: 400}")
     if data.get("type") == "boolean":
@@ -231,7 +231,7 @@ def value_type(data: object) -> ValueType:
     if "choices" not in data and data.get("type") not in ("integer", "number", "integers", "numbers"):
         raise ValueError(
             f"type = {shortened(data.get('type'))} must be integer, number, integers, numbers or boolean; "
-            "or the value has choices"
+            "or give choices"
         )
     try:
         return (ChoiceType if "choices" in data else NumberType).model_validate(dict(data))
@@ -243,12 +243,12 @@ def _problem(problem: Any) -> str:
     message = problem_in_words(problem)
     name = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        return f"{name} is not known here"
+        return f"unknown key {name}"
     return f"{name}: {message}" if name else message
 
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
-    """Values for a template; raises `UsageError` naming each rejected value."""
+    """Values for a template. Raises a `UsageError` that names each rejected value."""
     require(isinstance(values, Mapping), f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
     for key, value in values.items():
@@ -307,7 +307,7 @@ class Template:
         return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
-        """Spec of a submission; ``overrides`` are the worker's."""
+        """Spec of a submission, with the worker's ``overrides``."""
         given = {**checked_values(self.name, self.values, values), "name": name}
         spec = load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
         return spec if self.scale is None else spec.at_scales[: self.scale][-1].model_copy(update={"name": name})
@@ -347,7 +347,7 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
 
 
 def read_file(path: Path, what: str, hint: str) -> Any:
-    """Read a YAML file; raise `NotFoundError` with the hint, else `SpecError`."""
+    """Read a YAML file. Raises `NotFoundError` with ``hint``, or `SpecError`."""
     return lined_yaml(path, text_of(path, what, hint))[0]
 
 

@@ -122,7 +122,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
         (
             ["toy", "--train-seconds", "9"],
             2,
-            "train_seconds = 9 needs max_runs: train_seconds limits the runs after the first 2",
+            "train_seconds = 9 needs max_runs, because train_seconds limits the runs after the first 2",
         ),
         (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: must be > 0"),
         (["toy", "--to-budget", "--max-runs", "9"], 2, "give either --to-budget or --max-runs, not both"),

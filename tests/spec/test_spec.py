@@ -71,7 +71,7 @@ def test_a_fixed_value_of_the_space_is_that_of_a_default_that_leaves_it_out() ->
 
 def test_an_address_is_for_the_executor_ray() -> None:
     assert make_spec(executor={"name": "ray", "address": "auto"}).executor.address == "auto"
-    with pytest.raises(ValueError, match="address is for the executor ray; the executor is local"):
+    with pytest.raises(ValueError, match="needs the executor ray; the executor is local"):
         make_spec(executor={"address": "auto"})
 
 
@@ -123,7 +123,7 @@ def test_a_spec_counts_before_its_preset_field_by_field(tmp_path: Path) -> None:
 
 def test_an_unknown_preset_is_named_with_what_it_is_near(tmp_path: Path) -> None:
     near = refused(write(tmp_path, GOOD + "preset: speed_frist\n"))
-    assert "preset = 'speed_frist' is not known; did you mean 'speed_first'" in near
+    assert "unknown preset 'speed_frist'; did you mean 'speed_first'" in near
     assert "choose from accuracy_first, distributed" in refused(write(tmp_path, GOOD + "preset: [1]\n"))
 
 
@@ -189,7 +189,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
         load_spec("digit")
     assert caught.value.hint == "did you mean the shipped study 'digits'?"
-    assert "a spec is .yaml" in refused(write(tmp_path, GOOD, "study.json"))
+    assert "a spec's suffix must be .yaml" in refused(write(tmp_path, GOOD, "study.json"))
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in refused(binary)
@@ -284,7 +284,7 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
         ({"seed": math.nan}, "seed = nan must be a finite number (given in Python)"),
         ({"budget": {"trials": 0, "trial_train_seconds": 1}}, "budget.trials = 0: must be >= 1"),
         ({"spaec": 1}, "spaec: unknown key; did you mean 'space'? (given in Python)"),
-        ({"preset": "fast"}, "given in Python: preset = 'fast' is not known"),
+        ({"preset": "fast"}, "given in Python: unknown preset 'fast'"),
     ]
     for change, said in wrong:
         assert said in refused({**given, **change})

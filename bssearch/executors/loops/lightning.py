@@ -56,19 +56,19 @@ class TrialCallback(Callback):  # type: ignore[misc]
     A step is an optimizer step. In a search the callback:
 
     - sets ``accumulate_grad_batches`` and runs only due validations, outside the measured time,
-    - multiplies all learning rates and weight decays (`adopt_learning_rate`, `adopt_weight_decay`),
+    - scales all learning rates and weight decays (`adopt_learning_rate`, `adopt_weight_decay`),
     - drops the incomplete accumulation window of an epoch,
     - stops the fit when the trial ends, even before ``min_steps``.
 
     Outside a search the callback only prints validation metrics.
 
     Args:
-        metric: The validation metric to report, or None for all.
+        metric: The validation metric to report, or None for all metrics.
 
     Raises:
-        UsageError: If the trial has a state or a growing batch. If the fit has manual optimization, no validation,
-            earlier steps, other processes than the trial, or another device. If a callback chooses batch size or
-            learning rate.
+        UsageError: The trial has a state or a growing batch. The fit has manual optimization, no validation,
+            earlier steps, a wrong number of processes, or a wrong device. A callback chooses batch size or learning
+            rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:
@@ -83,7 +83,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._rates: set[float] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the Trainer and set its gradient accumulation; `UsageError` if unfit."""
+        """Check the Trainer, and set its gradient accumulation."""
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
@@ -111,7 +111,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.callbacks = [*others, self]  # last, so that other validation hooks take no train time
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the learning rates, and evaluate at step 0 if due. `UsageError` if unfit."""
+        """Set the learning rates, and evaluate at step 0 if due."""
         self._steps = trainer.global_step
         require(
             not self._steps or not self._trial.is_searched,
@@ -147,7 +147,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_if_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop the epoch's incomplete accumulation window; `UsageError` if no window is complete."""
+        """Drop the epoch's incomplete accumulation window. Raises `UsageError` if no window is complete."""
         batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
         if not self._trial.is_searched or not math.isfinite(batches):
             return
@@ -160,7 +160,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Check for a missed evaluation, and the first micro-batch's size."""
+        """Check for a missed evaluation and a wrong first micro-batch size."""
         require(
             not self._is_awaited,
             f"validation ran no batch after step {self._trial.steps}, although an evaluation was due",
@@ -181,7 +181,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._trial.is_searched and window < self._trial.accumulation_steps:
             self._trial.warn(
                 f"the Trainer took a step over {window} micro-batches instead of {self._trial.accumulation_steps}, at "
-                "the end of a loader without a length"
+                "the end of a loader without a length; use a loader with a length"
             )
         rates = rates_of(trainer.optimizers, "lr")
         if self._rates is not None and rates != self._rates:
@@ -198,7 +198,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_if_over(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report due validation metrics; outside a search, print all."""
+        """Report due validation metrics; outside a search, print all metrics."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = self._logged(trainer)
@@ -231,7 +231,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._horizon = trainer.estimated_stepping_batches  # step at which learning-rate schedules stop
         given = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
         if limits := ", ".join(f"{name}={value}" for name, value in given.items() if value not in {-1, None}):
-            self._trial.warn(f"Trainer({limits}) ends trials at this limit, even before the target")
+            self._trial.warn(
+                f"Trainer({limits}) ends trials at this limit, even before the target; raise the limit if necessary"
+            )
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def _logged(self, trainer: Any) -> dict[str, float]:
@@ -282,8 +284,8 @@ def fit_made(trial: Trial, made: Any) -> None:
     """
     require(
         isinstance(made, tuple) and len(made) in (2, 3),
-        "make_trainer(trial) must return (trainer, module, data): data is a datamodule, or a tuple of the "
-        "training and validation loaders",
+        f"make_trainer(trial) returned a {type(made).__name__}; expected (trainer, module, data), with a datamodule or "
+        "a tuple of the training and validation loaders as data",
     )
     trainer, module, *data = made
     _refuse_what_decides_for_itself(trainer)  # before a finder's setup, which runs before `TrialCallback.setup`
@@ -329,7 +331,7 @@ Scale = Callable[[Any], Any]
 def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
     """Multiply every learning rate by the trial's rate over the rate in the call of `current_trial`.
 
-    Does nothing if the script reads ``trial.learning_rate`` or does not give a rate. ``schedules`` are Lightning's
+    Has no effect if the script reads ``trial.learning_rate`` or does not give a rate. ``schedules`` are Lightning's
     scheduler configurations.
     """
     given = trial.given.get("learning_rate")

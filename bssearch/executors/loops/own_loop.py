@@ -57,14 +57,13 @@ PUBLIC = (
 
 
 class Trial:
-    """Trial trained by a user's loop, made by `current_trial` and `Study.ask`.
+    """A trial for a user's loop, made by `current_trial` and `Study.ask`.
 
     ``rank`` is this process's number, below `world_size`. ``batch_size`` counts samples of all ranks, and
-    ``micro_batch_size`` of this rank.
-    With a batch size schedule, ``batch_size``, its split and ``learning_rate`` belong to the next step. ``parameters``
-    holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``: whether bssearch only
-    describes or measures the loop. The loop must read a searched learning rate. Other unread searched parameters cause
-    a warning.
+    ``micro_batch_size`` of this rank. With a batch size schedule, ``learning_rate`` and all sizes belong to the next
+    step. ``parameters`` holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``:
+    whether bssearch only describes or measures the loop. The loop must read a searched learning rate. Other unread
+    searched parameters cause a warning.
 
     ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
 
@@ -140,7 +139,7 @@ class Trial:
 
     @property
     def rate_to_set(self) -> float:
-        """Learning rate for a Trainer, unread by the script."""
+        """Learning rate for a Trainer, which does not count as read."""
         return self._now.learning_rate
 
     def check_rates(self, optimizer: Any) -> None:
@@ -198,7 +197,7 @@ class Trial:
         require(
             not self.has_state,
             "the script calls trial.state(...), but a Trainer cannot resume a paused trial",
-            hint="remove trial.state(...), so that bssearch stops trials instead of pausing trials",
+            hint="remove trial.state(...), so that bssearch stops trials instead of pausing them",
         )
         require(
             self.world_size == 1 or self._sampler is None,
@@ -208,7 +207,7 @@ class Trial:
         self._stages.refuse(who, "a Trainer makes its loader once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
-        """Raise `UsageError` for another number of processes than the trial's ranks, or the wrong device."""
+        """Raise `UsageError` if the number of processes or the device is not the trial's."""
         wanted = torch.device(self.device)
         require(
             processes == self.world_size,
@@ -270,7 +269,7 @@ class Trial:
         self.report_all(metrics, loss)
 
     def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
-        """Like `report`, for metrics of any name; `UsageError` unless an evaluation is due."""
+        """Like `report`, for metrics of any name."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
@@ -330,7 +329,7 @@ class Trial:
 
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
-                the function for each new size. With a plain loader, only accumulation grows.
+                the function for each new size. With a loader, only accumulation grows.
             evaluate: returns the metrics by name; first called before the first step. If None, the body must `report`.
             test: returns test metrics, once, when bssearch confirms a configuration.
             epochs: passes outside a search. A search repeats the data.
@@ -479,7 +478,7 @@ class Trial:
         return isinstance(error, TrialStopped)
 
     def close(self, because: str = "") -> None:
-        """End the training; `UsageError` without steps or a due evaluation."""
+        """End the training. Raises `UsageError` without steps or a due evaluation."""
         if self._has_begun:
             self._check_evaluated()
         if self._skipped and not self.steps and not self._assignment.is_over:
@@ -488,7 +487,7 @@ class Trial:
             self._assignment.looped(self.steps, because)
 
     def look_at(self, objects: Mapping[str, Any]) -> None:
-        """Warn of normalisation layers and averages of weights that distort the comparison of batch sizes."""
+        """Warn about normalisation layers and averages of weights that distort the comparison of batch sizes."""
         modules = trained_modules(objects)
         self._assignment.modelled(modules, self._tokens_at_hand)
         found = about_ranks(modules) if self.world_size > 1 else []
@@ -626,7 +625,7 @@ class Trial:
         self._settle()
 
     def add_samples(self, samples: int | None) -> None:
-        """Add to the current step's samples. None means unknown."""
+        """Add ``samples`` to the current step. None means unknown."""
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
@@ -646,7 +645,7 @@ class Trial:
         if self._skipped < MOST_SKIPPED:
             return
         error = self._no_steps()
-        why = "a gradient scaler skips the steps whose gradients are not finite"
+        why = "a gradient scaler skips steps with non-finite gradients"
         if not self.steps or not self._assignment.diverged(f"{error.message}: {why}"):
             raise error
 

@@ -18,7 +18,7 @@ FEWER_SAMPLES = "lower space.batch_size.high in the spec, or use more training d
 class SeededSampler(Sampler[int]):
     """Yields a new permutation per epoch, without the last incomplete batch, starting after ``after_steps`` steps.
 
-    A rank draws ``share`` consecutive rows of each micro-batch, so that a batch has the same samples for any number of
+    A rank draws ``share`` consecutive samples of each micro-batch, so that batches do not depend on the number of
     ranks.
     """
 
@@ -67,7 +67,7 @@ class SeededSampler(Sampler[int]):
 class GrowingSampler(SeededSampler):
     """Sampler for a batch size schedule.
 
-    A pass ends with its epoch or before the micro-batch size changes. The next pass starts after ``steps()``.
+    A pass ends with its epoch or before the micro-batch size changes. The next pass starts after step ``steps()``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:
@@ -113,7 +113,7 @@ class GrowingSampler(SeededSampler):
 
 
 class TokenSampler(Sampler[list[int]]):
-    """Yields one rank's share of `TokenBatches`."""
+    """Yields a rank's share of `TokenBatches`."""
 
     def __init__(self, batches: TokenBatches, rank: int, ranks: int, after_steps: int) -> None:
         self._batches = batches
@@ -136,7 +136,7 @@ class TokenSampler(Sampler[list[int]]):
         self._epoch, self.is_at_start = self._batches.epoch(), True
 
     def tokens(self, number: int) -> list[list[int]]:
-        """Tokens of each sample in all ranks' micro-batches of a step. Forgets earlier steps."""
+        """Tokens of each sample in all ranks' micro-batches of step ``number``. Forgets earlier steps."""
         for earlier in [one for one in self._steps if one < number]:
             del self._steps[earlier]
         return [[self._batches.lengths[row] for row in rows] for rows in self._steps.get(number, ())]
@@ -189,7 +189,7 @@ class Passes(Generic[T]):
             assignment.stages.keep_micro_batches()
 
     def first(self, size: int, steps: int) -> None:
-        """Begin the first pass, within which a trial resumes."""
+        """Begin the first pass, within which a trial may resume."""
         stages = self._assignment.stages
         if stages.has_new_micro_batches(steps):  # Both loaders may share generators.
             self.begin(stages.last(steps).micro_batch_size)
@@ -224,7 +224,7 @@ class Passes(Generic[T]):
         )
 
     def begin(self, size: int) -> int | None:
-        """Begin a pass, see `Assignment.passes`; `UsageError` if the user's function returns no loader."""
+        """Begin a pass, see `Assignment.passes`. Raises `UsageError` if the user's function returns no loader."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

@@ -58,7 +58,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     for the loss with accumulation.
 
     Args:
-        metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``, or None for all.
+        metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``, or None for all metrics.
 
     Raises:
         UsageError: When training begins, if the Trainer contradicts the trial or the batch grows.
@@ -112,7 +112,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Check that the learning rate is the schedule's."""
+        """Check that the optimizer has the schedule's learning rate."""
         optimizer, schedule = others.get("optimizer"), others.get("lr_scheduler")
         if optimizer is not None and schedule is not None and hasattr(schedule, "get_last_lr"):
             self._trial.check_scheduled(rates_of([optimizer], "lr"), schedule.get_last_lr(), "a callback")
@@ -445,7 +445,10 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Whole steps (≥ 1, or `UsageError`) in a pass over a loader; infinite without a length if ``max_steps`` is set."""
+    """Whole steps in a pass over a loader; infinite without a length if ``max_steps`` is set.
+
+    Raises `UsageError` for less than one step.
+    """
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation * max(1, arguments.world_size)
     if not has_length(loader):
@@ -461,7 +464,7 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     require(
         steps >= 1,
         f"a pass has {rows} samples (micro-batches: {micro_batches}); "
-        f"a step takes {size} (micro-batches: {accumulation})",
+        f"a step takes {size} samples (micro-batches: {accumulation})",
         hint=FEWER_SAMPLES,
     )
     return steps
@@ -487,7 +490,7 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
             once, twice = (float(unmoved(partial(module, *args, **one))["loss"]) for one in counts)
         require(
             abs(once - twice) > LEAST_CHANGE * abs(once),
-            f"the loss of {type(module).__name__} ignores num_items_in_batch: with n micro-batches a step, "
+            f"the loss of {type(module).__name__} ignores num_items_in_batch: with n micro-batches per step, "
             "the gradients would be n times too large",
             hint="set model.accepts_loss_kwargs = False before making the Trainer, which then divides the loss",
         )

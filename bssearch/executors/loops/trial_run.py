@@ -85,7 +85,7 @@ class NoiseNearTarget:
         self.measure(self._approach.is_near(metric))
 
     def measure(self, is_near: bool) -> None:
-        """Measure the next steps, or stop measuring."""
+        """Measure the next steps if ``is_near``, else stop measuring."""
         if is_near and not self.is_near:
             self._weights = [one.detach().clone() for one in self._held]
         self.is_near = is_near
@@ -191,7 +191,7 @@ class LoopClock:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Book time within a training step outside the training."""
+        """Book time within a training step as other time."""
         began = self._step_began
         self.enter("other")
         try:
@@ -380,7 +380,7 @@ class TrialRun(Assignment):
         return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
-        """Start the clock; raise if a branch or resumed trial did not load its checkpoint."""
+        """Start the clock. Raises an error unless the script loaded the trial's checkpoint."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "all its steps have one size")
             require(
@@ -511,7 +511,7 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """End the trial with a test, if planned and allowed by the trial's state."""
+        """Test and end the trial, if its plan and state require a test."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")

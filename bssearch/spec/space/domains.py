@@ -96,7 +96,7 @@ OPTIONAL = ("clip_norm", "ema_decay")
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
-    """Domain's least and greatest value."""
+    """The domain's least and greatest value."""
     if isinstance(domain, Range):
         return domain.low, domain.high
     return (min(domain), max(domain)) if isinstance(domain, tuple) else (domain, domain)
@@ -116,7 +116,7 @@ def holds(domain: Any, value: Any) -> bool:
 
 
 def describe(domain: Any, factor: float = 1.0) -> str:
-    """Domain in words; numbers times ``factor``."""
+    """The domain in words, with numbers times ``factor``."""
 
     def shown(value: Any) -> str:
         return f"{value * factor:g}" if is_number(value) else str(value)
@@ -132,14 +132,14 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
-    """Raise ValueError outside the parameter's limits."""
+    """Raise `ValueError` if a domain exceeds the parameter's limits."""
     if domain is not None and info.field_name is not None:
         check_bounds(domain, LIMITS[info.field_name])
     return domain
 
 
 def check_bounds(domain: Domain, limits: tuple[float, float, str]) -> None:
-    """Raise ValueError if a domain exceeds (least, greatest, description)."""
+    """Raise `ValueError` if a domain exceeds ``limits``: least, greatest, description."""
     low, high, rule = limits
     for value in bounds(domain):
         if not low <= value <= high:
@@ -158,7 +158,7 @@ class Dimension:
     integer: bool = False
 
     def holds(self, value: object) -> bool:
-        """True if a value is inside; booleans never equal numbers."""
+        """True if a value is valid. Booleans never equal numbers."""
         if self.choices:
             return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in self.choices)
         return is_number(value) and self.low <= value <= self.high and (not self.integer or float(value).is_integer())
@@ -169,7 +169,7 @@ class Dimension:
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """Farther end of a range, or another choice (the farthest number)."""
+        """The range's farther end, or another choice, the farthest among numbers."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
@@ -179,7 +179,7 @@ class Dimension:
         return max(others, key=lambda choice: abs(float(choice or 0.0) - float(value or 0.0)))
 
     def nearest(self, value: ParameterValue) -> ParameterValue:
-        """Value if inside, else the nearest number or the first choice."""
+        """The value if valid, else the nearest number or the first choice."""
         if self.choices:
             return value if value in self.choices else self._nearest_choice(value)
         number = min(max(float(value or 0.0), self.low), self.high)
@@ -221,7 +221,7 @@ class BatchLadder(StrictModel):
         if self.low > self.high:
             raise ValueError(f"low = {self.low} must be <= high = {self.high}")
         if not self.rungs:
-            raise ValueError(f"no power of two between low = {self.low} and high = {self.high}: the ladder is empty")
+            raise ValueError(f"no power of two between low = {self.low} and high = {self.high}; lower low or raise high")
         return self
 
     @property
@@ -235,7 +235,7 @@ BatchSize = Annotated[int, Field(ge=1)]
 
 
 class RelativeLearningRate(StrictModel):
-    """Learning rate at ``reference_batch``, in log scale, and its scaling rule."""
+    """Learning rate at ``reference_batch``, on a log scale, and its scaling rule."""
 
     low: float = Field(gt=0)
     high: float = Field(gt=0)
@@ -261,7 +261,7 @@ class Schedule(StrictModel):
     """Learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
 
     Except under ``constant``, the rate decays to about zero at ``horizon_samples``, the end of the trial.
-    ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).
+    ``warmup_stable_decay`` decays in the last ``decay_share`` of the trial (default 0.2).
     """
 
     name: (

@@ -38,7 +38,7 @@ from bssearch.spec.space.domains import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBoundary:
-    """Micro-batch sizes: largest that ``fits`` and smallest ``too_large``, None if unknown."""
+    """Largest micro-batch size that ``fits``, and smallest that is ``too_large``; None if unknown."""
 
     fits: int | None = None
     too_large: int | None = None
@@ -68,7 +68,7 @@ UNKNOWN = MemoryBoundary()
 
 
 def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int, int]:
-    """(micro-batch, accumulation steps) with the largest allowed divisor."""
+    """Micro-batch size, the largest allowed divisor, and accumulation steps."""
     if max_micro_batch_size is None or batch_size <= max_micro_batch_size:
         return batch_size, 1
     micro = _largest_divisor(batch_size, max_micro_batch_size)
@@ -86,7 +86,8 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """Micro-batch size for a batch size, None if no size fits.
 
-    The largest divisor below the boundary and the maximum, or the largest proven divisor if at least half as large.
+    Returns the largest divisor below the boundary and the maximum, or the largest proven divisor if at least half as
+    large.
     """
     if memory.nothing_fits:
         return None
@@ -200,7 +201,7 @@ def batch_norm_caveats(
         yield (
             "ghost_batch_not_filled",
             f"a micro-batch of {micro_batch_size} does not fill a ghost batch of {ghost_batch_size}, so the "
-            "statistics cover fewer samples than at larger batch sizes",
+            "statistics cover fewer samples; lower training.ghost_batch_size",
         )
 
 
@@ -218,12 +219,12 @@ BatchSizes = BatchSize | Annotated[tuple[BatchSize, ...], Field(min_length=1)]
 class BatchGrowth(StrictModel):
     """How batches may grow along ``space.batch_size``, in trials after the search.
 
-    ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, as shares of the
+    ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, two shares of the
     samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the
     largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` grows by k when the space's
     ``schedule`` has divided the learning rate by k, and multiplies the rate by √k (Meterez et al. 2025, arXiv
-    2510.14717). Otherwise the rate follows ``rate_rule`` (default: the space's); trials retune the rate of the first
-    size.
+    2510.14717). Otherwise the rate follows ``rate_rule`` (default: the space's rule). Trials retune the rate of the
+    first size.
     """
 
     name: (
@@ -249,8 +250,8 @@ class BatchGrowth(StrictModel):
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"name lists {max(self.names, key=self.names.count)!r} twice; list each name once")
         if ("milestones" in self.names) != (self.milestones is not None):
-            have = "is given" if self.milestones is not None else "is missing"
-            raise ValueError(f"milestones {have}; name is {', '.join(self.names)}")
+            have, remedy = ("is given", "remove") if self.milestones is not None else ("is missing", "add")
+            raise ValueError(f"milestones {have}, but name is {', '.join(self.names)}; {remedy} milestones")
         if bounds(self.begin)[0] >= bounds(self.until)[1]:
             raise ValueError(
                 f"least begin {bounds(self.begin)[0]:g} must be < greatest until {bounds(self.until)[1]:g}"

@@ -81,12 +81,12 @@ class OptimizerOptions(StrictModel):
 
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:
-        """Own options and defaults."""
+        """The optimizer's options and defaults."""
         return {name: field.default for name, field in cls.model_fields.items() if name not in OPTIMIZER_SETTINGS}
 
     @property
     def options(self) -> dict[str, Any]:
-        """Domains of the own options."""
+        """Domains of the optimizer's options."""
         return {name: getattr(self, name) for name in self.option_defaults()}
 
 
@@ -179,8 +179,8 @@ class Adafactor(OptimizerOptions):
 class Muon(OptimizerOptions):
     """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for other parameters.
 
-    ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so both share rate and weight decay (Liu et al. 2025,
-    arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and 0.015 ×
+    ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so Muon and AdamW share rate and weight decay (Liu et al.
+    2025, arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and 0.015 ×
     this rate for AdamW.
     """
 
@@ -211,7 +211,7 @@ class Lars(_Momentum):
     """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
 
     ``trust_coefficient`` × ‖w‖ / ‖gradient‖ scales the rate; ``trust_clip`` caps the result at the learning
-    rate (LARC). Momentum is the paper's; timm's default is 0.
+    rate (LARC). The default momentum is the paper's; timm's is 0.
     """
 
     name: Literal["lars"]
@@ -313,9 +313,9 @@ Scalar = Annotated[OwnValue, PlainValidator(_checked_value), WithJsonSchema({"ty
 
 
 class OwnRange(Range):
-    """Range of an own parameter, searched in log if ``log`` (default: if low > 0).
+    """Range of a user's parameter, searched on a log scale if ``log`` (default: if low > 0).
 
-    ``integer``: whole numbers only (default: if both ends have no decimal point).
+    ``integer``: whole numbers only (default: if neither end has a decimal point).
     """
 
     low: Number
@@ -339,10 +339,10 @@ class OwnRange(Range):
 
 def _choices(values: tuple[OwnValue, ...]) -> tuple[OwnValue, ...]:
     if len({kind_of_value(value) for value in values}) > 1:
-        raise ValueError("its choices must all be numbers, all true or false, or all texts")
+        raise ValueError("the choices must all be numbers, all true or false, or all texts")
     for place, value in enumerate(values):
         if value in values[:place]:
-            raise ValueError(f"{value!r} appears twice among its choices; list each choice once")
+            raise ValueError(f"{value!r} appears twice among the choices; list each choice once")
     return values
 
 
@@ -357,7 +357,7 @@ OwnDomain = Annotated[
 
 
 def checked_names(given: Mapping[str, Any] | None) -> Any:
-    """Group of own parameters; raises for an invalid name."""
+    """Group of a user's parameters. Raises an error for an invalid name."""
     for name in given or {}:
         if problem := _problem(name):
             raise PydanticCustomError(UNKNOWN_KEY, "{advice}", {"key": name, "advice": problem})
@@ -377,10 +377,10 @@ OwnValues = Annotated[dict[str, Scalar] | None, AfterValidator(checked_names)]
 
 
 def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise `ValueError` for a name in two groups, or more than `MOST_OWN` in all."""
+    """Raise `ValueError` for a name in two groups, or more than `MOST_OWN` names."""
     by_name = grouped((name, group) for group, names in groups.items() for name in names)
     if twice := [name for name, found in by_name.items() if len(found) > 1]:
-        raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove one")
+        raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove it from one group")
     if (count := len(by_name)) > MOST_OWN:
         raise ValueError(f"{', '.join(groups)} have {count} parameters together; at most {MOST_OWN} are allowed")
 
@@ -391,7 +391,7 @@ def kind_of_value(value: ParameterValue) -> Kind:
 
 
 def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:
-    """Convert a value to its domain's type, even out of range; raise `ValueError` for another kind."""
+    """Convert a value to its domain's type, even out of range. Raises `ValueError` for another kind of value."""
     some = domain.low if isinstance(domain, Range) else domain[0] if isinstance(domain, tuple) else domain
     if kind_of_value(value) != kind_of_value(some):
         raise ValueError(f"{name} = {value!r} must be {kind_of_value(some)}, as in space.{name}")
@@ -406,7 +406,7 @@ def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:
 
 
 def from_coordinate(value: ParameterValue, domain: Domain | OwnDomain) -> ParameterValue:
-    """Coordinate's value, rounded within its range if the domain is integer."""
+    """A coordinate's value, rounded within its range if the domain is integer."""
     if not isinstance(domain, OwnRange) or isinstance(value, str | None):
         return value
     return min(max(round(value), round(domain.low)), round(domain.high)) if domain.is_integer else float(value)

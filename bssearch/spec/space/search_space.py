@@ -120,7 +120,7 @@ class SearchSpace(StrictModel):
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Range's ends, else all distinct learning rates, ascending."""
+        """Ends of the range, else all distinct learning rates, ascending."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return rate.low, rate.high
@@ -160,14 +160,14 @@ class SearchSpace(StrictModel):
         )
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
-        """Configuration's coordinates, or None outside the space."""
+        """The configuration's coordinates, or None outside the space."""
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         sampled = self._nearest(self._coordinates(configuration))
         return sampled if is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
 
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
-        """Switch on dropout and label smoothing if the space allows both."""
+        """Switch on dropout and label smoothing, as far as the space allows."""
         # Probes measure step time and memory once for all trials.
         switched_on: dict[str, Any] = {
             name: high
@@ -200,7 +200,7 @@ class SearchSpace(StrictModel):
         return found
 
     def at_edge(self, configuration: Configuration) -> bool:
-        """True if the learning rate is within 5 % (log) of an end of the range, or beyond."""
+        """True if the learning rate is beyond the range, or within 5 % (log scale) of an end."""
         if not isinstance(self.learning_rate, RelativeLearningRate):
             return False
         rate = configuration.learning_rate / self.learning_rate_factor(
@@ -217,7 +217,7 @@ class SearchSpace(StrictModel):
         return scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
 
     def rate_rule(self, optimizer: str) -> LearningRateRule:
-        """Learning-rate rule: the space's, else the optimizer's."""
+        """The space's learning-rate rule, else the optimizer's rule."""
         rate = self.learning_rate
         return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)
 
@@ -297,7 +297,7 @@ class SearchSpace(StrictModel):
 
 
 def is_alike(one: Configuration, other: Configuration) -> bool:
-    """True if two configurations train alike but for rounding."""
+    """True if two configurations train alike, up to rounding."""
 
     def near(mine: Any, theirs: Any) -> bool:
         both = isinstance(mine, float) and isinstance(theirs, float)
