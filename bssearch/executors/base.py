@@ -204,7 +204,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Command to do ``work`` with ``program``, ``given`` values of parameters that the script defines."""
+    """Command to do ``work`` with ``program``. ``given``: values of parameters that the script defines."""
 
     work: Work
     program: Program

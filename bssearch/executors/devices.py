@@ -31,7 +31,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
     )
     require(
         idle or allow_busy,
-        f"in use: {busy}; times on a shared device are not reliable",
+        f"devices in use: {busy}; times on a shared device are not reliable",
         hint="wait for the process, choose another device, or accept a shared device with --allow-busy",
         error=LaunchError,
     )

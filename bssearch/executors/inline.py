@@ -99,7 +99,7 @@ class InlineExecutor:
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a worker whether a micro-batch fits in memory. Raises `UsageError` for a workload without a file."""
+        """See `Executor.measure_memory`. Raises `UsageError` for a workload without a file."""
         self._refuse_while_a_trial_runs()
         require(
             self._settings.given is None,

@@ -133,7 +133,7 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failed request. ``is_lost``: whether the worker's machine is gone."""
+    """A failed request. ``is_lost``: whether the worker's machine is gone."""
 
     error: BSSearchError
     out_of_memory: bool = False
@@ -141,7 +141,7 @@ class Failure:
 
 
 class Slot:
-    """Slot and its worker. Unless ``keeps_log``, each trial's end empties the log."""
+    """A slot and its worker. Unless ``keeps_log``, each trial's end empties the log."""
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index

@@ -120,7 +120,7 @@ _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
 
 
 def launched_ranks(command: Sequence[str]) -> str | None:
-    """Value of torchrun's option for the number of processes; None if the option is missing."""
+    """Torchrun's number of processes, or None if the option is missing."""
     for token, following in zip(command, [*command[1:], ""], strict=False):
         if found := _RANKS.fullmatch(token):
             return following if found[1] is None else found[1]
@@ -198,7 +198,7 @@ GIVEN_IN_PYTHON = "given in Python"  # workload of a spec that names no workload
 class StudySpec(StrictModel):
     """A study's spec, read by `load_spec` or made in Python.
 
-    Parts may be dicts and lists, as in a file. A spec without ``workload`` needs a workload class to run:
+    A spec without ``workload`` needs a workload class to run:
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
 
     ::
@@ -292,11 +292,13 @@ class StudySpec(StrictModel):
             raise ValueError("report reads the log of a command; add a command or remove report")
         growth = self.space.batch_schedule
         if growth is not None and self.training.counts_tokens:
-            raise ValueError("batch_schedule counts samples, but training.batch_unit = tokens; remove batch_schedule or batch_unit")
+            raise ValueError(
+                "batch_schedule counts samples, but training.batch_unit = tokens; remove batch_schedule or batch_unit"
+            )
         self._check_scales()
         if not self.is_program:
             if any(one.arguments for one in self.scales):
-                raise ValueError("arguments of scales need a script or a command; set the scales' workload_settings instead")
+                raise ValueError("arguments of scales need a script or a command; set workload_settings of the scales")
             return self
         if growth is not None and (self.command or self.workload == OBJECTIVE):
             raise ValueError(
@@ -366,7 +368,7 @@ class StudySpec(StrictModel):
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """Parameters that the spec sets; a program may have its own defaults for other parameters."""
+        """Parameters that the spec sets."""
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}

@@ -250,8 +250,7 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest batch size.
-
+    """Fresh seeds for finalists: two configurations of the ``top`` batch sizes, the default, the largest batch size.
     Each finalist gets ``runs``, but fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more
     runs. The runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
     """
@@ -269,8 +268,8 @@ class ConfirmSpec(StrictModel):
             raise ValueError(f"runs = 0 must be >= 1 with max_runs = {self.max_runs}")
         if self.train_seconds is not None and self.max_runs is None:
             raise ValueError(
-                f"train_seconds = {self.train_seconds:g} needs max_runs, because train_seconds limits the runs after the "
-                f"first {self.runs}"
+                f"train_seconds = {self.train_seconds:g} needs max_runs, because train_seconds limits the runs after "
+                f"the first {self.runs}"
             )
         return self
 
@@ -300,10 +299,10 @@ class ExecutorSpec(StrictModel):
 
     ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one slot per ``threads`` physical cores, at
     most four, but one slot for a user's program. ``local`` runs a worker process per slot; ``inline`` runs one trial at
-    a time in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial
-    without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses the
-    smallest of several counts; later the best batch sizes train on the other counts. ``memory_limit_gib`` simulates a
-    smaller device; on the CPU the limit is for each worker's data segment.
+    a time in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A
+    trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses
+    the smallest of several counts; later the best batch sizes train on the other counts. ``memory_limit_gib`` simulates
+    a smaller device; on the CPU it limits each worker's data segment.
     """
 
     name: ExecutorName = "local"
@@ -340,7 +339,7 @@ class ExecutorSpec(StrictModel):
 
     @property
     def least_slots(self) -> int:
-        """Number of slots; 1 for ``auto``, because only the machine knows the number."""
+        """Number of slots; 1 for ``auto``."""
         return 1 if self.slots == "auto" else self.slots
 
     @property

@@ -1,4 +1,4 @@
-"""Read specs from YAML, TOML or dicts; YAML values have bounded size."""
+"""Read specs from YAML, TOML or dicts."""
 
 import math
 import re
@@ -182,7 +182,7 @@ def find_spec(path_or_name: str | Path) -> Path:
         f"write a spec with `bssearch init NAME`, or choose from {', '.join(shipped)}",
         what="the shipped study ",
     )
-    raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
+    raise NotFoundError(f"no spec {str(path_or_name)!r}: neither a file nor a shipped study", hint=advice)
 
 
 def check_study_name(name: str) -> None:
@@ -318,7 +318,7 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def file_schema() -> dict[str, Any]:
-    """JSON Schema of a study file: a spec's fields, and a preset's name."""
+    """JSON Schema of a study file: a spec's fields and a preset."""
     schema = StudySpec.model_json_schema()
     schema["properties"]["preset"] = {"enum": sorted(settings.presets())}
     return schema

@@ -1,4 +1,4 @@
-"""Submissions to the queue, and a worker's template file, which lists the studies and values that users may submit.
+"""Submissions to the queue, and a worker's templates: the studies and values that users may submit.
 
 A queue row gives only a template's name and typed values, never a path, folder, command or code.
 """
@@ -273,7 +273,7 @@ _EXAMPLE = "write templates: {digits: {spec: digits.yaml, values: {budget.trials
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A local spec, perhaps at a scale (from 1), and the types of values that submitters may set, by dotted key."""
+    """A local spec, perhaps at a ``scale``, and the types of values that submitters may set, by dotted key."""
 
     name: str
     spec: Path

@@ -215,7 +215,7 @@ def opened(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> It
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match="Ray is missing") as refused:
+    with pytest.raises(UsageError, match="needs Ray, which is not installed") as refused:
         make_executor("ray", ExecutorSettings(workload="digits"))
     assert refused.value.hint == "pip install 'bssearch[ray]'"
 

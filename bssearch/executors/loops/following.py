@@ -169,7 +169,7 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Warn once if the learning rate ignores a new stage. Raises `UsageError` if the loop has not read its sizes."""
+        """Warn once if the learning rate ignores the stage. Raises `UsageError` if the loop has not read the sizes."""
         before, self._before = self._before, None
         if before is None:
             return

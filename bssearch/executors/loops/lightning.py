@@ -53,14 +53,14 @@ Callback: Any = library().Callback
 class TrialCallback(Callback):  # type: ignore[misc]
     """Callback that makes the fit of a `Trainer` a trial.
 
-    A step is an optimizer step. In a search the callback:
+    In a search the callback:
 
     - sets ``accumulate_grad_batches`` and runs only due validations, outside the measured time,
     - scales all learning rates and weight decays (`adopt_learning_rate`, `adopt_weight_decay`),
     - drops the incomplete accumulation window of an epoch,
     - stops the fit when the trial ends, even before ``min_steps``.
 
-    Outside a search the callback only prints validation metrics.
+    Outside a search the callback prints validation metrics.
 
     Args:
         metric: The validation metric to report, or None for all metrics.
@@ -331,8 +331,7 @@ Scale = Callable[[Any], Any]
 def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
     """Multiply every learning rate by the trial's rate over the rate in the call of `current_trial`.
 
-    Has no effect if the script reads ``trial.learning_rate`` or does not give a rate. ``schedules`` are Lightning's
-    scheduler configurations.
+    Has no effect if the script reads ``trial.learning_rate`` or does not give a rate.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):

@@ -220,7 +220,7 @@ def clean_up() -> None:
 
 
 def import_packages_of(script: Path) -> None:
-    """Import a script's installed packages. The script repeats any error."""
+    """Import a script's installed packages. Ignores errors, which the script repeats."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):

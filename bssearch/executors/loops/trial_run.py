@@ -164,7 +164,7 @@ class HostClock(Clock):
 class LoopClock:
     """Books a loop's time in ledgers.
 
-    The excess of the first `WARM_UP_STEPS` over the later steps' median is warm-up, also after a pause.
+    Time of the first `WARM_UP_STEPS` beyond the later steps' median counts as warm-up, also after a pause.
     """
 
     clock: HostClock

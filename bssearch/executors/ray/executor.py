@@ -273,7 +273,7 @@ def _imported() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise UsageError("Ray is missing; the executor ray needs Ray", hint="pip install 'bssearch[ray]'") from None
+        raise UsageError("the executor ray needs Ray, which is not installed", hint="pip install 'bssearch[ray]'") from None
 
 
 @contextmanager
@@ -423,7 +423,7 @@ class RayExecutor(SlotExecutor):
     """`Executor` on a Ray cluster.
 
     Each slot is an actor with ``threads`` CPUs and a GPU. On a CPU cluster or with device ``cpu``, actors have no GPU.
-    A lost actor loses its trial. The executor drops a slot if no node has room. Workload, data and checkpoints need
+    A trial is lost with its actor. The executor drops a slot if no node has room. Workload, data and checkpoints need
     the same paths on all nodes.
     """
 

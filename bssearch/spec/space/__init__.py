@@ -1,7 +1,4 @@
-"""The search space: parameters that vary between trials.
-
-Samplers choose a learning rate at the reference batch. A rule carries the rate to the trial's batch.
-"""
+"""The search space: parameters that vary between trials."""
 
 from bssearch.spec.space.domains import (
     DECAY_SHARE,

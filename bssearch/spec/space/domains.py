@@ -221,7 +221,7 @@ class BatchLadder(StrictModel):
         if self.low > self.high:
             raise ValueError(f"low = {self.low} must be <= high = {self.high}")
         if not self.rungs:
-            raise ValueError(f"no power of two between low = {self.low} and high = {self.high}; lower low or raise high")
+            raise ValueError(f"no power of two from low = {self.low} to high = {self.high}; lower low or raise high")
         return self
 
     @property

@@ -1,6 +1,6 @@
 """Split batches into micro-batches that fit into memory.
 
-If a micro-batch runs out of memory, every larger micro-batch runs out of memory, too.
+If a micro-batch runs out of memory, so does every larger micro-batch.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
     """Measured step time of the split that trials use, by batch size.
 
-    The first uncontended measurement of the largest micro-batch that may fit counts. The evaluation cadence is from the
-    first measurement, because trials keep their cadence.
+    The first uncontended measurement of the largest micro-batch that may fit counts. The first measurement sets the
+    evaluation cadence.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:

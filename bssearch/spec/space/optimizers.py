@@ -180,8 +180,8 @@ class Muon(OptimizerOptions):
     """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for other parameters.
 
     ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so Muon and AdamW share rate and weight decay (Liu et al.
-    2025, arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and 0.015 ×
-    this rate for AdamW.
+    2025, arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and
+    0.015 × this rate for AdamW.
     """
 
     name: Literal["muon"]
