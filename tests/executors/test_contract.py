@@ -431,7 +431,10 @@ def test_what_a_process_of_its_own_gives_is_refused(tmp_path: Path) -> None:
         InlineExecutor(settings_of(tmp_path, devices=(1, 4)))
     with pytest.raises(UsageError, match=r"executor\.threads × executor\.devices = 8192 must be <="):
         make_executor("local", settings_of(tmp_path, devices=(4096,), threads=2))
-    with inline(tmp_path, memory_limit_bytes=2**31) as executor, pytest.raises(LaunchError, match="memory limit"):
+    with (
+        inline(tmp_path, memory_limit_bytes=2**31) as executor,
+        pytest.raises(LaunchError, match="memory_limit_gib must be unset"),
+    ):
         executor.describe()
 
 

@@ -195,7 +195,7 @@ def test_an_expression_that_matches_finds_what_it_names(text: str) -> None:
     ("expressions", "line", "said"),
     [
         (WORDS, b"step=10.000 acc=0.5\n", "may be 10 or 10000"),
-        ({**COLUMNS, "step": r"^(\d+)"}, b"5 128 0.5\n", "the expression must match the text after"),
+        ({**COLUMNS, "step": r"^(\d+)"}, b"5 128 0.5\n", "or the expression match the text after"),
         ({"step": r"step=(\d+)?"}, b"step= acc=1\n", "report.step: the group is empty"),
     ],
     ids=["dots in a step", "no end of a column", "a group without a match"],

@@ -223,7 +223,8 @@ def _of_any_number(text: str) -> re.Pattern[str]:
 
 def _number_in(match: re.Match[str], name: str) -> float:
     text: str = required(
-        match[1], f"report.{name}: the group is empty in the match {_shown(match[0])}, but must match a number in each match"
+        match[1],
+        f"report.{name}: the group is empty in the match {_shown(match[0])}, but must match a number in each match",
     )
     value = required(
         _number(text, is_whole=name == STEP),

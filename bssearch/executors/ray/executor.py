@@ -273,7 +273,9 @@ def _imported() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise UsageError("the executor ray needs Ray, which is not installed", hint="pip install 'bssearch[ray]'") from None
+        raise UsageError(
+            "the executor ray needs Ray, which is not installed", hint="pip install 'bssearch[ray]'"
+        ) from None
 
 
 @contextmanager
