@@ -298,8 +298,8 @@ class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` trials at once, with ``threads`` CPU threads per trial, on ``device``.
 
     ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one slot per ``threads`` physical cores, at
-    most four, but one slot for a user's program. ``local`` runs a worker process per slot; ``inline`` runs one trial at
-    a time in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A
+    most four, but one slot for a user's program. ``local`` runs a worker process per slot. ``inline`` runs one trial at
+    a time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A
     trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses
     the smallest of several counts; later the best batch sizes train on the other counts. ``memory_limit_gib`` simulates
     a smaller device; on the CPU it limits each worker's data segment.

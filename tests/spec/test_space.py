@@ -175,7 +175,7 @@ def test_the_options_of_every_optimizer_can_be_searched(name: str, together: boo
         ("optimizer", {"name": "adafactor", "clipping_threshold": 0.5}, "0.5 must be >= 1"),
         ("optimizer", {"name": "lars", "trust_coefficient": 0}, "0 must be > 0"),
         ("optimizer", {"name": "lamb", "beta1": 1}, "1 must be in [0, 1)"),
-        ("batch_size", {"low": 33, "high": 60}, "no power of two between low = 33 and high = 60"),
+        ("batch_size", {"low": 33, "high": 60}, "no power of two from low = 33 to high = 60"),
         ("batch_size", [], "at least 1 item"),
         ("learning_rate", {"low": 1.0, "high": 0.1}, "low = 1 must be < high = 0.1"),
         ("dropout", 1.0, "1 must be in [0, 1)"),

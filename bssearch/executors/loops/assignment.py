@@ -185,7 +185,7 @@ class Assignment:
         """Record ``step`` completed steps and the new ``samples``, if known."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial whose gradients are not finite. Returns False if the work is not a trial."""
+        """End a trial with non-finite gradients. Returns False if the work is not a trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:

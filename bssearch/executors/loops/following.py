@@ -153,7 +153,7 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Resume after ``steps`` steps. Earlier reads count for the first stage."""
+        """Resume after ``steps`` steps. Reads until now count for the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()

@@ -180,8 +180,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         window, self._micro_batches = self._micro_batches, 0
         if self._trial.is_searched and window < self._trial.accumulation_steps:
             self._trial.warn(
-                f"the Trainer took a step over {window} micro-batches instead of {self._trial.accumulation_steps}, at "
-                "the end of a loader without a length; use a loader with a length"
+                f"the last step of a loader without a length took {window} micro-batches instead of "
+                f"{self._trial.accumulation_steps}; use a loader with a length"
             )
         rates = rates_of(trainer.optimizers, "lr")
         if self._rates is not None and rates != self._rates:
@@ -243,7 +243,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         found = {name: float(trainer.strategy.reduce(value, reduce_op="mean")) for name, value in logged}
         require(
             self._metric is None or self._metric in found,
-            f"metric = {self._metric!r} of TrialCallback: validation logs {', '.join(sorted(found)) or 'no metric'}",
+            f"metric = {self._metric!r} of TrialCallback, but validation logs {', '.join(sorted(found)) or 'no metric'}",
             hint=f"call self.log({self._metric!r}, ...) in validation_step, or name another metric",
         )
         return found if self._metric is None else {self._metric: found[self._metric]}

@@ -328,7 +328,7 @@ class MeasuredNoise(Looked):
         self._look_at = 2 * FEWEST_PASSES
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Prepare to measure these modules, unless all are frozen."""
+        """Prepare to measure these modules, unless all modules are frozen."""
         if any(parameter.requires_grad for one in modules for parameter in one.parameters()):
             self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, holds=True)
 

@@ -360,7 +360,7 @@ class Trial:
         require(
             self._is_in_batch,
             "the loop calls no_sync() outside the body of batches(), which counts a step's micro-batches",
-            hint="use model.no_sync() for all micro-batches of a step but the last",
+            hint="use model.no_sync() for all but a step's last micro-batch",
         )
         if self._is_whole:
             return nullcontext()

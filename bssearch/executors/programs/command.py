@@ -194,7 +194,7 @@ class ReportedTrial:
             return
         if self._longest_wait > (self._last_came - self._first[1]) / FEWEST_BURSTS:
             yield (
-                f"the command's reports came in bursts up to {self._longest_wait:.3g} s apart, so the times are "
+                f"reports came in bursts up to {self._longest_wait:.3g} s apart, so the times are "
                 "imprecise; let the command flush each line, or report seconds"
             )
 

@@ -86,8 +86,7 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """Micro-batch size for a batch size, None if no size fits.
 
-    Returns the largest divisor below the boundary and the maximum, or the largest proven divisor if at least half as
-    large.
+    Returns the largest allowed divisor, or the largest divisor that has fit, if at least half as large.
     """
     if memory.nothing_fits:
         return None
@@ -219,8 +218,8 @@ BatchSizes = BatchSize | Annotated[tuple[BatchSize, ...], Field(min_length=1)]
 class BatchGrowth(StrictModel):
     """How batches may grow along ``space.batch_size``, in trials after the search.
 
-    ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, two shares of the
-    samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the
+    ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``. ``begin`` and ``until``
+    are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the
     largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` grows by k when the space's
     ``schedule`` has divided the learning rate by k, and multiplies the rate by √k (Meterez et al. 2025, arXiv
     2510.14717). Otherwise the rate follows ``rate_rule`` (default: the space's rule). Trials retune the rate of the

@@ -151,7 +151,7 @@ class Stream(IterableDataset[Any]):
 def test_a_short_window_of_a_loader_without_a_length_is_warned_of() -> None:
     found = started(configuration=configuration(20, micro_batch_size=10, accumulation_steps=2))
     fit(found.trial, found.time, data=Stream())
-    assert "the Trainer took a step over 1 micro-batches instead of 2" in str(found.line.outcome.warnings)
+    assert "took 1 micro-batches instead of 2" in str(found.line.outcome.warnings)
 
 
 def test_the_trial_ends_the_fit_whatever_the_trainer_still_wants() -> None:
@@ -351,7 +351,7 @@ def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str, fo
 
 def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs(found: Started) -> None:
     callback = TrialCallback(found.trial, metric="training")
-    with pytest.raises(UsageError, match="metric = 'training' of TrialCallback: validation logs accuracy"):
+    with pytest.raises(UsageError, match="metric = 'training' of TrialCallback, but validation logs accuracy"):
         trainer_of(callback).fit(Tiny(found.time), loader(found.trial), DataLoader(rows()))
 
 
