@@ -243,7 +243,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         found = {name: float(trainer.strategy.reduce(value, reduce_op="mean")) for name, value in logged}
         require(
             self._metric is None or self._metric in found,
-            f"metric = {self._metric!r} of TrialCallback, but validation logs {', '.join(sorted(found)) or 'no metric'}",
+            f"metric = {self._metric!r} of TrialCallback, but validation logs "
+            f"{', '.join(sorted(found)) or 'no metric'}",
             hint=f"call self.log({self._metric!r}, ...) in validation_step, or name another metric",
         )
         return found if self._metric is None else {self._metric: found[self._metric]}

@@ -624,8 +624,8 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
     machines = len({node.name for node in nodes})
     require(
         url is None or machines <= 1,
-        f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://… must be a folder on a Ray cluster of {machines} "
-        "machines, because only the driver's machine can use a store",
+        f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://… must be a folder on a Ray cluster of "
+        f"{machines} machines, because only the driver's machine can use a store",
         hint="name a folder that all machines share",
     )
 

@@ -219,11 +219,11 @@ class BatchGrowth(StrictModel):
     """How batches may grow along ``space.batch_size``, in trials after the search.
 
     ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``. ``begin`` and ``until``
-    are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the
-    largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` grows by k when the space's
-    ``schedule`` has divided the learning rate by k, and multiplies the rate by √k (Meterez et al. 2025, arXiv
-    2510.14717). Otherwise the rate follows ``rate_rule`` (default: the space's rule). Trials retune the rate of the
-    first size.
+    are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts;
+    ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` grows by k
+    when the space's ``schedule`` has divided the learning rate by k, and multiplies the rate by √k (Meterez et al.
+    2025, arXiv 2510.14717). Otherwise the rate follows ``rate_rule`` (default: the space's rule). Trials retune the
+    rate of the first size.
     """
 
     name: (
