@@ -68,10 +68,10 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Configurations to confirm, in current micro-batches.
 
-    Each of the ``confirm.top`` best batch sizes has two finalists. The first is the best configuration; the second has
-    the best size's values, or is the second best. Further finalists are the configurations `beside` the best size, the
-    default, and the best at the default's batch size. The last finalist is the best, or nearest to the target, at the
-    largest batch size without accumulation.
+    Each of the ``confirm.top`` best batch sizes has two finalists: the best configuration, and the best size's values
+    or else the second best configuration. Further finalists are the configurations `beside` the best size, the default,
+    and the best at the default's batch size. The last finalist is the best, or nearest to the target, at the largest
+    batch size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:

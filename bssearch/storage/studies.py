@@ -82,7 +82,7 @@ def bind_study(
 def _taken(name: str) -> UsageError:
     return UsageError(
         f"study {name!r} already exists",
-        hint=f"choose another name, or delete the study by `bssearch study delete {name}`",
+        hint=f"choose another name, or delete the study with `bssearch study delete {name}`",
     )
 
 

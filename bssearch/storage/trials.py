@@ -380,8 +380,8 @@ class TrialStore(StorePart):
     ) -> frozenset[int]:
         """Store all observations, or no observation.
 
-        With ``owner``, skip trials whose lease this driver has lost, and return these trials' numbers. Raises
-        `DatabaseError` if an observation at a step exists, unless an earlier try stored the same rows.
+        With ``owner``, skip trials whose lease the owner has lost, and return the trials' numbers. Raises
+        `DatabaseError` if an observation at a step exists, unless an earlier try stored the rows.
         """
         if not rows:
             return frozenset()

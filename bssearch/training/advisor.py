@@ -152,7 +152,7 @@ class BatchAdvisor:
         dataset_size: Samples of the training set.
         micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another number.
         weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the step.
-            The noise scale then counts weights. Divide the summed loss by the step's weights.
+            The noise scale counts weights instead of samples. Divide the summed loss by the step's weights.
         aside: Context of the second backward passes.
         share: Largest share of the training time for measurements.
         now: Clock in seconds.

@@ -1,6 +1,6 @@
 """The clock of a trial: four ledgers that add up to the wall time.
 
-Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment.
+Only ``train`` counts toward the time to the target. On CUDA, one synchronisation ends each segment.
 """
 
 import os

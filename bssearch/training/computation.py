@@ -269,7 +269,7 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
 
 
 def checkpoint_modules(modules: Iterable[Any]) -> None:
-    """Recompute these modules' activations in the backward pass."""
+    """Recompute the modules' activations in the backward pass."""
     for module in modules:
         module.__class__ = _checkpointed_class(module.__class__)
 
@@ -292,7 +292,7 @@ def _checkpointed_class(kind: Any) -> Any:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Restore a model's buffers after the block, replaced buffers included."""
+    """Restore a model's buffers after the block, even if replaced."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()

@@ -231,7 +231,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """One or several optimizers of the model as a tuple; `WorkloadError` for anything else."""
+    """The model's optimizers as a tuple; `WorkloadError` for anything else."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     require(

@@ -35,8 +35,8 @@ class RateSchedule:
     Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1). Decay from step w to horizon h, with u = (s − w)/(h −
     w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017). ``warmup_stable_decay`` decays
     in the last ``decay_share`` of the horizon, by 1 − √u (Hägele et al. 2024, arXiv 2405.18392). ``one_cycle`` is
-    PyTorch's OneCycleLR with constant momentum (Smith & Topin 2018, arXiv 1708.07120), which rises for 30 % of the
-    horizon without warmup.
+    PyTorch's OneCycleLR with constant momentum (Smith & Topin 2018, arXiv 1708.07120). Without warmup, ``one_cycle``
+    rises for 30 % of the horizon.
     """
 
     kind: ScheduleName = "constant"

@@ -82,7 +82,7 @@ class AveragedWeights:
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Clear gradients like ``zero_grad()``, without calls of profiler and compiler (10 to 20 µs per step)."""
+    """Clear gradients like ``zero_grad()``, without profiler and compiler calls (10 to 20 µs per step)."""
     if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
         optimizer.zero_grad(set_to_none=True)
         return

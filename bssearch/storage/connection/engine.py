@@ -120,7 +120,7 @@ def _checked_sqlite(url: URL) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """SQLite file's path, or None."""
+    """Path of a SQLite file, or None."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
