@@ -97,7 +97,7 @@ class Saved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """A `Saved` made of two functions."""
+    """A `Saved` of two functions."""
 
     state: Callable[[], State]
     restore: Callable[[State], None]
