@@ -1,4 +1,4 @@
-"""The answer that ``bssearch best --format json`` prints, and the answer's JSON Schema."""
+"""Models of the answer that ``bssearch best --format json`` prints."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """Device on which the study ran; a prediction for another device has only the device's name.
+    """Device on which the study ran; in a prediction for another device, only the name is known.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` (eager), ``own`` (the program decides) or ``unknown``
-    (imported).
+    ``threads``: CPU threads per trial. ``compile_mode``: mode of ``torch.compile``, or ``none`` (eager), ``own`` (the
+    program decides) or ``unknown`` (imported).
     """
 
     name: str
@@ -44,7 +44,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """Median over seeds; the 95 % interval is null below three runs, and below six if a run missed the target."""
+    """Median over seeds; the 95 % interval is null below three runs, or below six runs if a run missed the target."""
 
     median: float
     low: float | None
@@ -53,7 +53,7 @@ class Figure(Model):
 
     @property
     def origin(self) -> str:
-        """ "3 runs", or "predicted"."""
+        """Number of runs in words, or "predicted" without runs."""
         return plural(self.runs, "run") if self.runs else "predicted"
 
 
@@ -64,9 +64,10 @@ class Time(Figure):
 
 
 class Ratio(Model):
-    """Ratio of medians with its 95 % interval; ``at_least`` if half or more of the slower side's runs missed.
+    """Ratio of two medians with the 95 % interval.
 
-    For two confirmed batch sizes, the interval is from the posterior if known, else from Welch's test.
+    ``at_least``: true if at least half of the slower side's runs missed the target. For two confirmed batch sizes, the
+    interval comes from the posterior if known, else from Welch's test.
     """
 
     value: float
@@ -81,7 +82,7 @@ class Ratio(Model):
 
 
 class Restricted(Model):
-    """Kaplan–Meier figures if a repeat missed the target; ``mean_s`` is the mean of min(seconds, horizon)."""
+    """Kaplan–Meier figures if a repeat missed the target; ``mean_s`` is the mean of min(seconds, ``horizon_s``)."""
 
     mean_s: float
     horizon_s: float
@@ -90,7 +91,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration, with metrics of the test part; "training …" metrics are of training samples."""
+    """Recommended configuration; metrics are of the test part, or of training samples if named "training …"."""
 
     batch_size: int
     micro_batch_size: int
@@ -110,7 +111,7 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """Best values by name, with the micro-batch if the configuration accumulates."""
+        """Best values by name, with the micro-batch size if the configuration accumulates gradients."""
         split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
         return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
@@ -118,7 +119,7 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory``: the next size, or a size at most twice as large, ran out of memory.
+    ``bounded_by_memory``: true if a micro-batch up to the next batch size, or up to twice this size, ran out of memory.
     """
 
     batch_size: int
@@ -129,7 +130,7 @@ class Largest(Model):
 
     @property
     def in_words(self) -> str:
-        """Names the bound: memory or the study."""
+        """Words that name the bound: memory or the study."""
         return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
@@ -144,7 +145,7 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """Best configuration's trial with the least figure."""
+    """The best configuration's trial with the least figure."""
 
     trial: int
     parameters: Parameters
@@ -160,7 +161,7 @@ class Cost(Model):
 class Batch(Model):
     """One batch size, with medians over the runs of the best configuration.
 
-    ``lower_bound_s``: the lower bound of an unknown time. ``predicted_s``: steps by the law × step time.
+    ``lower_bound_s``: lower bound of unknown seconds. ``predicted_s``: the law's steps × the step time.
     ``host_bound_share``: the share of train seconds in which the host did not wait for a CUDA device. ``slope``: d log
     steps / d log batch from the next smaller batch size.
     """
@@ -214,9 +215,9 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """Time and cost of a batch size; ``on_front`` if no other size is better in both.
+    """Time and cost of a batch size; ``on_front``: true on the Pareto front.
 
-    The cost is device-hours × price, or samples without a price. With a confirmed size, the front has only confirmed
+    The cost is device-hours × price, or samples without a price. If a size is confirmed, the front has only confirmed
     sizes.
     """
 
@@ -229,10 +230,10 @@ class FrontPoint(Model):
 class OnDevices(Model):
     """Best batch size on ``world_size`` devices; ``cost`` in device-seconds.
 
-    ``seconds``: steps × step time of the ``runs``, else ``predicted_s`` (step time of the probe). ``reduce_share``: the
-    share of a step beyond equal micro-batches on the search's devices, mostly gradient reduction. ``on_front``: True if
-    no other number of devices is better in seconds and cost. ``contenders``: pairs (batch size, micro-batch size) to
-    run next, which may be more than 5 % faster.
+    ``predicted_s``: steps × the probe's step time. ``seconds``: steps × the step time of the ``runs``; without runs,
+    ``predicted_s``. ``reduce_share``: the share of a step that more devices add at equal micro-batches, mostly gradient
+    reduction. ``on_front``: true on the Pareto front of seconds and cost. ``contenders``: pairs (batch size,
+    micro-batch size) to run next, which may be more than 5 % faster.
     """
 
     world_size: int
@@ -262,7 +263,7 @@ class NextStep(Model):
 
 
 class StageAnswer(Model):
-    """Stage at one batch size; ``start_samples`` is null if the trial decides the start."""
+    """Schedule stage at one batch size; ``start_samples`` is null if the trial decides the start."""
 
     start_samples: int | None
     batch_size: int
@@ -273,10 +274,10 @@ class StageAnswer(Model):
 
 
 class BatchScheduleAnswer(Model):
-    """Best schedule of growing batches, against the best constant batch size.
+    """Best schedule of growing batches, compared with the best constant batch size.
 
-    ``ratio``: the schedule's figure over the optimum's, paired by seed if possible. ``saves_time``: yes if the ratio's
-    whole interval is below 1; no if above 1.
+    ``ratio``: the schedule's figure / the optimum's figure, paired by seed if possible. ``saves_time``: yes if the
+    ratio's whole interval is below 1; no if above 1.
     """
 
     name: BatchScheduleName
@@ -299,10 +300,10 @@ class BatchScheduleAnswer(Model):
 class Answer(Model):
     """Optimal batch size with its evidence.
 
-    ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % off.
+    ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % worse.
     ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
-    Below 0.9 or if unknown, the answer is ``provisional``. ``configuration_within_5_percent``: the same probability for
-    the printed values. ``predicted``: a prediction for a harder target.
+    ``provisional``: true if this probability is unknown or below 0.9. ``configuration_within_5_percent``: the
+    probability that the printed values cost at most 5 % more. ``predicted``: a prediction for a harder target.
 
     ::
 
@@ -384,5 +385,5 @@ NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to
 
 
 def objective_in(answer: Answer) -> Objective:
-    """Answer's objective, with the target and price."""
+    """The answer's objective, with the target and price."""
     return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

@@ -53,7 +53,7 @@ def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """Step times; empty if a best configuration's model is not the timed model."""
+    """``probes``, or empty if a best configuration's model is not the timed model."""
     return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
@@ -171,8 +171,8 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
     """Kaplan–Meier estimate over repeats under the same limit.
 
-    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None, as
-    do runs without a hit or without a miss.
+    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None.
+    Runs without a hit or without a miss also give None.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
@@ -305,7 +305,7 @@ def batch_rows(
 
 
 def time_of(candidate: Candidate) -> Time | None:
-    """Candidate's seconds to the target, if known."""
+    """The candidate's seconds to the target, if known."""
     known = candidate.time
     if known.median is None:
         return None
@@ -313,7 +313,7 @@ def time_of(candidate: Candidate) -> Time | None:
 
 
 def figure_of(candidate: Candidate) -> Figure | None:
-    """Candidate's figure in the objective's unit, if known."""
+    """The candidate's figure in the objective's unit, if known."""
     known, shown = candidate.estimate, candidate.objective.shown
     if known.median is None:
         return None
@@ -343,7 +343,7 @@ def steps_to_target(candidate: Candidate) -> int | None:
 
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
-    """Largest peak memory bytes of the runs, with the basis; both None if unknown."""
+    """Largest peak memory in bytes of the runs, with the basis; (None, None) if unknown."""
     peaks = [(one.peak_memory_bytes, one.peak_memory_basis) for one in candidate.outcomes]
     return max((one for one in peaks if one[0] is not None), key=lambda one: one[0] or 0, default=(None, None))
 

@@ -193,7 +193,7 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Trials of constant batch sizes on the search's devices, without confirmation runs that no longer fit."""
+    """Trials of constant batch sizes on the search's devices, without confirmation runs that no longer fit memory."""
     constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
@@ -434,7 +434,7 @@ def next_steps(
     if missing:
         words = "; ".join(one.in_words for one in missing)
         yield NextStep(
-            command=f"bssearch export {name} --to spec", why=f"writes a study around these runs. Missing: {words}"
+            command=f"bssearch export {name} --to spec", why=f"writes a spec to search on. Missing runs: {words}"
         )
     if not spec.is_imported:
         if not verdict.confirmed:
@@ -463,7 +463,7 @@ def _settling(spec: StudySpec, sure: Certainty, settles: Settles, trials: int) -
         ),
         "step_times": (
             f"probe step-time {name}",
-            "more runs cannot settle the answer, because step times are too uncertain; repeat for more step times",
+            "more runs cannot settle the answer, because step times are too uncertain; measure the step times again",
         ),
         "tuning": (
             f"run {name} --set budget.trials={more}",
@@ -516,7 +516,10 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Trial's end at another target, from the curve; no test metric if met. `UsageError` if met before step 1."""
+    """Copy of the trial, ended at another target by the curve; a hit has no test metric.
+
+    Raises `UsageError` if the target is met before step 1.
+    """
     before = trial.outcome
     if before is None or trial.state.is_missing:
         return trial
@@ -570,7 +573,7 @@ def _missed(trial: TrialRecord, outcome: TrialOutcome, last: Observation, target
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
-    """Study's answer with predicted times for a harder target."""
+    """The study's answer with predicted times for a harder target."""
     rows = {row.batch_size: row for row in found.batches}
     best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
     row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
@@ -669,8 +672,8 @@ def predict_for_device(
 ) -> Answer:
     """Predict the answer from the study's steps and another device's step times.
 
-    Notices name the trials left out: no step time, another model than the default's, or a growing batch. Raises
-    `UsageError` if no step time fits, and `TargetNotReachedError`.
+    Notices name the trials left out: without a step time, with another model than the default's, or with a growing
+    batch. Raises `UsageError` if no batch size with trials has a step time.
     """
     trials = without_early_ends(trials, objective_of(spec))
     constant = [trial for trial in trials if not trial.configuration.grows]
@@ -717,7 +720,7 @@ def predict_for_device(
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """Trial with seconds of steps × step time, without device counters and peak memory."""
+    """Copy of the trial with steps × step time as seconds, without device counters and peak memory."""
     if (outcome := trial.outcome) is None:
         return trial
     reached, miss = outcome.steps_to_target, outcome.last_miss_step
@@ -788,7 +791,7 @@ def _fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Step times up to ``largest``, interpolated between sizes without accumulation."""
+    """Step times up to the batch size ``largest``, interpolated between sizes without accumulation."""
     found = [
         RunnableStep(
             one.batch_size,

@@ -26,30 +26,19 @@ from bssearch.analysis.posterior import DRAWS, Indices, Numbers, Runs, infer
 from bssearch.records import FEWEST_SIZES, FLAT_RATIO, UNDISTURBED, Configuration, Phase, ProbeRecord, TrialRecord
 from bssearch.spec import StudySpec
 
-CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))
-"""The log cost of twice or half the best learning rate (κ)."""
-
-POWERS = tuple(step / 4 for step in range(-1, 6))
-"""Powers of the batch size that scale the best learning rate (ρ)."""
-
-BOTTOM_STEP = 0.25
-
-BEYOND = 2.0
-"""The best learning rate may be this many octaves beyond the tried rates."""
-
-FEWEST_MORE = 4
-"""Trials in addition to one per batch size, for three parameters and the noise."""
-
+CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))  # κ: log cost of twice or half the best learning rate
+POWERS = tuple(step / 4 for step in range(-1, 6))  # ρ: powers of the batch size that scale the best learning rate
+BOTTOM_STEP = 0.25  # octaves
+BEYOND = 2.0  # the best learning rate may be this many octaves beyond the tried rates
+FEWEST_MORE = 4  # trials in addition to one per batch size, for three parameters and the noise
 LEAST_SQUARES = 1e-12
 
+# The share of badly tuned batch sizes, and mean log gaps (exponential) of badly and of well tuned sizes. On simulated
+# studies a third of the batch sizes gained more than 3 % by tuning, 0.16 on average. The share here is lower, because
+# only contenders matter.
 BADLY_TUNED = 0.12
 TUNING_GAP = 0.12
 WELL_TUNED_GAP = 0.01
-"""The share of badly tuned batch sizes, and mean log gaps (exponential) of badly and of well tuned sizes.
-
-On simulated studies a third of the batch sizes gained more than 3 % by tuning, 0.16 on average. The share here is
-lower, because only contenders matter.
-"""
 
 
 def heights(
@@ -57,7 +46,8 @@ def heights(
 ) -> tuple[Numbers, Numbers]:
     """Log gains of each configuration from a better learning rate: means (c,) and covariances (c, c).
 
-    The gains are 0 if trials are too few or the optimizer is not the recommended one. Missed trials are lower bounds.
+    The gains are 0 if trials are too few or the optimizer is not the recommended optimizer. Trials that missed the
+    target give lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
@@ -126,70 +116,45 @@ def _rate(trial: TrialRecord) -> float:
     return math.log2(trial.configuration.learning_rate)
 
 
-ENOUGH = 0.9
-"""An answer with a lower probability is provisional."""
+ENOUGH = 0.9  # an answer with a lower probability is provisional
+SHOWN = 0.95  # the least probability that shows a batch size to be within 5 % of the best
 
-SHOWN = 0.95
-"""The least probability that shows a batch size to be within 5 % of the best."""
-
+# The deviation and mean of hidden tuning gains, because a search with single runs sees no gain below the noise.
+# `HIDDEN_BY_NOISE` is in deviations of a run. Of three pairs, this pair gave the best claims on digits-like studies.
 HIDDEN = 0.03
 HIDDEN_BY_NOISE = 0.2
-"""The deviation and mean of hidden tuning gains, because a search with single runs sees no gain below the noise.
 
-`HIDDEN_BY_NOISE` is in deviations of a run. Of three pairs, this pair gave the best claims on digits-like studies.
-"""
+OWN_SHARE = 0.1  # the share of a hidden gain's variance that two batch sizes with equal values do not share
+SEEN_ALONE = 0.01  # the deviation of hidden gains if only learning rates vary; trials at other rates show most gains
 
-OWN_SHARE = 0.1
-"""The share of a hidden gain's variance that two batch sizes with equal values do not share."""
-
-SEEN_ALONE = 0.01
-"""The deviation of hidden gains if only learning rates vary, because trials at other rates then show most gains."""
-
+# At most `MOST_COUNTED` / configurations runs count, but at least `FEWEST_COUNTED`; the cost is quadratic
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
-"""At most `MOST_COUNTED` / configurations runs count, but at least `FEWEST_COUNTED`; the cost is quadratic."""
 
-NEAR = 0.15
-"""The posterior ignores configurations slower than the batch size's best by more than this log ratio."""
-
-FAR = math.log(2)
-"""No tuning makes up for this log ratio; a badly tuned batch size gains `TUNING_GAP` on average."""
-
-UNTIMED_ERROR = 0.15
-"""The standard error of an interpolated log step time."""
-
-CONTENDER = 0.02
-"""A rival gets another run if the rival is better by 5 % with at least this probability."""
-
-MOST_RUNS = 100
-MORE = 1.3
-"""The most runs of a batch size, and the factor between tried numbers of runs."""
-
-FUTURES = 64
-FUTURE_DRAWS = 500
-"""Simulated outcomes of more runs, and draws per outcome."""
-
-SURE_FUTURES = 1 / 3
-"""The share of outcomes that must be sure; checks after each run find up to twice this share (reflection principle)."""
-
+NEAR = 0.15  # the posterior ignores configurations slower than the batch size's best by more than this log ratio
+FAR = math.log(2)  # no tuning makes up for this log ratio; a badly tuned batch size gains `TUNING_GAP` on average
+UNTIMED_ERROR = 0.15  # the standard error of an interpolated log step time
+CONTENDER = 0.02  # a rival gets another run if the rival is better by 5 % with at least this probability
+MOST_RUNS = 100  # of a batch size
+MORE = 1.3  # the factor between tried numbers of runs
+FUTURES = 64  # simulated outcomes of more runs
+FUTURE_DRAWS = 500  # draws per outcome
+SURE_FUTURES = 1 / 3  # the share of sure outcomes; checks after each run find up to twice this (reflection principle)
 TAILS = 0.025, 0.975
+ALONE_SHARE = UNDISTURBED / 30  # below this share of uncontended runs, 30 more runs give too few for `pool_paces`
+LEAST_GAIN = 0.01  # a smaller difference of probabilities does not count
 
-ALONE_SHARE = UNDISTURBED / 30
-"""At a smaller share of uncontended runs, 30 more runs of a batch size give too few for `pool_paces`."""
-
-LEAST_GAIN = 0.01
-"""A smaller difference of probabilities does not count."""
-
+# The figure of a step and the standard error of the figure's logarithm, by batch size
 StepFigures = Mapping[int, tuple[float, float]]
-"""The figure of a step and the standard error of the figure's logarithm, by batch size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
-    ``configuration_within_5_percent``: the same probability for the recommended values, without further tuning.
-    ``runs``: runs of each contending batch size that would settle the answer; with `idle_machine`, on an idle machine.
+    ``configuration_within_5_percent``: the probability that the recommended values, without further tuning, are within
+    5 %. ``runs``: runs per contending batch size that would settle the answer, on an idle machine if ``settles`` is
+    ``idle_machine``.
     """
 
     within_5_percent: float
@@ -202,10 +167,10 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log figure: ``figures`` as configured, ``tuned`` if fully tuned.
 
-    ``of_steps`` and ``of_load``: errors of step times in the draws; more runs reduce only ``of_steps``, because
-    ``of_load`` is the bias by other work on the machine. ``next_figures``: draws for the next configuration to run,
-    without ``of_load``. For the next configuration (sizes,): ``unshared``, a run's deviation without seed effects;
-    ``log_cost``, log seconds per run up to a constant; ``runs``, runs so far.
+    ``of_steps``: errors of step times in the draws, which more runs reduce. ``of_load``: errors by other work on the
+    machine, which more runs do not reduce. ``next_figures``: draws for the next configuration to run, without
+    ``of_load``. The arrays (sizes,) are for the next configuration. ``unshared``: a run's deviation without seed
+    effects. ``log_cost``: log seconds per run, up to a constant.
     """
 
     sizes: tuple[int, ...]
@@ -275,8 +240,8 @@ class Beliefs:
     def contenders(self) -> list[int]:
         """Confirmed batch sizes for the next runs, the most useful first; empty if no size contends.
 
-        A rival contends if the rival beats the recommended size by 5 % with probability `CONTENDER`. The likeliest
-        rival and the recommended size come first, ordered by the variance that a run removes per second.
+        A rival contends if the rival beats the recommended size by 5 % with a probability of at least `CONTENDER`. The
+        likeliest rival and the recommended size come first, ordered by the variance that a run removes per second.
         """
         own, beaten = self._place(self.recommended), self._beaten()
         rivals = [int(one) for one in np.argsort(-beaten) if beaten[one] >= CONTENDER and self.is_confirmed[one]]
@@ -294,7 +259,7 @@ class Beliefs:
         return float(low), float(high)
 
     def certainty(self) -> Certainty:
-        """Recommendation's certainty, with the remedy if provisional."""
+        """The recommendation's certainty, with the remedy if provisional."""
         own = self.figures[:, self._place(self.recommended)]
         return Certainty(
             self.share,
@@ -375,8 +340,8 @@ def beliefs(
 ) -> Beliefs | None:
     """Beliefs over all batch sizes; None without confirmation runs or a noise estimate.
 
-    ``steps``: see `step_figures`. Each configuration misses two gains: from a better learning rate (`heights` of
-    ``trials``), and hidden gains (`HIDDEN`).
+    ``steps``: see `step_figures`. Full tuning adds two gains to each configuration: the gain of a better learning rate
+    (`heights` of ``trials``) and a hidden gain (`HIDDEN`).
     """
     # a batch size has no bound if all runs diverged or ran out of memory
     known = {size: one for size, one in verdict.by_batch.items() if one.log_bounds}

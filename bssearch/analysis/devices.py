@@ -1,4 +1,4 @@
-"""Best batch size on W devices: seconds are S(B)·t(B, W), because the steps to the target S(B) do not depend on W."""
+"""Best batch size on W devices; seconds are steps S(B) × step time t(B, W), because S(B) does not depend on W."""
 
 import math
 import statistics
@@ -18,9 +18,8 @@ Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 class DeviceCell:
     """Batch size on a number of devices.
 
-    ``predicted``: seconds with the probe's step time. ``seconds``: with the step time of the
-    ``runs`` if any, else ``predicted``.
-    ``steps_parts`` and ``step_parts``: errors of log steps and of log step time, for `half_width`.
+    ``predicted``: seconds with the probe's step time. ``seconds``: seconds with the step time of the ``runs``; without
+    runs, ``predicted``. ``steps_parts`` and ``step_parts``: errors of log steps and of log step time, for `half_width`.
     """
 
     probe: ProbeRecord
@@ -45,7 +44,7 @@ class DeviceCell:
 def by_devices(
     verdict: Verdict, law: LawFit | None, probes: Collection[ProbeRecord], trials: Sequence[TrialRecord]
 ) -> list[OnDevices]:
-    """Best batch size on each timed number of devices; empty without the optimum's time or a second number.
+    """Best batch size on each timed number of devices; empty unless the optimum and two numbers of devices are timed.
 
     ``probes`` and ``trials`` cover all numbers of devices.
     """

@@ -27,7 +27,7 @@ from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
-    """Target's metric over runs, on the ``test`` or the ``validation`` part.
+    """The target's metric over runs, on the ``test`` or the ``validation`` part.
 
     On the ``validation`` part the metric is optimistic.
     """
@@ -45,7 +45,7 @@ class MetricOverSeeds(Model):
 
 
 class FinalMetrics(Model):
-    """One configuration's final metrics at the full limit, as medians over ``runs``.
+    """One configuration's metrics at the full limit of train seconds, as medians over ``runs``.
 
     The medians leave out ``ended_early`` runs. ``gap``: distance from the best batch size's final metric.
     """
@@ -62,10 +62,10 @@ class FinalMetrics(Model):
 
 
 class Generalisation(Model):
-    """Batch sizes trained for the same ``train_seconds``.
+    """Batch sizes trained for equal ``train_seconds``.
 
-    ``more_regularised``: the largest batch size with more regularisation. ``closed``: True if this configuration's gap
-    is not notable.
+    ``more_regularised``: the largest batch size with more regularisation. ``closed``: true if the gap of
+    ``more_regularised`` is at most ``notable_gap``.
     """
 
     train_seconds: float
@@ -80,9 +80,9 @@ POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metri
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Each batch size's final metric at the full limit of the newest completed run; None without such a run.
+    """Each batch size's final metric after the train seconds of the newest completed run; None if no run completed.
 
-    Each batch size has the verdict's configuration, else the best configuration.
+    Each batch size has the verdict's configuration if run, else the best configuration.
     """
     whole = [trial for trial in trials if is_to_budget(trial) and ran_to_its_end(trial)]
     newest = max(whole, key=lambda one: one.number, default=None)
@@ -110,7 +110,7 @@ def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
 
 
 def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
-    """Runs' metric on the test part, else on the validation part, if known."""
+    """Metric over runs on the test part, else on the validation part, if known."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     tested = [one.test_metric for one in outcomes if one.test_metric is not None]
     known = tested or [one.best_metric for one in outcomes if one.best_metric is not None]
@@ -125,7 +125,7 @@ def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:
-    """Table rows: batch, metric, test metric, gap, runs."""
+    """Table rows of batch, metric, test metric, gap and runs."""
     rows = [_final_row(one, " (best)" * (one.batch_size == found.best_batch_size)) for one in found.batches]
     return rows if found.more_regularised is None else [*rows, _final_row(found.more_regularised, ", more regularised")]
 

@@ -1,4 +1,4 @@
-"""Growing batches against the best constant batch size."""
+"""Growing batches, compared with the best constant batch size."""
 
 import math
 import shlex
@@ -48,7 +48,7 @@ def batch_schedule_answer(
         else Judgement(
             "not_run",
             "no run repeats the schedule with the confirmation's seeds; "
-            f"add these runs with `bssearch run {shlex.quote(spec.name)}`",
+            f"add such runs with `bssearch run {shlex.quote(spec.name)}`",
         )
     )
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
@@ -86,7 +86,7 @@ def _best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds
 
 
 def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Best schedule's run with the median steps; None if no run reached the target."""
+    """The best schedule's run with the median steps; None if no run reached the target."""
     runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
     ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
     return ranked[len(ranked) // 2] if ranked else None
@@ -104,15 +104,15 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Best schedule, else doubling around the ``tuned`` batch size, or the reason why neither can run.
+    """Best schedule, else doubling around the ``tuned`` batch size, or the reason why no schedule can run.
 
-    Doubling trains a third of the samples each at half, one and two times the batch size.
+    Doubling trains a third of the samples at half the batch size, a third at the batch size, and a third at double.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:
         return by_number[found.trial_numbers[0]]
     if spec.is_imported:
-        return "the import has no run with a growing batch"
+        return "the imported study has no run with a growing batch"
     size, steps = tuned.configuration.batch_size, median_steps(tuned)
     smaller, larger = size // 2, 2 * size
     if steps is None or smaller not in spec.batch_sizes or larger not in spec.batch_sizes:
@@ -143,7 +143,8 @@ def judge_growing(
 ) -> Judgement:
     """Judge whether a growing batch beats the ``tuned`` constant batch, by the regret growing / constant.
 
-    The rule held if the whole interval is below 1, and broke if the interval is above 1 or all ``wanted`` runs missed.
+    The rule held if the whole interval is below 1. The rule broke if the interval is above 1, or if all ``wanted`` runs
+    missed the target.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret

@@ -54,7 +54,7 @@ def further_metrics(answer: Answer, *, training: bool = False) -> str:
     """Sentence about further test metrics, or about the metric of training samples, if any."""
     known = answer.optimal.further_metrics.items()
     shown = [f"{name} {with_interval(figure)}" for name, figure in known if name.startswith(TRAINING) == training]
-    where = "samples that train" if training else "the test part"
+    where = "training samples" if training else "the test part"
     return f"The optimum's further metrics on {where}: {' and '.join(shown)}." if shown else ""
 
 
@@ -142,7 +142,7 @@ def what_else(answer: Answer) -> str:
         )
     low, high = answer.flat_range
     if low < high and answer.predicted is not None:
-        return f"The prediction has {low} to {high} within 5 %."
+        return f"Batch sizes {low} to {high} are predicted to be within 5 % of the best."
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
         verb = "are" if inside <= {*answer.tied} else "have medians"
@@ -195,7 +195,7 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_cost(answer: Answer) -> str:
-    """Study's cost in trainings at the optimum, if known."""
+    """The study's cost in trainings at the optimum, if known."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
     time = answer.optimal.time_to_target_s
@@ -204,7 +204,7 @@ def about_cost(answer: Answer) -> str:
 
 
 def about_law(answer: Answer) -> list[str]:
-    """Sentences about the law, or the reason for its absence."""
+    """Sentences about the law, or the reason for the law's absence."""
     fit = answer.fit
     if (law := answer.predicted) is not None:
         return [f"The predicted law has S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]

@@ -26,7 +26,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """Bounds of the fitting micro-batch size, and the line of peak memory; null if unknown."""
+    """Bounds of the fitting micro-batch size, and the linear fit of peak memory; null if unknown."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None
@@ -81,10 +81,10 @@ def measured(
     runs: Sequence[TrialRecord],
     by_batch: Mapping[int, BatchNoise] = MappingProxyType({}),
 ) -> Measured:
-    """Collect step time, memory and noise scale; ``noise`` has the newest measurement first; ``runs`` are the optimum's
-    runs.
+    """Collect step time, memory and noise scale.
 
-    The noise scale is from the first known of: probe near the target, pooled trials, one trial, other probe.
+    ``noise`` has the newest measurement first; ``runs`` are the optimum's runs. The first known source gives the noise
+    scale: a probe near the target, pooled trials, one trial, or another probe.
     """
     return Measured(
         step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs, by_batch)

@@ -31,7 +31,7 @@ class MissingRun:
 
     @property
     def in_words(self) -> str:
-        """Run with the reason."""
+        """The run's parameters and the reason."""
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
         return f"batch {self.batch_size}{rate} ({self.why})"
 
@@ -73,8 +73,8 @@ def _wanted(
                 f"batch {best}'s learning rate, scaled; this size has {plural(len(tried), 'tried learning rate')}",
             )
         elif rate in (tried[0], tried[-1]):
-            at = "only one" if len(tried) == 1 else "highest" if rate == tried[-1] else "lowest"
-            yield MissingRun(size, _beyond(rate, tried), f"{rate:g} is the {at} tried")
+            at = "only" if len(tried) == 1 else "highest" if rate == tried[-1] else "lowest"
+            yield MissingRun(size, _beyond(rate, tried), f"{rate:g} is the {at} tried learning rate")
     for size, configuration in rivals.items():
         count = sum(one.configuration == configuration for one in trials)
         if count < ENOUGH_RUNS:
@@ -83,9 +83,7 @@ def _wanted(
 
 
 def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
-    """Ascending learning rates of trials with the batch size and optimizer of ``like``; empty if the rate of ``like``
-    is unknown.
-    """
+    """Ascending learning rates with the batch size and optimizer of ``like``; empty if that rate is unknown."""
     here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
     alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and is_rate_known(one)}
     return sorted(alike) if is_rate_known(like) else []

@@ -87,7 +87,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "running",
             any(trial.state is TrialState.RUNNING for trial in trials),
-            "trials are still running, and the answer may change; run the command again after they end",
+            "trials are still running, so the answer may change; run the command again after the trials end",
         ),
         ("queued", queued, f"enqueued trials that have not run: {queued}; start these trials with `bssearch run`"),
         (
@@ -114,7 +114,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             "confirmation_missed",
             confirming and not verdict.confirmed and not lacks_runs,
             "no finalist reached the target in more than half of the confirmation runs; raise "
-            "budget.trial_train_seconds, or set an easier target under a new name",
+            "budget.trial_train_seconds, or set an easier target under a new study name",
         ),
         *(
             ("confirmation_stopped", True, f"{plainly_missed(one)}; this configuration gets no more runs")
@@ -125,7 +125,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
 
 def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Caveat]:
     bases = {one.outcome.seconds_basis for one in trials if one.outcome is not None and one.outcome.steps}
-    clock = "of the logs" if spec.is_imported else "from the program's first report"
+    clock = "of the logs" if spec.is_imported else "since the program's first report"
     return [
         (
             "wall_seconds",
@@ -135,7 +135,7 @@ def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Cav
         (
             "reported_seconds",
             SecondsBasis.REPORTED in bases,
-            f"times are training seconds {'by the logs' if spec.is_imported else 'as reported by the program'}",
+            f"times are training seconds from the {'logs' if spec.is_imported else 'program'}, not by bssearch's clock",
         ),
         (
             "seconds_mixed",
@@ -198,12 +198,12 @@ def _about_the_seeds(spec: StudySpec, verdict: Verdict) -> list[Caveat]:
         (
             "missed_runs",
             missed,
-            f"{missed} of {known.runs} runs of the optimum missed the target; a longer limit may help",
+            f"{missed} of {known.runs} runs of the optimum missed the target; try a longer limit",
         ),
         (
             "seed_noise",
             variation > NOISE,
-            f"the seed-to-seed spread is {variation:.0%}, so the interval of {known.reached} runs is wide; more runs "
+            f"the seed-to-seed spread is {variation:.0%}, so the interval of {known.reached} runs is wide; add runs to "
             "narrow the interval",
         ),
     ]
@@ -231,7 +231,7 @@ def _about_rivals(spec: StudySpec, verdict: Verdict, worse: Collection[int]) -> 
         (
             "not_separated",
             overlapping,
-            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}; more runs may "
+            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}; add runs to "
             "separate these batch sizes",
         ),
         (
@@ -241,7 +241,7 @@ def _about_rivals(spec: StudySpec, verdict: Verdict, worse: Collection[int]) -> 
             + (
                 "run, which is partly luck; repeat the run with other seeds"
                 if spec.is_imported
-                else "search trial, which is partly luck; raise confirm.top to confirm this size too"
+                else "search trial, which is partly luck; raise confirm.top to confirm more batch sizes"
             ),
         ),
     ]
@@ -364,7 +364,7 @@ def retargeted(target: Target) -> Notice:
     return Notice(
         code="retargeted",
         message=f"the search aimed at {target.metric} {target.value:g} and may have missed a better batch size "
-        "for the easier target; a new study with this target finds the best size",
+        "for the easier target; run a new study with this target to find the best size",
     )
 
 
@@ -492,7 +492,7 @@ def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> st
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
-    """Step times without accumulation and not host-bound, by ascending batch size."""
+    """Step times that are not host-bound, without accumulation, by ascending batch size."""
     return [
         one
         for one in sorted(probes, key=lambda one: one.batch_size)

@@ -52,7 +52,7 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Steps × step time for a contended trial with unknown delay, else the trial's basis."""
+    """Basis of a trial's seconds: steps × step time for a contended trial with unknown CPU waits, if known."""
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
         return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
@@ -67,7 +67,7 @@ Kind = tuple[object, ...]
 class CommonSeconds:
     """Seconds as steps × a common step time.
 
-    ``pooled``: step times by kind, corrected for slowdowns (`pool_paces`); None if probes measured the step times.
+    ``pooled``: step times by `kind_of`, corrected for slowdowns (`pool_paces`); None if ``step_seconds`` apply.
     """
 
     step_seconds: StepSeconds
@@ -75,7 +75,7 @@ class CommonSeconds:
 
     @property
     def in_words(self) -> str:
-        """Names the source of the step times."""
+        """Source of the seconds in words."""
         if self.pooled is None:
             return "steps × step time"
         return "steps × step time, corrected for CPU wait and core speed"
@@ -173,13 +173,13 @@ LARGEST_LOG_RATIO = 300.0  # the square is finite in double precision
 
 
 def bounded_ratio(log_ratio: float) -> float:
-    """The ratio, with a logarithm of at most `LARGEST_LOG_RATIO`."""
+    """The ratio, with a logarithm within ± `LARGEST_LOG_RATIO`."""
     return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """Trial's figure to minimise; a difference of log 1.05 in `log` is 5 %."""
+    """A trial's figure to minimise; a difference of log 1.05 in `log` is 5 %."""
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""  # with a leading space
@@ -222,7 +222,7 @@ class Objective(ABC):
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """Chart's heading; ``wanted`` is the target in words."""
+        """A chart's heading; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
@@ -231,11 +231,11 @@ class Objective(ABC):
 
     @abstractmethod
     def figure(self, trial: TrialRecord) -> float | None:
-        """The figure; None if missed or not measured."""
+        """A trial's figure; None if the trial missed the target, or if not measured."""
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """Lower bound of a stopped trial's figure, from the last miss, if any."""
+        """Lower bound of a censored trial's figure, from the last miss, if any."""
 
     def shown(self, figure: float) -> float:
         """Figure in the users' unit."""
@@ -250,12 +250,12 @@ class Objective(ABC):
         return math.log(figure) if figure > 0 else None
 
     def log_figure(self, trial: TrialRecord) -> float | None:
-        """Trial's figure by `log`; None if missed, not measured or zero."""
+        """`log` of a trial's figure; None if the figure is unknown or zero."""
         figure = self.figure(trial)
         return None if figure is None else self.log(figure)
 
     def log_bound(self, trial: TrialRecord) -> float | None:
-        """`log_figure` of a hit, or `bound` by `log` of a miss; None if unknown."""
+        """`log` of a trial's figure, else `log` of `bound`; None without a figure and a bound."""
         figure = self.figure(trial)
         known = self.bound(trial) if figure is None else figure
         return None if known is None else self.log(known)
@@ -275,7 +275,7 @@ class Objective(ABC):
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """A copy that compares runs by `_common_seconds`, if known."""
+        """Copy of the objective that compares runs by common step times, if known; see `_common_seconds`."""
         common = _common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
@@ -285,7 +285,7 @@ class Objective(ABC):
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time in a trial's figure; None if the figure is from own seconds."""
+        """Step time in a trial's figure; None if the figure uses the trial's seconds."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
@@ -318,7 +318,7 @@ def make_objective(name: str, target: Target | None = None, price_per_device_hou
 
 
 def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
-    """Spec's objective, for the spec's or an easier target."""
+    """The spec's objective, for ``target`` or the spec's target."""
     return make_objective(spec.objective, target or spec.record_target, spec.price_per_device_hour)
 
 
@@ -377,7 +377,7 @@ class TimeToTarget(BySeconds):
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Best trial's measured seconds, even if contended; infinite if unknown."""
+        """The best trial's measured seconds, even if contended; infinite if unknown."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
@@ -392,7 +392,7 @@ def least_of(trials: Iterable[TrialRecord], objective: Objective = TIME) -> Tria
 
 
 class CostToTarget(TimeToTarget):
-    """Device-hours × the price per device-hour, or plain device-hours without a price."""
+    """Device-hours × the price per device-hour, or device-hours without a price."""
 
     name = "cost_to_target"
     comparative = ("cheaper", "dearer")
@@ -420,7 +420,7 @@ class CostToTarget(TimeToTarget):
 
 
 class EnergyToTarget(BySeconds):
-    """Device's mean power × seconds, in joules."""
+    """The device's mean power × seconds, in joules."""
 
     name = "energy_to_target"
     own_unit = " J"
@@ -458,7 +458,7 @@ class SamplesToTarget(Objective):
         return samples_after(trial, trial.outcome.steps_to_target)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Samples at a stopped trial's last miss, if any."""
+        """Samples at a censored trial's last miss, if any."""
         if trial.outcome is None or not trial.state.is_censored:
             return None
         return samples_after(trial, trial.outcome.last_miss_step)
@@ -512,10 +512,10 @@ class MetricInBudget(Objective):
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
         """Result in words, with the best metric."""
-        return f"comes to {metric} {figure} in the budget"
+        return f"reaches {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Best metric of a completed trial, negated if the goal is to maximise; else None."""
+        """Best metric, negated if the goal is to maximise; None unless the trial completed."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
@@ -524,15 +524,15 @@ class MetricInBudget(Objective):
         """Always None."""  # a stopped trial could still have reached any metric
 
     def shown(self, figure: float) -> float:
-        """Figure as the plain metric."""
+        """The metric, without the negation of `figure`."""
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:
-        """Objective with plain metrics, for ratios of positive metrics."""
+        """Copy of the objective without negated metrics, for ratios of positive metrics."""
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
-        """Figure in log 1.05 per `AS_GOOD` of the target's value."""
+        """Figure, scaled so that `AS_GOOD` of the target's value is log 1.05."""
         return figure * self._scale
 
     def from_log(self, value: float) -> float:
@@ -540,11 +540,11 @@ class MetricInBudget(Objective):
         return value / self._scale
 
     def ratio(self, figure: float, other: float) -> float:
-        """1.05 to the power of the difference in `AS_GOOD` of the target's value."""
+        """1.05 to the power of the difference in units of `AS_GOOD` × the target's value."""
         return bounded_ratio((figure - other) * self._scale)
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """True within `AS_GOOD` of the target's value."""
+        """True if the difference is at most `AS_GOOD` × the target's value."""
         return (figure - least) * self._scale <= math.log(FLAT_RATIO)
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:

@@ -54,7 +54,7 @@ BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
     """Configurations that surely miss the target in more than half of the runs, ordered by first run.
 
-    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934). Each seed has one run.
+    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934). Each seed counts once.
     """
     return [one for one in _confirmed(trials, objective) if at_most(_reached(one), len(one.runs)) < HALF]
 
@@ -66,8 +66,8 @@ def _reached(one: Candidate) -> int:
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
     """Keys of configurations shown to be slower than the best by `BEATEN_MARGIN`.
 
-    One run may suffice, because all repeats share one noise estimate. A missed run counts with its last miss, but shows
-    no noise. Runs beside other work on the device do not count, unless the figure is steps × step time.
+    One run may suffice, because all repeats share one noise estimate. A missed run counts with the figure at the last
+    miss, but not in the noise. Contended runs do not count, unless the figure is steps × step time.
     """
     known = _on_a_quiet_device(trials, objective)
     complete = [one for one in known if one.estimate.has_only_hits and len(one.runs) >= FEWEST_RUNS]
@@ -85,14 +85,14 @@ def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[st
 
 
 def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Keys of configurations whose mean is slower by `FAR_BEHIND` than the best mean without a miss."""
+    """Keys of configurations slower by `FAR_BEHIND` than the best configuration without a miss, by mean figures."""
     known = _on_a_quiet_device(trials, objective)
     least = min((one.mean for one in known if one.estimate.has_only_hits), default=math.inf)
     return {one.configuration.key for one in known if statistics.fmean(one.log_bounds) > least + FAR_BEHIND}
 
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
-    """Trials with the few runs of `beaten` configurations as search trials, for another target or device."""
+    """Copies of trials, in which the few runs of `beaten` configurations count as search trials."""
     # At another target or device, a beaten configuration may be the best, and its few runs confirm nothing.
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
@@ -146,7 +146,10 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Fewest ended runs of a confirmed configuration, except plain misses and `beaten`; else ``confirmation_runs``."""
+    """Fewest ended runs of a confirmed configuration, except plain misses and `beaten` configurations.
+
+    Returns ``confirmation_runs`` if no configuration counts.
+    """
     excluded = _need_no_more(trials, objective)
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in excluded]
     return min(had, default=confirmation_runs)
@@ -194,8 +197,9 @@ KNOWN = 1e9  # degrees of freedom of an error of known size
 class Estimate:
     """Figure over seeds: the median, the 95 % interval, and the number of runs that reached the target.
 
-    The median is None if at least half of the runs missed the target. The interval is None below three runs, and with a
-    miss below six runs or without an upper end. More runs do not reduce ``unresolved`` and the error of ``step_time``.
+    The median is None if at least half of the runs missed the target. The interval is None below three runs. With a
+    miss, the interval is also None below six runs or without an upper end. More runs do not reduce ``unresolved`` or
+    the error of ``step_time``.
     """
 
     median: float | None
@@ -321,10 +325,10 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
 def ratio_interval(
     slower: Estimate, faster: Estimate, pooled: tuple[float, float] | None = None
 ) -> tuple[float, float] | None:
-    """95 % interval of slower / faster by Welch's t on logarithms; None if a run missed or runs are too few.
+    """95 % interval of slower / faster by Welch's t on logarithms; None if a run missed the target or runs are too few.
 
-    The interval includes step-time errors and the difference of `PooledStepTime.excess`. An estimate with too few runs
-    takes ``pooled``, a deviation and its degrees of freedom.
+    The interval includes step-time errors and the difference of `PooledStepTime.excess`. With too few runs, an estimate
+    takes the deviation and degrees of freedom of ``pooled``.
     """
     parts = list[tuple[float, float]]()
     for one in (slower, faster):
@@ -343,7 +347,7 @@ def ratio_interval(
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:
-    """Half the 95 % interval of a sum of errors (variance, degrees of freedom) (Welch 1947)."""
+    """Half the 95 % interval of a sum of errors, each a variance with degrees of freedom (Welch 1947)."""
     total = math.fsum(variance for variance, _ in parts)
     if total == 0:
         return 0.0
@@ -438,12 +442,12 @@ class Candidate:
 
     @property
     def lower_bound(self) -> float | None:
-        """Lower bound of an unknown median figure, if any."""
+        """Lower bound of the median figure; None if the median is known."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Lower bound of unknown median seconds, if any."""
+        """Lower bound of the median seconds; None if the median is known."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
@@ -461,7 +465,7 @@ class Candidate:
 class Verdict:
     """The optimum, and the best candidate of each batch size in ascending order.
 
-    ``least`` has the least median; the ``rule`` selects ``optimal``. ``confirmed`` if confirmation runs decided.
+    ``least`` has the least median; the ``rule`` selects ``optimal``. ``confirmed``: True if confirmation runs decided.
     """
 
     optimal: Candidate
@@ -507,7 +511,7 @@ class Verdict:
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """Verdict with a confirmed ``batch_size`` as the recommendation, the smallest size as good as ``best``."""
+        """Verdict that recommends the confirmed ``batch_size``, the smallest size as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         least = self.least.configuration.batch_size
@@ -515,7 +519,7 @@ class Verdict:
         return replace(self, optimal=self.by_batch[batch_size], rule="least" if batch_size == least else smaller)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
-        """Answer's seconds to the target, by trial number."""
+        """Each trial's seconds to the target as the answer counts them, by trial number."""
         times = replace(TIME, common=self.optimal.objective.common)
         counted = {run.number for one in self.by_batch.values() for run in one.runs}
         return {
@@ -531,7 +535,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CountedSeconds:
-    """Trial's seconds to the target; ``counts`` if the batch size's median includes these seconds."""
+    """A trial's seconds to the target; ``counts``: True if the batch size's median includes these seconds."""
 
     seconds: float | None
     basis: Basis
@@ -552,7 +556,7 @@ def repeats(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[
 def first_runs(
     trials: Iterable[TrialRecord], key: Callable[[Configuration], str] = attrgetter("key")
 ) -> list[tuple[TrialRecord, ...]]:
-    """Runs of each configuration, with the first run of each seed; an equal ``key`` means an equal configuration."""
+    """First run of each seed, grouped by configuration; configurations with an equal ``key`` are equal."""
     by_seed = grouped(((key(one.configuration), one.seed), one) for one in trials)
     return list(map(tuple, grouped((name, runs[0]) for (name, _), runs in by_seed.items()).values()))
 
@@ -565,11 +569,12 @@ def decide(
 ) -> Verdict | None:
     """Decide the optimum; None if no trial reached the target.
 
-    Search trials decide until every finalist has `FEWEST_RUNS` (or all) confirmation runs; then only these runs decide.
-    Incomplete late neighbours do not count. A plain miss cannot be the optimum.
+    Search trials decide until every finalist has `FEWEST_RUNS` confirmation runs, or all ``confirmation_runs``. Then
+    only confirmation runs decide, compared by `Objective.between`. Incomplete neighbours of the optimum do not count if
+    `begun_late`. Configurations that mostly missed the target cannot be the optimum.
 
     The optimum is the smallest batch size shown to be within 5 % of the least median, else the size with the least
-    median. Confirmation runs compare by `Objective.between`.
+    median.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.has_result]
@@ -693,8 +698,8 @@ PERFECT, MAXIMAL = -0.75, -0.25  # midway between −1, −0.5 and 0
 class Slope:
     """Slope of log steps over log batch from ``since`` to the next batch size.
 
-    The 95 % interval (Welch) includes the gaps between evaluations and the slope of medians. None below three runs per
-    side or with a miss.
+    The 95 % interval (Welch) includes the gaps between evaluations and the slope of medians. The ends are None below
+    three runs per side or with a miss.
     """
 
     since: int

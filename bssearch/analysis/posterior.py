@@ -22,41 +22,36 @@ from bssearch.records.noise_scale import STEPS_DEVIATION
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-DRAWS = 4000
-"""Draws of the posterior, enough to know a probability of 0.9 to half a per cent."""
+DRAWS = 4000  # enough to know a probability of 0.9 to half a per cent
 
+# The grid of log B_crit; the prior is uniform up to `OCTAVES_BEYOND` octaves beyond the batch sizes
 OCTAVES_BEYOND = 3
 B_CRITS = 33
 NEGLIGIBLE = 1e-4
-"""The grid of log B_crit; the prior is uniform up to `OCTAVES_BEYOND` octaves beyond the batch sizes."""
 
-SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))
-"""The grid of Student's t scale, in pooled deviations of repeats."""
+SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))  # the grid of Student's t scale, in pooled deviations of repeats
 
+# The growth of log noise per unit of log batch size, N(0, 0.2²) by three Gauss–Hermite points
 SLOPES = np.array([-0.35, 0.0, 0.35])
 SLOPE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])
-"""The growth of log noise per unit of log batch size, N(0, 0.2²) by three Gauss–Hermite points."""
 
-SHARED = np.array([0.02, 0.2, 0.4, 0.6, 0.8])
-"""The share of seed effects in the variance; the prior is Beta(2, 2)."""
+SHARED = np.array([0.02, 0.2, 0.4, 0.6, 0.8])  # the share of seed effects in the variance; the prior is Beta(2, 2)
 
+# The standard deviation about the law; the prior is half-normal with scale `STEPS_DEVIATION`
 DEPARTURES = np.array([0.005, 0.02, 0.05, 0.1, 0.2, 0.4])
-"""The standard deviation about the law; the prior is half-normal with scale `STEPS_DEVIATION`."""
 
-WITHOUT_LAW = 0.35
-"""Without a law: the standard deviation of a log figure's change per octave, in a random walk."""
+WITHOUT_LAW = 0.35  # without a law: the standard deviation of a log figure's change per octave, in a random walk
 
-FREEDOM = 5.0
-"""Degrees of freedom of Student's t; one run in 200 is beyond four scales."""
+FREEDOM = 5.0  # degrees of freedom of Student's t; one run in 200 is beyond four scales
 
+# Weights treat a run as Gaussian, but Student's t has less information by the square of this factor
 WIDENED = math.sqrt((FREEDOM + 3) / (FREEDOM + 1))
-"""Weights treat a run as Gaussian, but Student's t has less information by the square of this factor."""
 
 LEAST_DEVIATION = 1e-3
 
+# Grid points for the mean log figure of a configuration with missed runs; each grid zooms in on the previous grid
 LEVELS = 401
 ZOOMS = 5
-"""Grid points for the mean log figure of a configuration with missed runs; each grid zooms in on the previous grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +106,7 @@ def infer(
     deviation: float | None = None,
     tuning: tuple[Numbers, Numbers] = (np.zeros(1), np.zeros((1, 1))),
 ) -> Posterior:
-    """Infer the posterior; ``log_sizes``, ``base`` and its ``errors`` are (configurations,).
+    """Infer the posterior; ``log_sizes``, ``base`` and ``errors`` of ``base`` are (configurations,).
 
     ``base``: None without a law. ``deviation``: the noise if runs have no repeats. ``tuning``: means and covariances of
     log figures above the batch size's level. Equal inputs give equal draws.

@@ -26,7 +26,7 @@ class Model(BaseModel):
 
 
 class Interval(Model):
-    """Figure with the 95 % interval, null if runs are too few."""
+    """Figure with an interval, null if runs are too few; 95 % unless stated."""
 
     value: float
     low: float | None
@@ -34,14 +34,14 @@ class Interval(Model):
 
 
 class Notice(Model):
-    """Caveat, as code and sentence."""
+    """Caveat with a code and a sentence."""
 
     code: str
     message: str
 
 
 def parameters_of(configuration: Configuration) -> Parameters:
-    """Configuration's parameters without batch sizes."""
+    """The configuration's parameters without batch sizes."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}
@@ -72,8 +72,8 @@ BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 class Predicted(Model):
     """The optimum among runnable sizes, by the law's steps × step time.
 
-    With a probability of 95 % by draws of the law and step times: ``interval`` contains the optimum, and each size of
-    ``surely_flat`` is within 5 %.
+    ``interval`` contains the optimum in 95 % of draws of the law and step times. Each size of ``surely_flat`` is within
+    5 % of the best in 95 % of the draws.
     """
 
     batch_size: int
@@ -97,7 +97,7 @@ class Predicted(Model):
 
 
 class Law(Model):
-    """Law of steps to the target S = S_min (1 + B_crit / B)."""
+    """Law of steps to the target: S = S_min (1 + B_crit / B) (McCandlish et al. 2018)."""
 
     s_min: float
     b_crit: CriticalBatch
@@ -141,7 +141,7 @@ class BeyondBatch(Model):
 class Beyond(Model):
     """Prediction for a harder target or more samples, with 90 % intervals.
 
-    ``reachable``: the probability that the metric can exceed the target. ``b_crit_measured``: B_crit at the study's
+    ``reachable``: the probability that the metric can reach the target. ``b_crit_measured``: B_crit at the study's
     target. ``growth``: B_crit grows with this power of the samples. ``test_batch_size``: the most informative batch
     size for a test run.
     """
@@ -175,7 +175,7 @@ class BeyondPlan(Beyond):
 
 
 class ScaleOfLaw(Model):
-    """Study's measured B_crit, B_crit by the law, and AdamW timescale τ = B/(ηλD)."""
+    """A study's measured B_crit, B_crit by the law, and AdamW timescale τ = B/(ηλD)."""
 
     study: str
     parameters: float
@@ -186,8 +186,9 @@ class ScaleOfLaw(Model):
 
 
 class LeftOutScale(Model):
-    """The largest scale, predicted from the other scales; ``steps_ratio``: predicted / measured steps, the geometric
-    mean.
+    """The largest scale, predicted from the other scales.
+
+    ``steps_ratio``: geometric mean of predicted / measured steps.
     """
 
     study: str
@@ -197,7 +198,7 @@ class LeftOutScale(Model):
 
 
 class ScaleCheck(Model):
-    """B_crit, with the 90 % interval, after these samples of the planned run."""
+    """B_crit with the 90 % interval, after ``samples`` of the planned run."""
 
     samples: float
     b_crit: Interval

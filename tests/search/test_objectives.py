@@ -93,7 +93,7 @@ def test_the_metric_in_a_budget_trains_every_trial_to_the_full_limit(tmp_path: P
     assert not any(request.plan.stop_at_target for request in executor.requests)
     assert not_none(found.optimal.objective_value).median == pytest.approx(0.9, abs=0.1)
     assert found.speedup.over_default is None
-    assert "comes to accuracy" in headline(found)
+    assert "reaches accuracy" in headline(found)
 
 
 OBJECTIVES = registry.names("objectives")

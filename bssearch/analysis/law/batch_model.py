@@ -61,7 +61,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
 
 
 def throughput_knee(probes: Sequence[StepTime]) -> int | None:
-    """Smallest batch size with at least 90 % of the highest throughput, if any is known."""
+    """Smallest batch size with at least 90 % of the highest throughput; None if no throughput is known."""
     throughputs = {
         probe.batch_size: probe.batch_size / probe.step_seconds for probe in probes if probe.step_seconds is not None
     }
@@ -71,7 +71,7 @@ def throughput_knee(probes: Sequence[StepTime]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Peak memory in bytes: fixed + per sample × micro-batch."""
+    """Peak memory: ``fixed_bytes`` + ``bytes_per_sample`` × micro-batch size."""
 
     fixed_bytes: float
     bytes_per_sample: float
@@ -150,7 +150,7 @@ CROSSING_ROUNDS = 12  # a round narrows a crossing to a sixteenth, so 12 rounds 
 
 
 class LawLikelihood:
-    """Law's likelihood by log B_crit, at the likeliest log E_min."""
+    """The law's likelihood by log B_crit, at the likeliest log E_min."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation
@@ -339,7 +339,7 @@ class LawFit:
 class RunnableStep:
     """Batch size with the seconds per step.
 
-    ``micro_batch_size``: over all devices together. ``error``: of the log seconds; None if interpolated.
+    ``micro_batch_size``: sum over devices. ``error``: standard error of the log seconds; None if interpolated.
     """
 
     batch_size: int

@@ -39,7 +39,7 @@ class BranchPlan:
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Plan branches from B to 2^``octaves`` B; `UsageError` unless 2B ≤ ``samples``, ``largest`` (training part)."""
+    """Plan branches from B to 2^``octaves`` B; raises `UsageError` if 2B exceeds ``samples`` or ``largest``."""
     require(octaves >= 1, f"octaves = {octaves} must be >= 1 to compare B and 2B")
     require(
         samples >= 2 * batch_size,
@@ -99,7 +99,7 @@ def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
 
 
 def bound_of(base: BranchedSize, goal: Goal) -> float | None:
-    """One-sided 95 % bound of the mean end of as many more branches at B; None if unknown.
+    """One-sided 95 % prediction bound of the mean end of equally many new branches at B; None if unknown.
 
     The bound is mean ± t s √(2/n), with Student's t of n − 1 degrees of freedom.
     """

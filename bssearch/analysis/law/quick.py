@@ -51,9 +51,9 @@ class QuickRun(Model):
 class QuickAnswer(Model):
     """Batch size from a few runs and measurements, without a search.
 
-    ``interval`` contains the optimum with a probability of 90 %. ``gain``: the default's expected time / the optimum's.
-    ``learning_rate_gain``: time with the rule's learning rate / time with the recommended rate. ``alpha_s`` +
-    ``beta_s`` × samples: step seconds. ``target``: easier than the study's target if the default missed the target.
+    ``interval`` contains the optimum with a probability of 90 %. ``gain``: the default's expected time / the optimum's
+    time. ``learning_rate_gain``: time with the rule's learning rate / time with the recommended rate. A step takes
+    ``alpha_s`` + ``beta_s`` × samples. ``target``: easier than the study's target if the default missed that target.
     """
 
     schema_version: Literal[1] = 1
@@ -95,11 +95,11 @@ class Promise(Model):
 
     @property
     def in_words(self) -> str:
-        """Both answers in a sentence."""
+        """The comparison in a sentence."""
         low, high = self.interval
-        kept = f"which {'overlaps' if self.holds else 'misses'} the sizes within 5 % of the best"
+        kept = f"{'overlaps' if self.holds else 'misses'} the sizes within 5 % of the best"
         ratio = "" if self.time_ratio is None else f", which takes {self.time_ratio:.2g}× as long to the target"
-        return f"the quick answer was batch {self.batch_size}{ratio}, with a 90 % interval from {low} to {high}, {kept}"
+        return f"the quick answer was batch {self.batch_size}{ratio}; the 90 % interval from {low} to {high} {kept}"
 
 
 BEYOND_OCTAVES = 4.0  # B_crit may be this many octaves beyond the runnable batch sizes
@@ -151,7 +151,7 @@ class CriticalBatchPosterior:
 
 @dataclass(frozen=True)
 class ExpectedOptimum:
-    """Batch size with the least expected time; ``relative_times`` are expected times / the optimum's."""
+    """Batch size with the least expected time; ``relative_times`` are expected times / the optimum's time."""
 
     step: RunnableStep
     interval: tuple[int, int]
@@ -219,7 +219,7 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Size of the ``ladder``, which has step times, with the least expected log time."""
+    """Batch size of the ``ladder`` with the least expected log time."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     # (draws, sizes), up to the level of the law

@@ -52,7 +52,7 @@ class LocalBatch:
 
 
 class ScalingLaw:
-    """Joint law of ``points`` and ``branches``, with refits to a bootstrap of both."""
+    """Joint law of ``points`` and ``branches``, with refits to bootstrap samples."""
 
     # Each draw adds resampled residuals to the fitted steps: divided by √(1 − leverage), and by the random root of χ² /
     # freedom, because few points determine the noise badly. Local critical batch sizes of branches are c·B_crit with a
@@ -160,7 +160,7 @@ CHECKED_SHARES = (0.125, 0.25, 0.5)  # of the samples, at which checkpoints tell
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """Study's answer at N and D, with steps to the target by batch size."""
+    """A study's answer at N and D, with steps to the target by batch size."""
 
     parameters: float
     samples: float
@@ -169,7 +169,7 @@ class Scale:
 
     @property
     def points(self) -> list[ScaledSteps]:
-        """Tuned batch sizes, or all if too few are tuned."""
+        """Steps of the tuned batch sizes, or of all batch sizes if too few are tuned."""
         tuned = [row.batch_size for row in self.answer.batches if not row.untuned and row.batch_size in self.steps]
         sizes = tuned if len(tuned) >= FEWEST_BATCHES else sorted(self.steps)
         return [ScaledSteps(self.parameters, self.samples, size, self.steps[size]) for size in sizes]
@@ -327,11 +327,11 @@ def _notes(
     if samples > FARTHEST * largest.samples:
         yield (
             "far",
-            f"{samples / largest.samples:.3g} × the samples of the largest study; the intervals are tested up to "
-            f"{FARTHEST:g} ×",
+            f"the run has {samples / largest.samples:.3g} × the samples of the largest study; the intervals are tested "
+            f"up to {FARTHEST:g} ×",
         )
     if not law.knows(parameters, samples):
-        yield "model", "N follows D in the studies, but not in this run; the law uses only D"
+        yield "model", "parameters follow samples in the studies, but not in this run; the law uses only samples"
     if law.branches:
         yield "branches", f"{law.branches} local critical batch sizes of `probe branch` are points of the law, too"
     if not is_timed:

@@ -98,7 +98,9 @@ def about_memory(
     tuned, there = optima[answer.optimal.batch_size], optima[size]
     numbers = tuple(run.number for run in there.runs)
     if there is tuned:
-        return _finding(Rule.MEMORY, size, Judgement("held", f"{where}, the optimum", NONE), numbers)
+        return _finding(
+            Rule.MEMORY, size, Judgement("held", f"{where}; the nearest batch size is the optimum", NONE), numbers
+        )
     for one in (tuned, there):
         if not one.is_confirmed:
             known = f"{where}; confirmation of batch {one.configuration.batch_size} is incomplete"
@@ -111,8 +113,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    Half widths of logarithms add in quadrature. The rule held if the ratio is within `SAME`, the ratio's interval
-    within `APART`, and the intervals overlap; the rule broke if the interval is beyond `APART`.
+    Half widths of logarithms add in quadrature. The rule broke if the ratio's interval is beyond `APART`. The rule held
+    if the ratio is within `SAME`, the ratio's interval is within `APART`, and the intervals overlap.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -126,7 +128,7 @@ def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     far = "" if noise.far_from_target is None else f", measured far from the target ({noise.far_from_target})"
     shown = f"≥ {low:.3g}" if scale is None else f"{scale:.3g}"
     regret, overlap = _ratio((scale, low, high), fit.b_crit)
-    reason = f"noise scale{seen} {shown} over critical batch {fit.b_crit.in_words}{far}"
+    reason = f"noise scale{seen} {shown} / critical batch {fit.b_crit.in_words}{far}"
     return _finding(Rule.NOISE_SCALE, None, Judgement(_apart(regret, overlap), reason, regret))
 
 
@@ -173,7 +175,7 @@ def _apart(ratio: Regret | None, overlap: bool) -> Finding:
 
 
 def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
-    """Judge if the largest batch size's metric at the full limit is over 2 points worse than the best."""
+    """Judge if the largest batch size's metric at the full limit is over 2 points worse than the best metric."""
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
         known = (
@@ -258,7 +260,7 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
     high = (split.step_seconds_high or split.step_seconds) / (whole.step_seconds_low or whole.step_seconds)
     ratio = Regret(value=split.step_seconds / whole.step_seconds, low=low, high=high, at_least=False)
     count, micro = split.batch_size // split.micro_batch_size, split.micro_batch_size
-    seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms per step"
+    seconds = f"{1000 * split.step_seconds:.3g} ms per step, without accumulation {1000 * whole.step_seconds:.3g} ms"
     reason = f"{count} micro-batches of {micro}: {seconds}"
     return _finding(Rule.ACCUMULATION, whole.batch_size, Judgement(_within(ratio, COSTS), reason, ratio))
 
@@ -280,7 +282,7 @@ def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Ans
             high=None if largest is None or low is None else largest / low,
             at_least=False,
         )
-        reason = f"batch {from_scratch} of study {name} / batch {size}, with both ranges within 5 %"
+        reason = f"batch {from_scratch} of study {name} / batch {size}; the interval is from the sizes within 5 %"
         finding = _within(ratio, SMALLER)
         if answer.provisional or one.provisional:
             finding, reason = "undecided", f"{reason}; an answer is provisional"
@@ -378,7 +380,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """Finding on a rule; ``regret`` is the rule's figure / the tuned optimum's."""
+    """Finding on a rule; ``regret`` is the rule's figure / the tuned optimum's figure."""
 
     rule: Rule
     batch_size: int | None
@@ -390,7 +392,7 @@ class RuleFinding(Model):
 
 
 class LearningRateSlope(Model):
-    """Slope of log learning rate over log batch size; the 95 % interval ``excludes`` some of `SLOPES`."""
+    """Slope of log learning rate over log batch size; ``excludes``: the `SLOPES` outside the 95 % interval."""
 
     estimate: float
     low: float
@@ -444,7 +446,7 @@ def audit(
 ) -> Audit:
     """Compare each rule with the study's records.
 
-    ``train_seconds``: the budget of audit runs. ``scratch``: answers of studies from scratch, for fine-tuning.
+    ``train_seconds``: the budget of audit runs. ``scratch``: answers of studies that train from scratch.
     """
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
@@ -516,7 +518,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """True if a run reached the target, diverged, or ended under the full limit with enough memory."""
+    """True if a run reached the target, diverged, or had the full limit and did not run out of memory."""
     ended_itself = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
     is_whole = ended_itself or trial.train_seconds_limit >= spec.budget.trial_train_seconds
     return is_whole and trial.state.has_result and trial.state is not TrialState.OOM
@@ -574,7 +576,7 @@ def _case(
         case Rule.GROWING:
             given = growing_batch(spec, trials, tuned, found)
         case _ if not spec.default_is_known:
-            given = "the default is unknown; pass --default-batch to import"
+            given = "the default is unknown; pass --default-batch to `bssearch import`"
         case _:
             given = RULES[rule](spec.space, base, tuned.configuration)
     return Case(rule, batch_size, reason=given) if isinstance(given, str) else Case(rule, batch_size, given, tuned)
@@ -590,7 +592,7 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
         return Case(Rule.SMALL_BATCH, best, reason="no confirmed batch size with accumulation reached the target")
     size = accumulated.configuration.batch_size // accumulated.configuration.accumulation_steps
     if size not in spec.batch_sizes:
-        return Case(Rule.SMALL_BATCH, size, reason=f"space.batch_size lacks {size}, the micro-batch")
+        return Case(Rule.SMALL_BATCH, size, reason=f"space.batch_size lacks the micro-batch size {size}")
     near = optima.get(size)
     confirmed = near.configuration if near is not None and near.is_confirmed else None
     given = small_batch(spec.space, accumulated.configuration, confirmed)
@@ -606,7 +608,7 @@ def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
 
 
 def run_seconds(spec: StudySpec, case: Case) -> float:
-    """Run's expected train seconds, the tuned optimum's if known."""
+    """Expected train seconds of a run: the tuned optimum's median if known, else the full limit."""
     known = None if case.tuned is None else case.tuned.time.median
     return spec.budget.trial_train_seconds if known is None else known
 

@@ -81,7 +81,7 @@ def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
 def _scaled_rate(
     rule: LearningRateRule, space: SearchSpace, base: Configuration, tuned: Configuration
 ) -> Configuration | str:
-    """η0·κ (Goyal et al. 2017, arXiv 1706.02677) or η0·√κ (Hoffer et al. 2017, 1705.08741)."""
+    # η0·κ (Goyal et al. 2017, arXiv 1706.02677) or η0·√κ (Hoffer et al. 2017, 1705.08741)
     if reason := _unknown(base, tuned, "learning_rate") or _other_optimizer(base, tuned):
         return reason
     return replace(
@@ -90,7 +90,7 @@ def _scaled_rate(
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Tuned configuration without the warmup of Goyal et al. 2017, § 2.2."""
+    # The tuned configuration without the warmup of Goyal et al. 2017, § 2.2
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
@@ -102,7 +102,7 @@ def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) ->
 
 
 def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """λ0·√κ (folklore)."""
+    # λ0·√κ (folklore)
     reason = _unknown(base, tuned, "weight_decay") or _other_optimizer(base, tuned) or _unused(base, "weight_decay")
     if reason:
         return reason
@@ -110,7 +110,7 @@ def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configura
 
 
 def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """λ0·κ·η0/η for equal averaging times of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)."""
+    # λ0·κ·η0/η for equal averaging times of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)
     if reason := _unknown(base, tuned, "learning_rate", "weight_decay", "optimizer") or _other_optimizer(base, tuned):
         return reason
     if tuned.optimizer != "adamw":
@@ -122,14 +122,14 @@ def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) ->
 
 
 def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """p0·√κ (folklore)."""
+    # p0·√κ (folklore)
     if reason := _unknown(base, tuned, "dropout") or _unused(base, "dropout"):
         return reason
     return replace(tuned, dropout=sqrt_dropout(base.dropout, tuned.batch_size, base.batch_size))
 
 
 def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """β₂^κ (Marek et al. 2025, arXiv 2507.07101)."""
+    # β₂^κ (Marek et al. 2025, arXiv 2507.07101)
     if reason := _without_beta2(base, tuned):
         return reason
     beta2 = half_life(_number(base, "beta2"), tuned.batch_size / base.batch_size)
@@ -139,8 +139,8 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
     """One micro-batch per step with β₂^κ, κ = 1 / accumulation steps (Marek et al. 2025, arXiv 2507.07101).
 
-    ``near``: the tuned configuration at this size; if None or with another optimizer, the learning rate follows the
-    space's rule.
+    ``near``: the tuned configuration at the micro-batch size. If None or with another optimizer, the learning rate
+    follows the space's rule.
     """
     if reason := _without_beta2(accumulated, accumulated) or _unknown(accumulated, accumulated, "learning_rate"):
         return reason
@@ -153,7 +153,7 @@ def small_batch(space: SearchSpace, accumulated: Configuration, near: Configurat
 
 
 def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
+    # The full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)
     if reason := _without_beta2(base, tuned) or _unknown(base, tuned, "learning_rate"):
         return reason
     ratio = tuned.batch_size / base.batch_size
@@ -165,7 +165,7 @@ def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Confi
 
 
 def _ema_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)."""
+    # ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)
     if base.parameters.get("ema_decay") is None or tuned.parameters.get("ema_decay") is None:
         return "the default or the optimum averages no weights"
     decay = half_life(_number(base, "ema_decay"), tuned.batch_size / base.batch_size)
@@ -224,7 +224,7 @@ SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
-    """Ratio of two figures; ``at_least`` if the value is a lower bound."""
+    """Ratio of two figures; ``at_least``: true if the value is a lower bound."""
 
     at_least: bool
 
@@ -234,7 +234,7 @@ NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
 
 @dataclass(frozen=True)
 class Judgement:
-    """Judgement of a rule by runs."""
+    """Finding on a rule by runs, with the reason."""
 
     finding: Finding
     reason: str
@@ -251,9 +251,9 @@ def judge(
 ) -> Judgement:
     """Judge a rule's configuration against the tuned configuration.
 
-    The rule held if the regret's upper end is below `HELD`, and broke if the lower end is above `BROKE` or all
-    ``wanted`` runs missed the target. Misses of contended runs break a rule only if all diverged or the lower bound is
-    above `BROKE`.
+    The rule held if the regret's upper end is below `HELD`. The rule broke if the lower end is above `BROKE`, or if all
+    ``wanted`` runs missed the target. Misses of contended runs break a rule only if all runs diverged or the regret's
+    lower bound is above `BROKE`.
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)
