@@ -193,7 +193,7 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Trials of constant batch sizes on the search's devices, without confirmation runs that no longer fit memory."""
+    """Trials of constant batch sizes on the search's devices; confirmation runs must still fit in memory."""
     constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
@@ -502,7 +502,7 @@ def refuse_another_target(objective: Objective) -> None:
 
 
 def other_target(target: Target, value: float, *, may_be_harder: bool = False) -> Target:
-    """Target with another value; raise `UsageError` if the value is not finite, or harder unless allowed."""
+    """Target with another value; raises `UsageError` if not finite, or if harder without ``may_be_harder``."""
     require(math.isfinite(value), f"target {value:g} must be a finite number")
     require(
         may_be_harder or target.gain(value) <= target.gain(target.value),

@@ -80,10 +80,7 @@ POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metri
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Each batch size's final metric after the train seconds of the newest completed run; None if no run completed.
-
-    Each batch size has the verdict's configuration if run, else the best configuration.
-    """
+    """Each batch size's final metric after the train seconds of the newest completed run; None if no run completed."""
     whole = [trial for trial in trials if is_to_budget(trial) and ran_to_its_end(trial)]
     newest = max(whole, key=lambda one: one.number, default=None)
     if newest is None:
@@ -200,6 +197,7 @@ def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
 
 
 def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]:
+    # The verdict's configuration of each batch size if run, else the best configuration
     def rank(one: _Repeats) -> tuple[bool, float]:
         candidate = verdict.by_batch.get(one.configuration.batch_size)
         return candidate is not None and one.configuration.trains_like(candidate.configuration), one.gain

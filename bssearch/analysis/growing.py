@@ -106,7 +106,7 @@ def growing_batch(
 ) -> Configuration | str:
     """Best schedule, else doubling around the ``tuned`` batch size, or the reason why no schedule can run.
 
-    Doubling trains a third of the samples at half the batch size, a third at the batch size, and a third at double.
+    Doubling trains equal numbers of samples at half, one and two times the batch size.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:

@@ -497,7 +497,7 @@ AS_GOOD = 0.005  # this share of the target's value is a difference of 5 % by `l
 class MetricInBudget(Objective):
     """Best validation metric at the full limit, negated if the goal is to maximise.
 
-    Trials that ended early have no figure. The target's value only scales differences.
+    Trials that ended early have no figure.
     """
 
     name = "metric_in_budget"

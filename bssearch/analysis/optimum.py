@@ -54,7 +54,7 @@ BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
     """Configurations that surely miss the target in more than half of the runs, ordered by first run.
 
-    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934). Each seed counts once.
+    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934).
     """
     return [one for one in _confirmed(trials, objective) if at_most(_reached(one), len(one.runs)) < HALF]
 
@@ -66,9 +66,10 @@ def _reached(one: Candidate) -> int:
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
     """Keys of configurations shown to be slower than the best by `BEATEN_MARGIN`.
 
-    One run may suffice, because all repeats share one noise estimate. A missed run counts with the figure at the last
-    miss, but not in the noise. Contended runs do not count, unless the figure is steps × step time.
+    A missed run counts with the figure at the last miss, but not in the noise. Contended runs do not count, unless the
+    figure is steps × step time.
     """
+    # One run may suffice, because all repeats share one noise estimate.
     known = _on_a_quiet_device(trials, objective)
     complete = [one for one in known if one.estimate.has_only_hits and len(one.runs) >= FEWEST_RUNS]
     noise = _pooled_noise(one.estimate for one in known)
@@ -237,11 +238,10 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Estimate a configuration's figure from repeats.
 
-    The interval is Student's t on logarithms. With missed runs, the interval is between order statistics. The interval
-    includes the errors of the shared step time. The lower end includes `PooledStepTime.excess` and, for imported runs,
-    the gap to the last miss.
+    The interval is Student's t on logarithms. With missed runs, the interval is between order statistics.
     """
-    # Logarithms, because seed noise is multiplicative.
+    # Logarithms, because seed noise is multiplicative. The interval includes the errors of the shared step time. The
+    # lower end includes `PooledStepTime.excess` and, for imported runs, the gap to the last miss.
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     values = [one for run in runs if (one := objective.figure(run)) is not None and objective.log(one) is not None]
     logs = [log for run in runs if (log := objective.log_figure(run)) is not None]
@@ -327,9 +327,9 @@ def ratio_interval(
 ) -> tuple[float, float] | None:
     """95 % interval of slower / faster by Welch's t on logarithms; None if a run missed the target or runs are too few.
 
-    The interval includes step-time errors and the difference of `PooledStepTime.excess`. With too few runs, an estimate
-    takes the deviation and degrees of freedom of ``pooled``.
+    With too few runs, an estimate takes the deviation and degrees of freedom of ``pooled``.
     """
+    # The interval includes step-time errors and the difference of `PooledStepTime.excess`.
     parts = list[tuple[float, float]]()
     for one in (slower, faster):
         if one.low is not None and one.has_only_hits:

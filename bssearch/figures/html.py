@@ -27,7 +27,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Row of a table; ``marked`` for the optimum."""
+    """Row of a table, bold if ``marked``."""
 
     cells: Sequence[Any]
     marked: bool = False
@@ -94,9 +94,9 @@ def page_style() -> str:
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Environment of the page's templates, then ``more``; escapes values and rejects undefined values.
+    """Jinja environment of the page's templates, then ``more``, which escapes values and rejects undefined values.
 
-    Filters: ``chart | svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small chart.
+    The filters ``svg`` and ``spark`` draw a chart and a `sparkline`.
     """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("bssearch.figures", "."), *more]),

@@ -302,8 +302,8 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="steps",
             title="Steps and samples",
             text="Along the dotted line, doubling the batch halves the steps (perfect). Above the line, doubling "
-            "saves fewer than half (diminishing) or few steps (maximal). Hollow points are not well tuned.",
-            absent="Not shown, because no batch size has a known number of steps to the target.",
+            "saves less than half of the steps (diminishing) or few steps (maximal). Hollow points are not well tuned.",
+            absent="The chart is missing, because no batch size has a known number of steps to the target.",
             charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
             notes=[" ".join(about_law(answer))],
         ),
@@ -311,7 +311,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="curves",
             title="Learning curves",
             text="The best run of each batch size, dotted if no run reached the target.",
-            absent="Not shown, because the runs have no stored evaluations.",
+            absent="The chart is missing, because the runs have no stored evaluations.",
             charts={"curves": plots.curves_chart(answer, picture.curves)},
             notes=_about_seconds(answer),
         ),
@@ -319,16 +319,16 @@ def _sections(picture: StudyPicture) -> list[Section]:
         Section(
             name="learning-rate",
             title="Learning rate and batch size",
-            text=f"All trials{' with a constant batch' if grew else ''}. The lines are the linear and the square-root "
-            "rule from the default.",
-            absent="Not shown, because the trials' learning rates are unknown.",
+            text=f"The chart has all trials{' with a constant batch' if grew else ''}. The lines are the linear and "
+            "the square-root rule from the default.",
+            absent="The chart is missing, because the trials' learning rates are unknown.",
             charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
         ),
         Section(
             name="device",
             title="Throughput and memory",
-            text="Throughput and memory by batch size. The highest throughput is not the shortest training.",
-            absent="Not shown, because step times and peak memory are unknown.",
+            text="The batch size with the highest throughput need not reach the target first.",
+            absent="The chart is missing, because step times and peak memory are unknown.",
             charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
             notes=list(filter(None, [about_device(answer)])),
         ),
@@ -364,14 +364,14 @@ def _devices(answer: Answer) -> Section | None:
                 )
                 for one in answer.by_devices
             ],
-            caption="Bold if no other number of devices is better in both seconds and cost.",
+            caption="A row is bold if no other number of devices is better in seconds and cost.",
         ),
     )
 
 
 def _objective(picture: StudyPicture) -> Section:
     answer, default = picture.answer, _known_default(picture)
-    stopped = " over seeds, arrows lower bounds of runs that stopped before the target. Lower is better."
+    stopped = " over seeds; arrows are lower bounds of runs that stopped before the target. Lower is better."
     return Section(
         name="objective",
         title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
@@ -391,12 +391,12 @@ def _objective(picture: StudyPicture) -> Section:
 def _about_seconds(answer: Answer) -> list[str]:
     bases = {row.time_to_target_s.basis for row in answer.batches if row.time_to_target_s is not None}
     if "wall" in bases:
-        return ["Wall-clock seconds, with evaluations."]
+        return ["Seconds are wall-clock seconds, with evaluations."]
     if "steps_x_step_time" not in bases:
         return []
     return [
-        "Measured seconds, with delays by other work on the device. The times to the target above are steps × step "
-        "time, without these delays."
+        "Seconds are measured, with delays by other work on the device. The times to the target above are steps × "
+        "step time, without delays."
     ]
 
 
@@ -406,7 +406,7 @@ def _front(picture: StudyPicture) -> Section:
     answer = picture.answer
     headings, rows = trade_off_rows(answer)
     best = str(answer.optimal.batch_size)
-    absent = "Not shown, because no batch size has both seconds and samples to the target."
+    absent = "The chart is missing, because no batch size has both seconds and samples to the target."
     drawn = (
         "Along the line, less time costs more. All other compared batches are slower and costlier than a batch on the "
         f"line. {cost}"
@@ -445,7 +445,8 @@ def _without_figure(answer: Answer) -> list[str]:
         for row in answer.batches
         if row.objective_value is None and row.objective_lower_bound is None
     ]
-    return [f"Not drawn, because no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
+    text = "The chart leaves out batch sizes without a figure or a bound"
+    return [f"{text}: {', '.join(missing)}."] if missing else []
 
 
 def _batches(answer: Answer) -> Section:
@@ -520,7 +521,7 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
         name="audit",
         title="Rules of thumb on this workload",
         text="Regret is the rule's time / the tuned optimum's time at the same batch size, with the 95 % interval. "
-        f"A rule holds below {HELD:.2f} and breaks above {BROKE:.2f}.",
+        f"A rule holds if the interval is below {HELD:.2f}, and breaks if the interval is above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],
@@ -567,12 +568,12 @@ def _promised_and_found(answer: Answer) -> Section | None:
     if promise is None:
         return None
     ratio = NOTHING if promise.time_ratio is None else f"{number(promise.time_ratio)}×"
-    held = "contains" if promise.holds else "does not contain"
+    held = "overlaps" if promise.holds else "misses"
     return Section(
         name="quick",
         title="Promised and found",
         text=f"Before the search, the quick answer promised {number(promise.gain)}× over the default. The promised "
-        f"90 % interval {held} the optimum.",
+        f"90 % interval {held} the batch sizes within 5 % of the best.",
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],
             [
@@ -593,8 +594,8 @@ def _trained_for_the_same_time(answer: Answer) -> Section | None:
     return Section(
         name="generalisation",
         title="Trained for the same time",
-        text=f"Each batch size trained for {number(found.train_seconds)} s, even after the target. The table has "
-        f"median final metrics, and the distance to the best with a 95 % interval.",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, past the target. The table has median "
+        f"final metrics, and the distance to the best metric with a 95 % interval.",
         table=Table(
             ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
             [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
@@ -606,7 +607,7 @@ SHORT_SPEC = 25  # the page folds specs with more lines
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """Study's environment, commands and spec."""
+    """The study's environment, commands and spec."""
     import yaml
 
     name = study.name

@@ -59,7 +59,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Displayed value, with the JSON path (``terms.0.bytes``) and value, if any."""
+    """Displayed value, with the JSON path (``terms.0.bytes``) and the JSON value, if any."""
 
     shown: Any
     key: str = ""
@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A displayed plan; values are `Cell`."""
+    """A displayed plan; each value is a `Cell`."""
 
     sentence: str = ""
     tiles: Sequence[Tile] = ()
@@ -190,13 +190,14 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
     audits = {name: name.replace("_", " ") for name in ("rule", "study", "batch_size", "verdict", "regret")}
     return Shown(
-        sentence=f"From batch {plan.from_batch} to {plan.batch}, κ = {plan.ratio:.4g}, with {plan.optimizer}.",
+        sentence=f"From batch {plan.from_batch} to {plan.batch}, κ is {plan.ratio:.4g}; the optimizer is "
+        f"{plan.optimizer}.",
         tables=[
             table(
                 document,
                 "rules",
                 {"": "rule", "learning_rate": "learning rate", "warmup_epochs": "warmup epochs", **more},
-                caption="By rule; bold if no objection applies",
+                caption="By rule; a rule without objections is bold",
                 marked=lambda row: not row["caveats"],
             ),
             table(
@@ -280,7 +281,7 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
                     "time_to_target_s.low": "90 % from",
                     "time_to_target_s.high": "to",
                 },
-                caption="Predicted, by batch size; the best is bold",
+                caption="Prediction by batch size; the best size is bold",
                 marked=lambda row: bool(row["batch_size"] == plan.optimal_batch_size),
             ),
             table(
@@ -372,7 +373,7 @@ def larger_page(plan: LargerPlan) -> str:
             title="A run too large to search",
             kicker=" · ".join(one.study for one in plan.scales),
             heading=f"Train with batch {plan.batch_size}, predicted",
-            headline=f"{number(plan.parameters)} parameters, {number(plan.samples)} samples.",
+            headline=f"The run has {number(plan.parameters)} parameters and {number(plan.samples)} samples.",
             tiles=[replace(one, value=one.value.text) for one in shown.tiles],
             warnings=shown.notes,
             sections=sections,

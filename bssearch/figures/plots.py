@@ -1,4 +1,4 @@
-"""The charts of a study's page, None if empty."""
+"""The charts of a study's page; an empty chart is None."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """Objective's chart as a standalone SVG document."""
+    """The objective's chart as a standalone SVG document."""
     chart = objective_chart(answer, default_batch_size)
     objective, best = objective_in(answer), answer.optimal
     title = f"{objective.axis_title.capitalize()} by batch size"

@@ -43,7 +43,7 @@ class Axis:
     has_grid: bool = True
 
     def share(self, value: float) -> float:
-        """Value's position, 0 at the low end, 1 at the high end."""
+        """The value's position, from 0 at the low end to 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -68,7 +68,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points as a line, as symbols or as both; the legend has only named series."""
+    """Points as a line, as symbols, or as a line with symbols; the legend has only named series."""
 
     points: Sequence[Point]
     name: str = ""
@@ -110,7 +110,7 @@ class ColourScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series on two axes; symbols cover lines, later symbols earlier symbols, and wide lines narrow lines."""
+    """Series on two axes; symbols cover lines, and wide lines cover narrow lines."""
 
     x: Axis
     y: Axis
@@ -236,7 +236,7 @@ MUTED_TEXT = ' fill="var(--muted)"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Chart's width, the plot's height and the font size, in the same unit."""
+    """A chart's width, plot height and font size, in pixels."""
 
     kind: str
     width: float
@@ -283,7 +283,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Chart's axes in pixels, with the ticks that fit."""
+    """A chart's axes in pixels, with the ticks that fit."""
 
     box: Box
     x_axis: Axis
@@ -300,7 +300,7 @@ class Frame:
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
-        """Series' points within the axes, up to rounding."""
+        """The series' points within the axes, up to rounding."""
         places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
         left, top, right, bottom = self.box
         return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
@@ -356,7 +356,7 @@ SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 120, 32, 5
 
 
 def sparkline(values: Mapping[int, float], best: int) -> str:
-    """Small chart of figures by batch size with the best marked, log scale if all are positive."""
+    """Small chart of figures by batch size with a mark at ``best``; the scale is logarithmic if all are positive."""
     sizes = sorted(values)
     on = math.log if min(values.values()) > 0 else float
     low, high = on(min(values.values())), on(max(values.values()))

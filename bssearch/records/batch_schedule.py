@@ -92,7 +92,7 @@ class BatchSchedule:
 
     @property
     def in_words(self) -> str:
-        """Batch sizes of the stages, with the start or condition of each."""
+        """Batch sizes of the stages, with each stage's start or condition."""
         first, *later = self.stages
         if self.is_measured:
             sizes = ", ".join(str(one.batch_size) for one in later)
@@ -107,7 +107,7 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Batch schedule of a configuration; None if its batch size is constant, `UsageError` if invalid."""
+    """Batch schedule of a configuration, None if the batch size is constant; raises `UsageError` if invalid."""
     if (name := configuration.parameters.get(BATCH_SCHEDULE)) is None:
         return None
     require(
@@ -129,7 +129,7 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
 def growing_schedule(configuration: Configuration) -> BatchSchedule:
     """Batch schedule of a configuration whose batch grows."""
     schedule = batch_schedule_of(configuration)
-    assert schedule is not None, "its batch grows"
+    assert schedule is not None, "the configuration has a batch schedule"
     return schedule
 
 
@@ -141,7 +141,7 @@ def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> t
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """For each stage, a configuration with its batch size throughout."""
+    """For each stage, a configuration with the stage's batch size throughout."""
     if (schedule := batch_schedule_of(configuration)) is None:
         return [configuration]
     parameters = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
@@ -159,7 +159,7 @@ def constant_configurations(configuration: Configuration) -> list[Configuration]
 
 
 def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -> Configuration:
-    """Configuration with this schedule; `UsageError` if invalid."""
+    """Configuration with ``schedule``; raises `UsageError` if invalid."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
     changed = replace(

@@ -18,7 +18,7 @@ class Progress:
 
     @property
     def now(self) -> float:
-        """Last evaluation's train seconds, or 0."""
+        """Train seconds of the last evaluation, or 0."""
         return self.train_seconds[-1] if self.train_seconds else 0.0
 
     @property
@@ -62,7 +62,7 @@ class Progress:
 class Crossing:
     """Interval from the last miss of the target to the first hit.
 
-    The same fraction interpolates ``steps`` (rounded up) and ``train_seconds``.
+    One fraction interpolates ``steps`` (rounded up) and ``train_seconds``.
     """
 
     last_miss_step: int
@@ -74,7 +74,7 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """Target's crossing between two consecutive evaluations; at ``hit`` if ``previous`` is None.
+    """The target's crossing between two consecutive evaluations; at ``hit`` if ``previous`` is None.
 
     The fraction is (target − miss) / (hit − miss).
     """

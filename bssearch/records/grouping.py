@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Values of each key, both in the order of the pairs."""
+    """Values of each key; keys and values keep the order of ``pairs``."""
     found: dict[Key, list[Value]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

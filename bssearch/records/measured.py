@@ -43,8 +43,8 @@ class Observation:
 class MemoryBasis(StrEnum):
     """Method that measured peak memory.
 
-    ``device``: tensors on a GPU. ``resident``: growth of the process by the kernel's high-water mark, or
-    ``resident_sampled``, which misses short peaks.
+    ``device``: tensors on a GPU. ``resident``: growth of the process, by the kernel's high-water mark.
+    ``resident_sampled``: growth of the process by samples, which miss short peaks.
     """
 
     DEVICE = "device"
@@ -63,7 +63,7 @@ class SecondsBasis(StrEnum):
 class GradientNoise:
     """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval.
 
-    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam_…``: of preconditioned gradients. ``trace`` and
+    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam_…``: values of preconditioned gradients. ``trace`` and
     ``square``: mean tr Σ and ‖G‖² over ``passes``.
     """
 
@@ -100,10 +100,10 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """End and measurements of a trial; None if not measured.
+    """End and measurements of a trial; fields not measured are None.
 
-    ``time_to_target_s`` and ``steps_to_target`` interpolate between last miss and first hit. If no evaluation hit
-    the target, the last miss is the last evaluation, a lower bound.
+    ``time_to_target_s`` and ``steps_to_target`` interpolate between the last miss and the first hit. If no evaluation
+    hit the target, the last miss is the last evaluation, a lower bound.
 
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
@@ -162,7 +162,8 @@ class TrialOutcome:
         names = self.further_test_metrics or {}
         if len(names) > MOST_TEST_METRICS or any(len(name) > LONGEST_NAME for name in names):
             raise ValueError(
-                f"{len(names):,} test metrics; at most {MOST_TEST_METRICS:,}, with names of {LONGEST_NAME:,} characters"
+                f"the trial has {len(names):,} test metrics; return at most {MOST_TEST_METRICS:,}, with names of at "
+                f"most {LONGEST_NAME:,} characters"
             )
 
 
@@ -257,7 +258,7 @@ class Visit(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeError:
-    """Standard errors of a log step time: ``own``, and ``common`` to all batch sizes. Ratios cancel ``common``."""
+    """Standard errors of a log step time; ``common`` is equal at all batch sizes and cancels in ratios."""
 
     own: float
     common: float
@@ -277,7 +278,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """Gradient noise scale near the target; ``reason`` explains a measurement elsewhere."""
+    """Gradient noise scale near the target; ``reason`` explains a measurement far from the target."""
 
     batch_size: int
     micro_batch_size: int

@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 
 class TrialState(StrEnum):
-    """State of a trial; only `REACHED` has a time-to-target, only `PAUSED` may resume."""
+    """State of a trial; only `REACHED` has a time-to-target, and only `PAUSED` may resume."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -124,7 +124,7 @@ class Target:
         return is_share and low >= 0 and 0.5 < high <= 1 < self.value <= 100
 
     def in_unit_of(self, metric: float) -> float:
-        """Target's value converted to the unit of ``metric``: a share or percent."""
+        """The target's value in the unit of ``metric``: a share or percent."""
         return self.value * (100 if metric > 1 else 0.01)
 
 
@@ -148,7 +148,7 @@ BATCH_SCHEDULE, BATCH_STAGES = "batch_schedule", "batch_stages"
 class Configuration:
     """Values that a trial trains with; ``batch_size`` = micro-batch × accumulation steps × world size.
 
-    With a batch schedule (in ``parameters``), ``batch_size`` is the first stage's.
+    With a batch schedule (in ``parameters``), ``batch_size`` is the first stage's batch size.
 
     Example: ``bssearch.Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.1)``
     """
@@ -210,7 +210,7 @@ ModelParameters = tuple[tuple[str, ParameterValue], ...]  # sorted; step times d
 
 
 def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
-    """User's parameters without prefix; names are unique."""
+    """The user's parameters without prefix; names are unique."""
     both = (parameters_of_group(configuration.parameters, group) for group in OWN_GROUPS)
     return {name: value for own in both for name, value in own.items()}
 
@@ -222,5 +222,5 @@ def parameters_of_group(parameters: Mapping[str, ParameterValue], group: str) ->
 
 
 def model_parameters(configuration: Configuration) -> ModelParameters:
-    """User's model parameters, sorted."""
+    """The user's model parameters, sorted."""
     return tuple(sorted(parameters_of_group(configuration.parameters, OWN_GROUPS[0]).items()))

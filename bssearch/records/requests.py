@@ -31,8 +31,8 @@ class Branch:
 class Planned:
     """Plan fields that a stored trial keeps.
 
-    ``sampled``: the sampler's coordinates; None if the configuration is outside the search space.
-    ``uncapped``: the pruner's cap did not set ``train_seconds_limit``.
+    ``sampled``: the sampler's coordinates; None if the configuration is outside the search space. ``uncapped``: True
+    unless the pruner's cap set ``train_seconds_limit``.
     """
 
     configuration: Configuration
@@ -68,12 +68,12 @@ class TrialPlan(Planned):
 
     @property
     def known_number(self) -> int | None:
-        """Stored trial's number; None if new."""
+        """The stored trial's number; None if new."""
         return self.resumed if self.resumed is not None else self.queued
 
     @property
     def is_new_search(self) -> bool:
-        """True for a trial of search or growth not queued, resumed or retried."""
+        """True for a search or growth trial that is not queued, resumed or retried."""
         is_stored = self.known_number is not None or self.retry_of is not None
         return self.phase in {Phase.SEARCH, Phase.GROWTH} and not is_stored
 
@@ -87,8 +87,8 @@ class TrialPlan(Planned):
 class TrialRequest:
     """Request to run a trial.
 
-    A paused trial saves ``checkpoint``, a resumed trial loads ``checkpoint``; without a path the trial ends as
-    `PRUNED`. A ``branch`` continues from the user's file.
+    A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. Without a checkpoint, the trial ends
+    as `PRUNED` instead. A ``branch`` continues from the user's file.
     """
 
     number: int
@@ -146,7 +146,7 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """Bounds of a metric and its value at chance; ``reported``: measured on the test part for the recommendation.
+    """Bounds of a metric and its value at chance; ``reported``: True to measure the recommendation on the test part.
 
     Example: ``metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}``
     """
@@ -186,9 +186,10 @@ class WorkloadDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Driver's claim on a trial; expires ``seconds`` after the last heartbeat.
+    """A driver's claim on a trial, which expires ``seconds`` after the last heartbeat.
 
-    ``user`` started the driver; ``spec`` is its `spec_digest`; the trial starts only if the driver holds ``claim``.
+    ``user`` started the driver; ``spec`` is the driver's `spec_digest`. The trial starts only if the driver holds
+    ``claim``.
     """
 
     owner: str
@@ -200,7 +201,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """Stored step time with its evaluation cadence; both are None if the batch size does not fit.
+    """Stored step time with the evaluation cadence; seconds and cadence are None if the batch size does not fit.
 
     ``error`` is None unless a fit over visits gave the step time.
     """
@@ -269,7 +270,7 @@ class NewStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(NewStudy):
-    """A stored study, bound to its ``environment``'s device."""
+    """A stored study, bound to the device of ``environment``."""
 
     created_at: datetime
     archived_at: datetime | None = None

@@ -90,7 +90,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Steps at the first batch size that take the same time, or None if unknown."""
+    """Steps at the first batch size that take as long as ``steps``; None if unknown."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -111,7 +111,7 @@ class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
     ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
-    this time, bounds the bias.
+    ``seconds``, bounds the bias.
     """
 
     kind: Key
@@ -166,7 +166,7 @@ def with_intervals(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
 
 @dataclass(frozen=True, slots=True)
 class TrialPace:
-    """Step seconds of a whole trial: wall, without waits for a CPU, and of the reference kernel."""
+    """A whole trial's seconds per step, also without waits for a CPU, and the reference kernel's seconds."""
 
     steps: float
     step_seconds: float
@@ -177,15 +177,15 @@ class TrialPace:
 
     @property
     def weight(self) -> float:
-        """(Long trial's variance) / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps), 0 to 1."""
+        """Weight from 0 to 1: `VISIT_DEVIATION`² / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps)."""
         return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
 
 
 def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Step time of each kind of configuration, without waits for a CPU, from its trials.
 
-    A geometric mean weighted by `TrialPace.weight`, of uncontended trials alone if every ``compared`` kind has
-    `UNDISTURBED`. The kernel's pace is a midmean of the first `PACED` trials.
+    The step time is a geometric mean, weighted by `TrialPace.weight`. Contended trials do not count if every
+    ``compared`` kind has `UNDISTURBED` uncontended trials. The kernel's pace is a midmean of the first `PACED` trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

@@ -1,4 +1,4 @@
-"""Text of words and values."""
+"""Format words and values as text."""
 
 import difflib
 import re
@@ -42,12 +42,12 @@ def without_passwords(text: str) -> str:
 
 
 def device_in_words(name: str | None) -> str | None:
-    """Device's name; "device unknown" if an import lacks the name."""
+    """The device's name; "device unknown" if an import lacks the name."""
     return "device unknown" if name == "unknown" else name
 
 
 def with_precision(device: str | None, precision: str | None) -> str:
-    """Device and precision, if known outside the user's program."""
+    """Device and precision; no precision if imported or set by the user's program."""
     return ", ".join(filter(None, (device_in_words(device), None if precision in {"own", "unknown"} else precision)))
 
 

@@ -73,7 +73,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Server's accepted host names, and the token if required."""
+    """The server's accepted host names, and the token if required."""
 
     names: frozenset[str]
     port: int
@@ -97,7 +97,7 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """Cookie's name."""
+        """The cookie's name."""
         return f"bssearch-{self.port}"  # browsers send a host's cookies to all ports
 
     @property
@@ -188,7 +188,7 @@ class Guard:
         return self._refuse(
             401,
             "The token is wrong" if given else "This server requires a token",
-            "Use the address with the token from the server's first lines",
+            "Use the address with the token that the server printed at the start",
         )
 
 
@@ -426,8 +426,8 @@ def serve(
     """Serve database pages until Ctrl-C or SIGTERM.
 
     Pages require a token if other machines reach ``host``, or if ``asks_token``. ``tell`` gets the address with the
-    token once. ``port`` = 0 takes a free port. ``names`` are more host names. Raises `UsageError` for an unusable
-    address.
+    token once. ``port`` = 0 takes a free port. ``names`` are more accepted host names. Raises `UsageError` for an
+    unusable address.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)

@@ -184,7 +184,7 @@ PAUSE_SECONDS = 60.0
 
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
-    """The progress, with the curves of running trials, else of the latest ended trials.
+    """A study's progress, with the curves of running trials, else of the latest ended trials.
 
     ``is_live`` is also True between trials.
     """

@@ -35,12 +35,12 @@ class Databases:
                 yield store
 
     def number_of(self, database: str) -> int | None:
-        """Database's number; None for a single database."""
+        """The database's number; None for a single database."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
 
 def numbered(stores: Sequence[Store], number: str, error: type[BSSearchError] = NotFoundError) -> Store:
-    """Store with a number from 1; ``error`` if out of range."""
+    """Store with a number from 1; raises ``error`` if out of range."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
     require(is_number, f"{NUMBER}={number[:20]} must be from 1 to {len(stores)}", error=error)
     return stores[int(number[:9]) - 1]
@@ -51,7 +51,7 @@ LONGEST_SHOWN = 60  # most characters of a query value in an error
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Request with databases, path parameters, query, and all values of each key."""
+    """Request for a page; ``several`` has all values of each query key."""
 
     databases: Databases
     path: Mapping[str, str]
@@ -65,7 +65,7 @@ class PageRequest:
 
     @property
     def database(self) -> str | None:
-        """Database's number in the query, if any."""
+        """The database's number in the query, if any."""
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:
@@ -73,7 +73,7 @@ class PageRequest:
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Integer from the query, else ``default``; `UsageError` unless from ``least`` to ``most``."""
+        """Integer from the query, else ``default``; raises `UsageError` unless from ``least`` to ``most``."""
         given = self.text(name)
         if given is None:
             return default
@@ -85,7 +85,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Entry of ``known`` for a query value; None if missing in the query, `UsageError` if unknown."""
+        """Entry of ``known`` for a query value; None without a value. Raises `UsageError` if the value is unknown."""
         given = self.text(name)
         if given is None:
             return None
@@ -114,7 +114,7 @@ Answered = View | Document
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Page's renderer and version; both raise `BSSearchError` if the page has no content.
+    """A page's functions, which raise `BSSearchError` if the page has no content.
 
     A client with the current ``version`` gets no body.
     """

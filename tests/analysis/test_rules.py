@@ -519,7 +519,7 @@ def test_accumulation_is_held_against_one_micro_batch_with_the_half_life_of_beta
 def test_without_accumulation_or_beta2_the_small_batch_is_not_run() -> None:
     for found, reason in (
         (small_batch(parameters={}), "is about Adam's betas"),
-        (small_batch(default=32), "space.batch_size lacks 16"),
+        (small_batch(default=32), "lacks the micro-batch size 16"),
         (of(judged([]), Rule.SMALL_BATCH), "with accumulation"),
     ):
         assert found.verdict == "not_run" and reason in found.reason

@@ -174,7 +174,7 @@ def test_a_section_without_data_says_why() -> None:
     bare = replace(found, answer=found.answer.model_copy(update={"batches": rows, "front": [], "fit": None}), curves={})
     html = render(bare)
     assert set(re.findall(FIGURE, html)) == {"objective", "rates"}
-    assert Elements(html).text.count("Not shown, because ") == 4
+    assert Elements(html).text.count("The chart is missing, because ") == 4
 
 
 def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: str) -> None:
@@ -186,7 +186,7 @@ def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: 
 
 def test_a_note_says_that_curves_and_times_count_other_seconds() -> None:
     found = picture()
-    said = "Measured seconds, with delays"
+    said = "Seconds are measured, with delays"
     assert said not in Elements(render(found)).text
     rows = [
         row.model_copy(

@@ -27,7 +27,7 @@ Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPlan:
-    """Batch sizes, B first; all branches evaluate after the same samples."""
+    """Batch sizes, B first; all branches evaluate after equal samples."""
 
     batch_sizes: tuple[int, ...]
     samples: int
@@ -78,8 +78,8 @@ class LocalCriticalBatch:
     """The largest batch size that `holds`.
 
     ``verdict``: ``found`` if ``low`` holds and ``high`` fails, ``at_least`` if all sizes hold, ``below`` if 2B fails,
-    or ``cannot_tell`` for ``reason``. ``bound``: the worst mean end that holds. ``spread``: the standard deviation of
-    the ends at B.
+    or ``cannot_tell`` for ``reason``. ``bound``: the worst mean metric that holds. ``spread``: the standard deviation
+    of the branches' metrics at B.
     """
 
     verdict: Verdict
@@ -93,13 +93,13 @@ class LocalCriticalBatch:
 
 
 def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
-    """True if the batch size's mean end is no worse than ``bound``."""
+    """True if the batch size's mean metric is no worse than ``bound``."""
     mean = size.mean
     return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
 
 
 def bound_of(base: BranchedSize, goal: Goal) -> float | None:
-    """One-sided 95 % prediction bound of the mean end of equally many new branches at B; None if unknown.
+    """One-sided 95 % prediction bound of the mean metric of equally many new branches at B; None if unknown.
 
     The bound is mean ± t s √(2/n), with Student's t of n − 1 degrees of freedom.
     """
@@ -122,7 +122,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
         return f"batch size {base.batch_size} has {len(base.ends)} branches; run at least {FEWEST_REPEATS}"
     if bound is None:
         return (
-            f"the branches at batch size {base.batch_size} have equal ends despite different data orders; "
+            f"the branches at batch size {base.batch_size} have equal metrics despite different data orders; "
             "use more samples per branch"
         )
     if holds(BranchedSize(batch_size=base.batch_size, ends=(start,)), bound, goal):

@@ -83,7 +83,7 @@ class QuickAnswer(Model):
 
 
 class Promise(Model):
-    """The quick answer compared with the search's answer; ``holds`` if the quick interval overlaps the flat range."""
+    """The quick answer compared with the search; ``holds``: true if the quick interval overlaps the flat range."""
 
     batch_size: int
     interval: list[int]

@@ -113,8 +113,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    Half widths of logarithms add in quadrature. The rule broke if the ratio's interval is beyond `APART`. The rule held
-    if the ratio is within `SAME`, the ratio's interval is within `APART`, and the intervals overlap.
+    The rule broke if the ratio's interval is beyond `APART`. The rule held if the ratio is within `SAME`, the ratio's
+    interval is within `APART`, and the intervals overlap.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -161,6 +161,7 @@ def _log(larger: float | None, smaller: float | None) -> float | None:
 
 
 def _quadrature(noise: float | None, critical: float | None) -> float | None:
+    # half widths of logarithms
     return None if noise is None or critical is None else math.hypot(noise, FROM_90_TO_95 * critical)
 
 
@@ -266,10 +267,8 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
 
 
 def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Answer]) -> list[RuleFinding]:
-    """Compare the optimum with the optima of studies from ``scratch``.
-
-    The flat ranges give the interval, open if a range is at the end of the batch sizes.
-    """
+    """Compare the optimum with the optima of studies from ``scratch``."""
+    # The flat ranges give the interval, open if a range is at the end of the batch sizes.
     if spec.preset != FINE_TUNING:
         return [_not_run(Rule.FINE_TUNING, None, f"the spec has no preset {FINE_TUNING}")]
     found, (low, high) = [], _flat_range(answer)

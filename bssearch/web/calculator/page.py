@@ -1,4 +1,4 @@
-"""The calculator's page: form, errors, and results, which a script refreshes."""
+"""The calculator's page: form, errors, and results that a script refreshes."""
 
 import re
 import shlex
@@ -163,7 +163,7 @@ FIELDSETS = (
         name="network",
         legend="Convolutional network",
         group="model",
-        text="A network instead of a transformer. Leave the parameters empty to take the network's parameters.",
+        text="Choose a network instead of a transformer. Leave the parameters empty to take the network's parameters.",
         request=MemoryPlanRequest,
         options={"network": "", "input_shape": ""},
         rare=("stages", "channels"),
@@ -180,7 +180,7 @@ FIELDSETS = (
         name="tuned",
         legend="Tuned learning rate",
         group="rate",
-        text="A good configuration, to scale to the wanted batch.",
+        text="Enter a good configuration to scale to the wanted batch.",
         request=LearningRateRequest,
         options={"from_batch": "256", "learning_rate": "1e-4", "optimizer": "adamw", "weight_decay": "0.01"},
         rare=(
@@ -199,7 +199,7 @@ FIELDSETS = (
         legend="Speed and critical batch size",
         group="speed",
         text="A step of m samples takes α + β·m seconds. “bssearch probe step-time” measures α and β on your device. "
-        "“bssearch probe noise” estimates the critical batch size, and a study finds the size.",
+        "“bssearch probe noise” estimates the critical batch size, and a study measures the critical batch size.",
         request=ScaleRequest,
         options={
             "alpha_s": "0.02",
@@ -443,7 +443,7 @@ class Asking(Generic[Asked]):
 
     @property
     def _pattern(self) -> re.Pattern[str]:
-        """Matches ``--option``, ``option =`` and bare names with an underscore."""
+        # Matches ``--option``, ``option =`` and bare names with an underscore
         names = "|".join(sorted(self.options, key=len, reverse=True))
         flags = names.replace("_", "-")
         words = "|".join(name for name in names.split("|") if "_" in name)
@@ -554,8 +554,8 @@ NEVER_TAKEN = frozenset({"model", "model_settings", "table", "rule", "study", "s
 MEMORY = ResultSection(
     name="memory",
     title="Memory",
-    text="The predicted memory of a training step on each device, and the micro-batches that fit. The largest size may "
-    "not be the best. “bssearch probe memory” measures the memory.",
+    text="The predicted memory of a training step on each device, and the micro-batches that fit. The largest "
+    "micro-batch may not be the best. “bssearch probe memory” measures the memory.",
 )
 SPLIT = ResultSection(
     name="accumulation",
@@ -571,13 +571,14 @@ RATES = ResultSection(
 TRADE_OFF = ResultSection(
     name="trade-off",
     title="Batch size against speed",
-    text="The predicted time on one device, t(B) = (α + β·B)·S_min·(1 + B_crit/B), to the same quality with a tuned "
-    "learning rate at each batch size. “bssearch run” measures the time.",
+    text="The predicted time to the target on one device, t(B) = (α + β·B)·S_min·(1 + B_crit/B) (McCandlish et al. "
+    "2018), with a tuned learning rate at each batch size. “bssearch run” measures the time.",
 )
 DEVICES = ResultSection(
     name="devices",
     title="Several devices",
-    text="Time to the target on 1 to N devices. More devices pay if each does at least half of a single device's work.",
+    text="Time to the target on 1 to N devices. More devices pay if each device does at least half of a single "
+    "device's work.",
 )
 
 
@@ -778,7 +779,7 @@ def calculator_page(asked: PageRequest) -> Answered:
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """Page of a query, without parts that depend on wrong or missing fields; never raises.
+    """The calculator for a query, without parts that depend on wrong or missing fields; never raises.
 
     A group without fields in the query gets its defaults.
     """
