@@ -101,7 +101,7 @@ from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2  # memory bounds the batch size if NEXT times the size does not fit; ladders double
 
-LEAST_ONE_IN = 1.2  # "at most one run in 1.1 reaches the target" is no information
+LARGEST_SHARE = 5 / 6  # "at most 90 % of runs reach the target" is no information
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (from `bssearch "
@@ -358,7 +358,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(
-            f"no trial of study {study.name!r} trained to the full limit, at which {target.metric} counts",
+            f"no trial of study {study.name!r} trained to the full limit, so {study.objective} is unknown",
             hint=_continue(study),
         )
     if any(objective.figure(trial) is not None for trial in trials):
@@ -406,12 +406,12 @@ def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
-    one_in = 1 / at_most(reached, runs)
-    share = f"at most one run in {one_in:.2g} reaches the target (95 % confidence)"
+    highest = at_most(reached, runs)
+    share = f"at most {highest:.0%} of runs reach the target (95 % confidence)"
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
         f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
-        f"{share if one_in >= LEAST_ONE_IN else 'too few runs to tell'}",
+        f"{share if highest <= LARGEST_SHARE else 'too few runs to tell'}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
@@ -434,7 +434,7 @@ def next_steps(
     if missing:
         words = "; ".join(one.in_words for one in missing)
         yield NextStep(
-            command=f"bssearch export {name} --to spec", why=f"writes a spec to search on. Missing runs: {words}"
+            command=f"bssearch export {name} --to spec", why=f"writes a spec that searches around these runs. Missing runs: {words}"
         )
     if not spec.is_imported:
         if not verdict.confirmed:
@@ -459,7 +459,7 @@ def _settling(spec: StudySpec, sure: Certainty, settles: Settles, trials: int) -
         ),
         "idle_machine": (
             f"study confirm {name} --runs {sure.runs}",
-            "other work on the machine slowed the runs; repeat them when the machine is idle",
+            "other work on the machine slowed the runs; repeat the runs when the machine is idle",
         ),
         "step_times": (
             f"probe step-time {name}",

@@ -51,7 +51,7 @@ def _how_sure(answer: Answer) -> str:
 
 
 def further_metrics(answer: Answer, *, training: bool = False) -> str:
-    """Sentence about further test metrics, or about the metric of training samples, if any."""
+    """Sentence about further test metrics, or about metrics of training samples, if any."""
     known = answer.optimal.further_metrics.items()
     shown = [f"{name} {with_interval(figure)}" for name, figure in known if name.startswith(TRAINING) == training]
     where = "training samples" if training else "the test part"
@@ -87,7 +87,7 @@ def about_growing(answer: Answer) -> str:
 
 
 def about_devices(answer: Answer) -> str:
-    """Seconds and costs of more devices up to the last number that saves time; empty if not timed."""
+    """Sentence about more devices, up to the last number that saves time; empty if not timed."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices
@@ -155,9 +155,9 @@ def what_else(answer: Answer) -> str:
     }
     near = [str(size) for size, figure in rivals.items() if objective.is_flat(figure.median, min(lowest, best.median))]
     if near:
-        return f"The median of batch {', '.join(near)} is also within 5 %."
+        return f"The median of batch {', '.join(near)} is also within 5 % of the best."
     is_shown = rivals.keys() <= {*answer.worse} and not answer.provisional
-    return "No other confirmed batch size is within 5 %." if rivals and is_shown else ""
+    return "No other confirmed batch size is within 5 % of the best." if rivals and is_shown else ""
 
 
 def _compared(ratio: Ratio | None, versus: str, objective: Objective) -> str:
@@ -209,11 +209,11 @@ def about_law(answer: Answer) -> list[str]:
     if (law := answer.predicted) is not None:
         return [f"The predicted law has S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
-        return ["No law, because the best configurations have different models."]
+        return ["There is no law, because the best configurations have different models."]
     if fit is None:
-        return ["No law, because fewer than two batch sizes reached the target."]
+        return ["There is no law, because fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
-        return ["No law yet, because the law needs three tuned batch sizes."]
+        return ["There is no law yet, because the law needs three tuned batch sizes."]
     fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
     noise = "" if ratio is None else f"; the gradient noise scale is {number(ratio)} times B_crit"
     parts = [
@@ -247,7 +247,7 @@ def about_device(answer: Answer) -> str:
 def front(
     batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool, devices: int = 1
 ) -> list[FrontPoint]:
-    """Time and cost of each batch size that reached the target; ``confirmed`` compares confirmed sizes only."""
+    """Time and cost of each batch size that reached the target; if ``confirmed``, the front has only confirmed sizes."""
     price = price_per_device_hour
     found = [
         (

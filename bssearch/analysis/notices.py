@@ -114,7 +114,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             "confirmation_missed",
             confirming and not verdict.confirmed and not lacks_runs,
             "no finalist reached the target in more than half of the confirmation runs; raise "
-            "budget.trial_train_seconds, or set an easier target under a new study name",
+            "budget.trial_train_seconds, or set an easier target under a new name",
         ),
         *(
             ("confirmation_stopped", True, f"{plainly_missed(one)}; this configuration gets no more runs")
@@ -147,6 +147,7 @@ def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Cav
 
 def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
     sizes, best = spec.batch_sizes, verdict.optimal.configuration.batch_size
+    rate = f"the best learning rate {verdict.optimal.configuration.learning_rate:.3g}"
     return [
         (
             "only_one_batch_size",
@@ -162,9 +163,9 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
         (
             "learning_rate_at_edge",
             is_at_end(spec, trials, verdict.optimal.configuration),
-            "the best learning rate is the lowest or highest tried rate; try lower or higher rates"
+            f"{rate} is the lowest or highest tried rate; try lower or higher rates"
             if spec.is_imported
-            else "the best learning rate is at the edge of the range; widen space.learning_rate",
+            else f"{rate} is at the edge of the range; widen space.learning_rate",
         ),
     ]
 
@@ -339,7 +340,7 @@ def _about_the_study(spec: StudySpec, trials: Sequence[TrialRecord], optimal: Ca
             and not spec.is_imported
             and best >= 2 * spec.default.batch_size
             and not any(trial.phase is Phase.TO_BUDGET for trial in trials),
-            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; compare "
+            f"batch {best} is {best / spec.default.batch_size:.3g} × your default batch size; compare "
             f"{spec.target.metric} after equal train seconds with `bssearch study confirm {name} --to-budget`",
         ),
     ]
@@ -401,7 +402,7 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
 def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, target: Target) -> str:
     size, best = row.batch_size, found.best_batch_size
     text = (
-        f"trained for the same {found.train_seconds:g} s, batch {size} reaches {target.metric} "
+        f"after {found.train_seconds:g} train seconds, batch {size} reaches {target.metric} "
         f"{row.final_metric:.4g}, {gap.value:.3g} worse than batch {best} ({_certainty(gap)})"
     )
     near = [

@@ -52,7 +52,7 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Basis of a trial's seconds: steps × step time for a contended trial with unknown CPU waits, if known."""
+    """Basis of a trial's seconds: steps × step time, if known, for a contended trial with unknown CPU waits."""
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
         return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"

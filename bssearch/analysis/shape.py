@@ -93,7 +93,7 @@ class Predicted(Model):
         """Optimum with seconds, and the sizes within 5 %."""
         text = f"{self.name}, {number(self.time_to_target_s)} s"
         flat = self.flat_range if self.interval is None else self.surely_flat
-        return text if flat is None or flat[0] == flat[1] else f"{text}; all from {flat[0]} to {flat[1]} within 5 %"
+        return text if flat is None or flat[0] == flat[1] else f"{text}; {flat[0]} to {flat[1]} are within 5 %"
 
 
 class Law(Model):
@@ -142,7 +142,7 @@ class Beyond(Model):
     """Prediction for a harder target or more samples, with 90 % intervals.
 
     ``reachable``: the probability that the metric can reach the target. ``b_crit_measured``: B_crit at the study's
-    target. ``growth``: B_crit grows with this power of the samples. ``test_batch_size``: the most informative batch
+    target. ``growth``: the power of the samples by which B_crit grows. ``test_batch_size``: the most informative batch
     size for a test run.
     """
 
@@ -205,9 +205,10 @@ class ScaleCheck(Model):
 
 
 class LargerPlan(Model):
-    """Answer of ``plan larger``, with 90 % intervals; ``power``: B_crit grows with this power of the samples.
+    """Answer of ``plan larger``, with 90 % intervals.
 
-    ``schedule`` has the spec's fields, with epochs of the largest study's data.
+    ``power``: the power of the samples by which B_crit grows. ``schedule`` has the spec's fields, with epochs of the
+    largest study's data.
     """
 
     parameters: float

@@ -138,8 +138,8 @@ def _grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Obje
     return Section(
         name="grown-trials",
         title="Trials with a growing batch",
-        text="A row per schedule, with the median over runs; the best schedule is bold. The law and the table of batch "
-        "sizes leave these trials out.",
+        text="The table has a row per schedule, with the median over runs; the best schedule is bold. The law and the "
+        "table of batch sizes leave these trials out.",
         table=Table(
             ["Batch", sentence(objective.axis_title), "First learning rate", "Ended", "Trials"],
             [
@@ -288,7 +288,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
         Section(
             name="recipe",
             title="Train with",
-            text=f"The optimum's configuration, from {plural(len(answer.optimal.trial_numbers), 'trial')}.",
+            text=f"The optimum's configuration ran in {plural(len(answer.optimal.trial_numbers), 'trial')}.",
             table=Table(
                 ["Parameter", "Value"],
                 [Row([name, in_words(value)]) for name, value in answer.optimal.values.items() if value is not None],
@@ -310,7 +310,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
         Section(
             name="curves",
             title="Learning curves",
-            text="The best run of each batch size, dotted if no run reached the target.",
+            text="Each line is the best run of a batch size, dotted if no run reached the target.",
             absent="The chart is missing, because the runs have no stored evaluations.",
             charts={"curves": plots.curves_chart(answer, picture.curves)},
             notes=_about_seconds(answer),
@@ -454,7 +454,7 @@ def _batches(answer: Answer) -> Section:
     return Section(
         name="batches",
         title="Batch sizes",
-        text="The best configuration of each batch size; the optimum is bold.",
+        text="Each row is the best configuration of a batch size; the optimum is bold.",
         table=Table(
             [
                 "Batch",
@@ -557,7 +557,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
     excluded = ", ".join(in_words(one) for one in slope.get("excludes") or [])
     return (
         f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
-        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, square root 0.5"
+        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, and square root is 0.5"
         f"{f', and the interval excludes {excluded}' if excluded else ''}."
     )
 

@@ -234,8 +234,8 @@ def _check(schedule: BatchSchedule) -> None:
         least = before.start_samples + before.batch_size
         if not schedule.is_measured and stage.start_samples < least:
             raise UsageError(
-                f"{BATCH_STAGES}: batch {stage.batch_size} begins after {stage.start_samples} samples; the least "
-                f"number is {least}, one step of batch {before.batch_size} later"
+                f"{BATCH_STAGES}: batch {stage.batch_size} begins after {stage.start_samples} samples; use at least "
+                f"{least}, one step of batch {before.batch_size} later"
             )
     for stage in schedule.stages:
         if stage.micro_batch_size < 1 or stage.batch_size % stage.micro_batch_size:

@@ -196,7 +196,7 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one optimizer step: median and 95 % interval; other fields as in `TrialOutcome`.
+    """Seconds of one optimizer step: median and 95 % interval; other fields are as in `TrialOutcome`.
 
     ``settled``: the interval reached the requested precision.
     """

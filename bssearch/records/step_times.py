@@ -100,7 +100,7 @@ def steps_at_first_size(configuration: Configuration, steps: float, step_seconds
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
-    """Seconds per step of one split."""
+    """Seconds per step at one `Split`."""
 
     seconds: float
     error: StepTimeError

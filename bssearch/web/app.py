@@ -126,7 +126,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Middleware that enforces `Access` and adds `HEADERS`; ``refuse`` makes pages of status, message and hint."""
+    """Middleware that enforces `Access` and adds `HEADERS`; ``refuse`` makes a page of status, message and hint."""
 
     def __init__(
         self,

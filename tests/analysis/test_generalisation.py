@@ -84,7 +84,7 @@ def test_the_gap_is_to_the_best_batch_size_with_welchs_interval() -> None:
     codes = about_generalisation(answer, ACCURACY)
     assert [notice.code for notice in codes] == ["generalisation_gap"]
     assert codes[0].message == (
-        "trained for the same 10 s, batch 128 reaches accuracy 0.91, 0.04 worse than batch 16 "
+        "after 10 train seconds, batch 128 reaches accuracy 0.91, 0.04 worse than batch 16 "
         "(95 % interval [0.0173, 0.0627] excludes 0). Retune dropout, weight decay and label smoothing at batch 128, "
         "or stay at or below batch 16"
     )

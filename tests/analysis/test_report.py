@@ -109,7 +109,7 @@ def test_unlike_the_flat_range_a_tie_must_be_shown() -> None:
 
 
 def test_no_other_batch_size_is_said_to_be_worse_than_5_percent_unless_the_runs_show_it() -> None:
-    said = "No other confirmed batch size is within 5 %."
+    said = "No other confirmed batch size is within 5 % of the best."
     steady = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.12, 1.13, 1.11)]
     assert (answer(steady).worse, said in headline(answer(steady))) == ([64], True)
     wide = [*searched(), *confirmed(32, 1.0, 1.3, 0.7), *confirmed(64, 2.0, 2.6, 1.4), *confirmed(128, 1.1, 1.4, 0.8)]
@@ -183,7 +183,7 @@ def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
     assert f"probability of {math.floor(100 * share)} %" in text
     assert found.settling == found.next[0] and found.next[0].command in text
     assert "bssearch" not in headline(found.model_copy(update={**NO_NEXT_STEP}))
-    assert "No other confirmed batch size is within 5 %." not in text
+    assert "No other confirmed batch size is within 5 % of the best." not in text
 
 
 def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:

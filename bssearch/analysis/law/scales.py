@@ -94,7 +94,7 @@ class ScalingLaw:
 
     @property
     def power(self) -> Interval:
-        """B_crit grows with this power of D."""
+        """The power of D by which B_crit grows."""
         return interval(self.found[:, 1])
 
     def knows(self, parameters: float, samples: float) -> bool:

@@ -75,7 +75,7 @@ def _unused(base: Configuration, name: str) -> str | None:
 def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
     if base.optimizer == tuned.optimizer:
         return None
-    return f"the default trains with {base.optimizer}, the optimum of batch {tuned.batch_size} with {tuned.optimizer}"
+    return f"the default trains with {base.optimizer}, but batch {tuned.batch_size} trains best with {tuned.optimizer}"
 
 
 def _scaled_rate(

@@ -554,8 +554,8 @@ NEVER_TAKEN = frozenset({"model", "model_settings", "table", "rule", "study", "s
 MEMORY = ResultSection(
     name="memory",
     title="Memory",
-    text="The predicted memory of a training step on each device, and the micro-batches that fit. The largest "
-    "micro-batch may not be the best. “bssearch probe memory” measures the memory.",
+    text="The figures predict the memory of a training step on each device, and the micro-batches that fit. The "
+    "largest micro-batch may not be the best. “bssearch probe memory” measures the memory.",
 )
 SPLIT = ResultSection(
     name="accumulation",
@@ -565,20 +565,20 @@ SPLIT = ResultSection(
 RATES = ResultSection(
     name="rates",
     title="Learning rate at the wanted batch",
-    text="The tuned configuration by each rule of thumb, with the conditions under which the rule holds and breaks. "
+    text="Each rule of thumb scales the tuned configuration; the second table says when the rule holds and breaks. "
     "“bssearch run” measures the best rate.",
 )
 TRADE_OFF = ResultSection(
     name="trade-off",
     title="Batch size against speed",
-    text="The predicted time to the target on one device, t(B) = (α + β·B)·S_min·(1 + B_crit/B) (McCandlish et al. "
-    "2018), with a tuned learning rate at each batch size. “bssearch run” measures the time.",
+    text="With a tuned learning rate at each batch size, one device should reach the target in t(B) = (α + β·B)·S_min·"
+    "(1 + B_crit/B) (McCandlish et al. 2018). “bssearch run” measures the time.",
 )
 DEVICES = ResultSection(
     name="devices",
     title="Several devices",
-    text="Time to the target on 1 to N devices. More devices pay if each device does at least half of a single "
-    "device's work.",
+    text="The table has the time to the target on 1 to N devices. More devices pay if each device does at least half "
+    "of a single device's work.",
 )
 
 
@@ -616,7 +616,7 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[Section]
         Section(
             name="memory",
             title="Memory against the micro-batch",
-            text="The prediction. The dotted line is the device's memory.",
+            text="The chart shows the prediction; the dotted line is the device's memory.",
             charts={"memory": _memory_figure(plan, sizes, peaks)},
         )
     ]
