@@ -434,7 +434,8 @@ def next_steps(
     if missing:
         words = "; ".join(one.in_words for one in missing)
         yield NextStep(
-            command=f"bssearch export {name} --to spec", why=f"writes a spec that searches around these runs. Missing runs: {words}"
+            command=f"bssearch export {name} --to spec",
+            why=f"writes a spec that searches around these runs. Missing runs: {words}",
         )
     if not spec.is_imported:
         if not verdict.confirmed:

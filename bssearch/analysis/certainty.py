@@ -201,7 +201,7 @@ class Beliefs:
 
     @property
     def recommended(self) -> int:
-        """Smallest `tied` batch size that is within 5 % of the optimum about as probably as `best`."""
+        """Smallest `tied` batch size that is within 5 % of the optimum as probably as `best`."""
         least = min(SHOWN, float(self.shares[self._place(self.best)]) - LEAST_GAIN)
         return min([self.best, *(size for size in self.tied if self.shares[self._place(size)] >= least)])
 

@@ -247,7 +247,7 @@ def about_device(answer: Answer) -> str:
 def front(
     batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool, devices: int = 1
 ) -> list[FrontPoint]:
-    """Time and cost of each batch size that reached the target; if ``confirmed``, the front has only confirmed sizes."""
+    """Time and cost of batch sizes that reached the target; if ``confirmed``, the front has only confirmed sizes."""
     price = price_per_device_hour
     found = [
         (

@@ -294,7 +294,7 @@ class LawFit:
     """Law with the 90 % interval of B_crit, None on an unbounded side.
 
     ``deviation``: the residual standard deviation of log samples. ``residuals``: geometric mean samples / the law's
-    samples − 1. ``verdict``: poor if a residual exceeds 10 % and also 3 standard errors or the F-test's limit at 5 %.
+    samples − 1. ``verdict``: poor if a residual exceeds 10 % and either 3 standard errors or the F-test's 5 % limit.
     """
 
     s_min: float

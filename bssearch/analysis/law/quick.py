@@ -53,8 +53,7 @@ class QuickAnswer(Model):
 
     ``interval`` contains the optimum with a probability of 90 %. ``gain``: the default's expected time / the optimum's
     time. ``learning_rate_gain``: time with the rule's learning rate / time with the recommended rate. A step takes
-    ``alpha_s`` + ``beta_s`` × samples seconds. ``target``: easier than the study's target if the default missed the
-    study's target.
+    ``alpha_s`` + ``beta_s`` × samples seconds. ``target``: easier than the study's target if the default missed.
     """
 
     schema_version: Literal[1] = 1
