@@ -302,8 +302,9 @@ class Answer(Model):
 
     ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % worse.
     ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
-    ``provisional``: true if this probability is unknown or below 0.9. ``configuration_within_5_percent``: the
-    probability that the printed values cost at most 5 % more. ``predicted``: a prediction for a harder target.
+    ``provisional``: true if ``within_5_percent`` is unknown or below 0.9. ``configuration_within_5_percent``: the
+    probability that the printed values cost at most 5 % more than the best. ``predicted``: a prediction for a harder
+    target.
 
     ::
 

@@ -153,8 +153,8 @@ class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
     ``configuration_within_5_percent``: the probability that the recommended values, without further tuning, are within
-    5 %. ``runs``: runs per contending batch size that would settle the answer, on an idle machine if ``settles`` is
-    ``idle_machine``.
+    5 % of the best. ``runs``: runs per contending batch size that would settle the answer, on an idle machine if
+    ``settles`` is ``idle_machine``.
     """
 
     within_5_percent: float
@@ -201,7 +201,7 @@ class Beliefs:
 
     @property
     def recommended(self) -> int:
-        """Smallest `tied` batch size that is within 5 % of the optimum as probably as `best`."""
+        """Smallest `tied` batch size about as likely as `best` to be within 5 % of the optimum."""
         least = min(SHOWN, float(self.shares[self._place(self.best)]) - LEAST_GAIN)
         return min([self.best, *(size for size in self.tied if self.shares[self._place(size)] >= least)])
 

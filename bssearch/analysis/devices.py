@@ -56,7 +56,7 @@ def by_devices(
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
     cells = {world_size: list(_cells(here, verdict, law, runs)) for world_size, here in sorted(timed.items())}
     own = [one for one in cells[searched] if one.probe.batch_size == verdict.optimal.configuration.batch_size]
-    # an audit times more micro-batches
+    # an audit also times smaller micro-batches
     base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)
     if base is None:
         return []

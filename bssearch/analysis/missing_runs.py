@@ -70,7 +70,7 @@ def _wanted(
             yield MissingRun(
                 size,
                 carried,
-                f"batch {best}'s learning rate, scaled; this size has {plural(len(tried), 'tried learning rate')}",
+                f"batch {best}'s learning rate, scaled; batch {size} has {plural(len(tried), 'tried learning rate')}",
             )
         elif rate in (tried[0], tried[-1]):
             at = "only" if len(tried) == 1 else "highest" if rate == tried[-1] else "lowest"
@@ -83,7 +83,7 @@ def _wanted(
 
 
 def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
-    """Ascending learning rates with the batch size and optimizer of ``like``; empty if that rate is unknown."""
+    """Ascending learning rates with the batch size and optimizer of ``like``; empty if ``like`` has no known rate."""
     here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
     alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and is_rate_known(one)}
     return sorted(alike) if is_rate_known(like) else []

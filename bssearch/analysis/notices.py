@@ -288,7 +288,7 @@ def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Cav
                 if optimal.objective.common is not None
                 else "their times are steps × the step time from a quiet device"
                 if timed == len(shared)
-                else f"{timed} of these times are steps × the step time from a quiet device, the other times as "
+                else f"{timed} of these times are steps × the step time from a quiet device, and the other times are "
                 "measured; repeat the runs on an idle machine"
             ),
         ),

@@ -93,7 +93,7 @@ def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> se
 
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
-    """Copies of trials, in which the few runs of `beaten` configurations count as search trials."""
+    """Copies of trials; the few runs of `beaten` configurations become search trials."""
     # At another target or device, a beaten configuration may be the best, and its few runs confirm nothing.
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
@@ -157,9 +157,7 @@ def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective
 
 
 def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Keys and batch sizes of the incomplete configurations, if all started after the other configurations were
-    complete.
-    """
+    """Keys and batch sizes of incomplete configurations, if all began after the other configurations were complete."""
     by_configuration = _runs_by_configuration(trials)
     enough, excluded = min(confirmation_runs, FEWEST_RUNS), _need_no_more(trials, objective)
     counted = {key: runs for key, runs in by_configuration.items() if key not in excluded}

@@ -73,7 +73,7 @@ class Predicted(Model):
     """The optimum among runnable sizes, by the law's steps × step time.
 
     ``interval`` contains the optimum in 95 % of draws of the law and step times. Each size of ``surely_flat`` is within
-    5 % of the best in 95 % of the draws.
+    5 % of the best in 95 % of draws.
     """
 
     batch_size: int

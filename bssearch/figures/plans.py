@@ -239,7 +239,7 @@ def shown_scale(plan: ScalePlan) -> Shown:
                 document,
                 "rows",
                 {name: words for name, words in DEVICES.items() if document["rows"][0][name] is not None},
-                caption="By number of devices; the last number that pays is bold",
+                caption="Times by number of devices; the last number that pays is bold",
                 marked=lambda row: bool(row["devices"] == plan.pays_up_to.estimate),
                 is_shown=lambda row: row["devices"] in shown,
             )

@@ -313,9 +313,7 @@ def _lower_bounds(answer: Answer) -> Iterator[Series]:
         if (bound := row.objective_lower_bound) is not None
     ]
     if points:
-        yield Series(
-            name=f"{exceeds} than this, target not reached", points=points, colour=MUTED, symbol="arrow", size=12
-        )
+        yield Series(name=f"{exceeds} than this (target missed)", points=points, colour=MUTED, symbol="arrow", size=12)
 
 
 def _default(answer: Answer, batch_size: int) -> Iterator[Series]:

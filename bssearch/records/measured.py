@@ -293,7 +293,8 @@ class Environment:
     """Machine and software of a trial; seconds compare only if fingerprints are equal.
 
     ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's
-    file; ``git_revision`` ends with ``+`` if this file was modified; ``git_dirty``: any tracked file was modified.
+    file, and ``git_revision`` ends with ``+`` if this file was modified. ``git_dirty``: True if any tracked file was
+    modified.
     """
 
     device_name: str

@@ -88,7 +88,7 @@ class TrialRequest:
     """Request to run a trial.
 
     A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. Without a checkpoint, the trial ends
-    as `PRUNED` instead. A ``branch`` continues from the user's file.
+    as `PRUNED`. A ``branch`` continues from the user's file.
     """
 
     number: int

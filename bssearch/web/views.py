@@ -85,7 +85,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Entry of ``known`` for a query value; None without a value. Raises `UsageError` if the value is unknown."""
+        """Entry of ``known`` for a query value; None without a value. Raises `UsageError` if unknown."""
         given = self.text(name)
         if given is None:
             return None

@@ -256,7 +256,7 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
         sizes = " and ".join(str(one.micro_batch_size) for one in (whole, split) if one.contended)
         why = f"other work used the device while step times of micro-batch {sizes} were measured{again}"
         return _not_run(Rule.ACCUMULATION, whole.batch_size, why)
-    assert whole.step_seconds is not None and split.step_seconds is not None, "both have step times"
+    assert whole.step_seconds is not None and split.step_seconds is not None, "the step times are known"
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)
     high = (split.step_seconds_high or split.step_seconds) / (whole.step_seconds_low or whole.step_seconds)
     ratio = Regret(value=split.step_seconds / whole.step_seconds, low=low, high=high, at_least=False)

@@ -199,7 +199,7 @@ FIELDSETS = (
         legend="Speed and critical batch size",
         group="speed",
         text="A step of m samples takes α + β·m seconds. “bssearch probe step-time” measures α and β on your device. "
-        "“bssearch probe noise” estimates the critical batch size, and a study measures the critical batch size.",
+        "“bssearch probe noise” estimates the critical batch size, and a study measures it.",
         request=ScaleRequest,
         options={
             "alpha_s": "0.02",
