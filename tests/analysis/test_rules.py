@@ -207,7 +207,7 @@ def test_an_audit_spent_its_own_runs_whatever_rule_gives_them_now(phase: Phase, 
         (MemoryBoundary(fits=1000, too_large=1100), None, None, "not_run", "80 % of memory is batch 800; the nearest"),
         (MemoryBoundary(fits=40, too_large=44), None, 32, "broke", "paired by 3 seeds; 80 % of the 40 samples"),
         (MemoryBoundary(fits=40), 40, 32, "broke", "paired by 3 seeds; 80 % of the 40 samples that fit is 32"),
-        (MemoryBoundary(fits=200, too_large=220), None, 128, "held", "fit is 160; the nearest batch size is the optimum"),
+        (MemoryBoundary(fits=200, too_large=220), None, 128, "held", "160; the nearest batch size is the optimum"),
     ],
 )
 def test_eighty_percent_of_memory(
