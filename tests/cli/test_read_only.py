@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import pytest
 
@@ -209,11 +210,8 @@ class TestWriting:
     def _nothing_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not even what a workload or a script is, which takes running a step of it, is looked at."""
 
-        def describe(executor: LawExecutor) -> None:
-            raise AssertionError("the workload has been loaded")
-
         run_by_law(monkeypatch)
-        monkeypatch.setattr(LawExecutor, "describe", describe)
+        monkeypatch.setattr(LawExecutor, "describe", Mock(side_effect=AssertionError("the workload has been loaded")))
 
     @pytest.mark.parametrize("line", WRITES.values(), ids=WRITES)
     def test_a_reader_is_told_of_the_role_before_anything_runs(

@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -113,10 +114,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_each_way_to_end_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: BaseException, code: int
 ) -> None:
-    def fails() -> None:
-        raise raised
-
-    monkeypatch.setattr(application, "app", fails)
+    monkeypatch.setattr(application, "app", Mock(side_effect=raised))
     monkeypatch.setattr(output, "end_of_pipe", lambda: sys.exit(0))
     with pytest.raises(SystemExit) as caught:
         main()
@@ -129,10 +127,7 @@ def test_each_way_to_end_has_its_exit_code(
 
 @pytest.mark.usefixtures("_as_before")
 def test_other_errors_go_through_with_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(application, "app", fails)
+    monkeypatch.setattr(application, "app", Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         main()
 
@@ -465,8 +460,7 @@ def test_the_default_has_a_row_if_another_configuration_of_its_batch_size_is_bet
     assert default_row(*retuned, *own) == [" default 3.1 with batch 32"]
     assert default_row(*retuned, *missed) == [" default > 10 with batch 32"]
     assert default_row(*retuned) == [], "never run"
-    for same in (own, missed):
-        assert default_row(*same) == []
+    assert default_row(*own) == default_row(*missed) == []
     (row,) = [line for line in screen(answer([*confirmed(64, 1.0, 1.05, 1.1), *own])) if " 32 " in line]
     assert row.endswith("3 seeds, your default")
 

@@ -285,10 +285,9 @@ def test_an_undecided_rule_gets_twice_the_runs_and_a_decided_one_no_more() -> No
 def test_the_cheapest_rule_runs_first_and_then_the_one_that_is_cheapest_to_decide() -> None:
     assert not_none(planned(noisy(0.8, batch_size=256), noisy(0.7, number=100))).configuration.batch_size == 64
     unclear, nearly = noisy(0.8, 1.0, 1.5, 1.0), noisy(0.7, 1.5, 2.5, 1.2, number=100)
-    for alone in (unclear, nearly):
-        assert planned(alone) is not None
-    for pair in ((unclear, nearly), (nearly, unclear)):
-        assert not_none(planned(*pair)).configuration.learning_rate == 0.7 / 4
+    assert None not in (planned(unclear), planned(nearly))
+    plans = planned(unclear, nearly), planned(nearly, unclear)
+    assert [not_none(one).configuration.learning_rate for one in plans] == [0.7 / 4] * 2
 
 
 def test_a_fine_tuning_study_remembers_its_preset_and_finds_the_study_from_scratch(tmp_path: Path) -> None:
@@ -308,15 +307,11 @@ def test_a_fine_tuning_study_remembers_its_preset_and_finds_the_study_from_scrat
 
 
 def test_the_cost_of_accumulation_is_timed_again_after_other_work_used_the_device(studied: Path) -> None:
-    class Busy(LawExecutor):
-        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-            return replace(super().measure_step_time(request), contended=True)
-
     def verdict(executor: LawExecutor) -> str:
         found = audit_study(SPEC, Launch(db=url_in(studied), make_executor=lambda *_: executor))
         return next(one.verdict for one in found.rules if one.rule is Rule.ACCUMULATION)
 
-    assert verdict(Busy()) == "not_run"
+    assert verdict(LawExecutor(timed=lambda found: replace(found, contended=True))) == "not_run"
     again = LawExecutor()
     assert verdict(again) != "not_run"
     assert {one.accumulation_steps for one in again.splits_timed} == {4}

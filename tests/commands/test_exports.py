@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -345,10 +346,7 @@ def test_a_database_takes_several_studies_but_no_name_twice(url: str) -> None:
 def test_nothing_is_left_of_a_study_that_was_not_written_to_its_end(
     url: str, failure: BaseException | type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> Iterator[dict[str, Any]]:
-        raise failure
-
-    monkeypatch.setattr(optuna_study, "_attribute", fails)
+    monkeypatch.setattr(optuna_study, "_attribute", Mock(side_effect=failure))
     with pytest.raises((KeyboardInterrupt, DatabaseError)):
         write_study(toy(), optuna_database(url))
     if url.startswith("sqlite"):

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -307,10 +308,7 @@ def put_into_loss(folder: Path, code: str) -> None:
 def test_where_torch_compile_fails_the_study_is_eager_and_each_trial_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*given: object, **options: object) -> None:
-        raise ImportError("no module named inductor")
-
-    monkeypatch.setattr(torch, "compile", fails)
+    monkeypatch.setattr(torch, "compile", Mock(side_effect=ImportError("no module named inductor")))
     with inline(tmp_path, training=TrainingSpec(compile="max-autotune")) as executor:
         found = executor.describe()
         outcome, _ = run_to_the_end(executor, request_trial(1))

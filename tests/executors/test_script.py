@@ -301,9 +301,7 @@ def test_a_stop_ends_a_trial_and_a_line_that_says_nonsense_is_no_trial(script: S
     assert (outcome.state, outcome.reason) == asked
     assert outcome.steps < 1000
 
-    def fails(observation: Observation) -> None:
-        raise UsageError("the driver is gone")
-
+    fails = Mock(side_effect=UsageError("the driver is gone"))
     with pytest.raises(UsageError, match="the driver is gone"):
         script.loaded.run(NEVER, fails, stop=lambda: None)
     assert script.run()[0].state is TrialState.REACHED, "its end was waited for"

@@ -228,8 +228,7 @@ def test_a_paused_trial_has_the_curve_of_an_unpaused_trial(
     made = computation(precision=precision, deterministic=True, data=data, loader_workers=0)
     _, whole = run(made, replace(request, checkpoint=None), NoisyDigits())
     assert len(whole) > 5
-    for steps in (20, 33):
-        assert pause_after(made, request, steps) == curve(whole)
+    assert [pause_after(made, request, steps) for steps in (20, 33)] == [curve(whole)] * 2
 
 
 # The device -----------------------------------------------------------------------------------------------------------

@@ -228,17 +228,12 @@ def test_another_device_under_one_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path) -> None:
-    class AtOnce(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            request = self.running.pop(0)
-            outcome = TrialOutcome(
-                state=TrialState.REACHED, reason="", time_to_target_s=0.0, steps_to_target=0, best_metric=0.95
-            )
-            return [TrialEnded(request.number, outcome)]
-
+    at_once = TrialOutcome(
+        state=TrialState.REACHED, reason="", time_to_target_s=0.0, steps_to_target=0, best_metric=0.95
+    )
     for _ in range(2):
         with pytest.raises(SpecError, match=r"target.value = 0.9 is met before the first step: trial 1 .* = 0.95"):
-            run(make_spec(**SHORT), tmp_path, AtOnce())
+            run(make_spec(**SHORT), tmp_path, LawExecutor(ended_as=lambda *_: at_once))
 
 
 class OwnLoop(LawExecutor):
@@ -290,13 +285,9 @@ def test_other_targets_above_one_are_searched_for(changes: dict[str, Any], tmp_p
 
 
 def test_nan_at_any_learning_rate_ends_the_study_and_blames_the_data(tmp_path: Path) -> None:
-    class Nan(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            request = self.running.pop(0)
-            return [TrialEnded(request.number, TrialOutcome(state=TrialState.DIVERGED, reason="nan", steps=1))]
-
+    nan = TrialOutcome(state=TrialState.DIVERGED, reason="nan", steps=1)
     for low, ends_early in ((1e-4, True), (0.05, False)):
-        executor, folder = Nan(), tmp_path / str(low)
+        executor, folder = LawExecutor(ended_as=lambda *_: nan), tmp_path / str(low)
         folder.mkdir()
         space = {**SPEC["space"], "learning_rate": {"low": low, "high": 1.0}}
         with pytest.raises(TargetNotReachedError) as caught:

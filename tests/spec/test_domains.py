@@ -83,8 +83,7 @@ def test_a_parameter_beyond_its_limits_is_refused_fixed_listed_or_in_a_range(fie
 
 
 def test_each_limited_parameter_is_a_field_of_the_space() -> None:
-    for field in LIMITS:
-        assert space_with(field, 1.0 if field == "horizon_samples" else 0.5)
+    assert all(space_with(field, 1.0 if field == "horizon_samples" else 0.5) for field in LIMITS)
 
 
 @pytest.mark.parametrize(

@@ -275,8 +275,7 @@ def test_other_trials_cannot_be_resumed(paused: Store) -> None:
     start(paused)
     start(paused)
     pause(paused, 3, OUTCOME)
-    for number in (2, 3, 99):
-        assert not resume(paused, number, "anybody")
+    assert [resume(paused, number, "anybody") for number in (2, 3, 99)] == [False] * 3
     assert [trial.state for trial in paused.trials.of("toy")] == ["paused", "running", "reached"]
 
 

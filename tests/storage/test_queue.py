@@ -103,8 +103,7 @@ def test_workers_that_choose_together_lose_no_served_seconds(url: str) -> None:
         def serve(number: int) -> None:
             with open_store(url) as own:
                 own.queue.keep_worker(record(f"worker-{number}"))
-                for _ in range(8):
-                    assert served(own, f"worker-{number}", {"one"}, used=10.0) == "one"
+                assert {served(own, f"worker-{number}", {"one"}, used=10.0) for _ in range(8)} == {"one"}
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(serve, range(4)))

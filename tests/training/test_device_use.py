@@ -117,8 +117,7 @@ def test_a_device_is_looked_for_once_and_not_at_each_reading(fake: FakeNvml, mon
         return str(find(uuid))
 
     monkeypatch.setattr(library, "nvmlDeviceGetHandleByUUID", handle)
-    for _ in range(3):
-        assert nvml.total_energy_joules(CUDA) == 5.0
+    assert [nvml.total_energy_joules(CUDA) for _ in range(3)] == [5.0] * 3
     assert asked == ["GPU-0"]
 
 

@@ -424,8 +424,7 @@ def test_passes_spread_over_the_window(meter: Meter) -> None:
 
 
 def test_nothing_is_measured_outside_of_the_window(meter: Meter) -> None:
-    for metric in (0.5, 0.6, 0.85, 0.4):
-        assert meter.passes_after(metric, ENOUGH) == 0
+    assert [meter.passes_after(metric, ENOUGH) for metric in (0.5, 0.6, 0.85, 0.4)] == [0] * 4
     assert meter.meter.result() == GradientNoise()
     assert meter.passes_after(0.87, ENOUGH) > 0
     assert meter.passes_after(0.8, 9 * ENOUGH) == 0

@@ -278,8 +278,7 @@ class TestTrials:
 
     def test_a_trial_shows_its_configuration_curve_and_rerun(self, pages: TestClient) -> None:
         text = pages.get("/studies/task/trials/1").text
-        for part in ("bssearch trial rerun task 1", "<svg", "learning_rate"):
-            assert part in text
+        assert [part for part in ("bssearch trial rerun task 1", "<svg", "learning_rate") if part not in text] == []
 
     @pytest.mark.parametrize("number", ["0", "9999", "9" * 30, "x", "-1", "1.5", "²"])
     def test_a_missing_trial_is_not_found(self, pages: TestClient, number: str) -> None:
@@ -653,8 +652,7 @@ class TestHostNames:
     def test_a_foreign_name_is_refused_and_learns_nothing(self, pages: TestClient, searched: str, host: str) -> None:
         answer = pages.get("/studies", headers={"Host": host})
         assert answer.status_code == 421
-        for secret in ("task", searched.rpartition("/")[2], "<script>"):
-            assert secret not in answer.text
+        assert [one for one in ("task", searched.rpartition("/")[2], "<script>") if one in answer.text] == []
 
     def test_a_public_server_accepts_given_names_and_addresses(self, searched: str) -> None:
         client = client_of(searched, host="0.0.0.0", token=TOKEN, names=("Train.Example",))
@@ -735,8 +733,7 @@ class TestRequests:
     )
     def test_every_answer_has_the_security_headers(self, pages: TestClient, path: str) -> None:
         answer = pages.get(path)
-        for name, value in HEADERS.items():
-            assert answer.headers[name] == value
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
         again = pages.get(path, headers={"If-None-Match": answer.headers.get("etag", "none")})
         assert again.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
 

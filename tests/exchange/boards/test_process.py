@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -331,10 +332,7 @@ def test_a_board_gets_the_stored_trials(tmp_path: Path, notebook: Notebook) -> N
 def test_a_process_that_cannot_start_fails_no_study(
     tmp_path: Path, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("no process left")
-
-    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
+    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", Mock(side_effect=OSError("no process left")))
     _, trials, _ = run(tmp_path, "Keeping")
     assert trials
     assert notebook.calls("Keeping") == []

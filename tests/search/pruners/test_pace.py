@@ -165,8 +165,7 @@ def test_the_winners_own_curve_is_never_hopeless_on_its_own_clock(speed: float) 
 def test_a_paused_trial_goes_on_when_a_better_winner_gives_it_hope() -> None:
     field = pace(limit=16.0 / FIRST)
     field.winner(0, seconds=10.0)
-    for number, gain in ((1, 0.15), (2, 0.18)):
-        assert field.observe(number, 5.0, gain) is Action.WAIT
+    assert [field.observe(number, 5.0, gain) for number, gain in ((1, 0.15), (2, 0.18))] == [Action.WAIT] * 2
     assert field.goes_on(fresh=True) is None
     field.told(3, (8.0, 0.17), (8.5, 0.18))  # what they have now, this winner had when it was nearly there
     field.reached(3, 9.0)
@@ -195,8 +194,7 @@ def test_a_trial_past_the_cap_never_pauses() -> None:
 def test_if_trials_cannot_pause_hopeless_ones_stop_and_all_go_on_before_the_first_hit() -> None:
     field = pace(can_wait=False)
     assert not field.pruner.paces_itself(field.standings), "so the planner must"
-    for number in range(4):
-        assert field.observe(number, 80.0, 0.1) is Action.GO_ON
+    assert {field.observe(number, 80.0, 0.1) for number in range(4)} == {Action.GO_ON}
     field.winner(9)
     assert field.observe(4, 5.0, 0.1) is Action.STOP
     assert field.given_up() is None
@@ -213,8 +211,7 @@ def test_the_least_promising_trial_is_given_up_first(field: Field) -> None:
     field.winner(9)
     assert field.goes_on(fresh=False) is None, "they are past the cap"
     assert {field.given_up(), field.given_up()} == {0, 2}
-    for number, gain in ((3, 0.15), (4, 0.05)):
-        assert field.observe(number, 5.0, gain) is Action.WAIT
+    assert [field.observe(number, 5.0, gain) for number, gain in ((3, 0.15), (4, 0.05))] == [Action.WAIT] * 2
     assert [field.given_up() for _ in range(3)] == [4, 3, None], "the greatest predicted time"
     assert field.goes_on(fresh=False) is None
 
@@ -316,8 +313,7 @@ def test_a_rung_is_twice_as_far_as_the_one_before(seconds: float, rung: int) -> 
 
 @pytest.mark.parametrize("limit", [0.1, 0.3, 7.0, 1e-9, 1e9])
 def test_a_rung_is_reached_at_its_exact_seconds_under_any_limit(limit: float) -> None:
-    for rung in range(5):
-        assert rung_of(progress((seconds_of(rung, limit), 0.5)), limit) == rung
+    assert [rung_of(progress((seconds_of(rung, limit), 0.5)), limit) for rung in range(5)] == [*range(5)]
 
 
 def test_before_the_first_hit_the_best_of_each_rung_goes_on(field: Field) -> None:
@@ -378,8 +374,7 @@ def test_with_many_parallel_trials_a_leader_does_not_pause_above_the_first_rung(
 
 
 def test_after_a_winner_trials_on_rungs_go_on_by_their_pace(field: Field) -> None:
-    for number in range(2):
-        assert field.observe(number, RUNG, 0.1 * (2 - number)) is Action.WAIT
+    assert {field.observe(number, RUNG, 0.1 * (2 - number)) for number in range(2)} == {Action.WAIT}
     assert field.goes_on(fresh=True) is None, "two came, of three one goes on"
     field.winner(7, seconds=100.0)  # both are now as fast as the winner
     assert {field.goes_on(fresh=True) for _ in range(2)} == {0, 1}
