@@ -203,7 +203,9 @@ def worker(
     slots: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Trials at once.", show_default="each spec's")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="each spec's")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:N.", show_default="each spec's")
+    ] = None,
     turn_seconds: Annotated[float, typer.Option(help="Seconds until a study yields to the next study.")] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when the queue is empty.")] = False,
 ) -> None:

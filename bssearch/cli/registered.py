@@ -188,7 +188,7 @@ def _print_imported(
     for text in notes:
         note(text)
     if dry_run:
-        note("no study was stored, because of --dry-run")
+        note("with --dry-run, bssearch stored no study")
     print_named(rows, columns, form)
 
 

@@ -83,7 +83,7 @@ def filled_in(name: str, kind: Kind) -> dict[Path, str]:
 
 
 def class_name_of(name: str) -> str:
-    """Name in CamelCase; raise `UsageError` for an invalid name."""
+    """Return ``name`` in CamelCase; raise `UsageError` for an invalid name."""
     require(
         re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) and len(name) <= LONGEST_NAME,
         f"NAME = {name!r} must have at most {LONGEST_NAME} letters, digits, dashes and underscores, and begin with a "
@@ -149,7 +149,7 @@ def run(
         typer.Option(
             "--from",
             metavar="STUDY",
-            help="First try the best configuration and the missing runs of another study, such as an import.",
+            help="First try the best configuration and the missing runs of another study, such as an imported study.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -254,11 +254,11 @@ def print_quick(found: QuickAnswer) -> None:
         f"In one run at this batch size, the rule's learning rate took {found.learning_rate_gain:.2g}× the time of "
         f"learning rate {best.learning_rate:.3g}. With learning rates between {rates}, another batch size may be best."
         if found.learning_rate_gain > 1
-        else f"The rule gives this learning rate from the default: retune the learning rate between {rates}.",
+        else f"The rule derives this learning rate from the default; retune the learning rate between {rates}.",
         *(f"note: {notice.message}" for notice in found.warnings),
         "This answer is about the time to a target from scratch, not about a fixed number of epochs or forgetting "
         "after fine-tuning.",
-        "next: bssearch run SPEC searches from this answer, tunes and confirms",
+        "next: run `bssearch run SPEC` to search from this answer, tune and confirm",
     )
 
 

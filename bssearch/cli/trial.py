@@ -280,7 +280,7 @@ def _steps(found: Rerun) -> str:
         return f"{named}: the same steps, bit for bit ({count} evaluations compared)."
     if found.identical is None:
         end = f"{found.then.state.value}, after {found.then.steps} steps"
-        return f"{named}: the same end ({end}), but no evaluations to compare the steps (0 evaluations compared)."
+        return f"{named}: the same end ({end}), but the runs have no evaluations to compare."
     first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
     states = sorted({one.state.value for one in found.runs} - {found.then.state.value})

@@ -178,7 +178,7 @@ class WalkStep(Model):
 
 
 class Check(Model):
-    """Check of a spec, or of the largest scale; ``notes`` correct assumptions.
+    """Check of a spec, or of the largest scale; ``notes`` correct common claims.
 
     ``longest_study_s`` and ``likely_study_s`` sum over all ``studies``.
     """
@@ -368,7 +368,7 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     soonest = (
         f"batch {min(reached, key=reached.__getitem__)} of these two batch sizes, untuned"
         if reached
-        else f"neither batch size within {limit:g} s"
+        else f"neither batch size reaches the target within {limit:g} s"
     )
     yield WalkStep(
         question="Which batch size reaches the target soonest?",
@@ -557,7 +557,11 @@ def _notes(
     row = next(row for row in rows if row.target == proposed)
     share = row.share_of_limit or 0.0
     notes = [
-        (row.reached < len(runs), f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal"),
+        (
+            row.reached < len(runs),
+            f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal; raise the margin for an "
+            "easier target",
+        ),
         (
             share > LATE,
             f"the default reaches the proposal after {share:.0%} of budget.trial_train_seconds = {limit:g}; raise "
@@ -570,7 +574,8 @@ def _notes(
         ),
         (
             target.gain(target.value) > target.gain(proposed),
-            f"the spec's target of {target.value:g} is harder than the proposal",
+            f"the spec's target of {target.value:g} is harder than the proposal; use the proposal unless you need "
+            "this target",
         ),
     ]
     return [note for holds, note in notes if holds]
@@ -620,7 +625,7 @@ def schedule_runs(spec: StudySpec) -> int:
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
     """Expected wall seconds of the study if no trial beats the default.
 
-    The default's time to target caps all search trials but `UNCAPPED_TRIALS`. ``trial``: seconds of a full trial.
+    The default's time to target caps all but `UNCAPPED_TRIALS` search trials. ``trial``: seconds of a full trial.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full

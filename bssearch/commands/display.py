@@ -148,7 +148,7 @@ class Lines(Listener):
         self._screen.print(visible(message), markup=False)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Note the trial's phase."""
+        """Remember the phase and the history."""
         self._is_searching = trial.phase is Phase.SEARCH
         self._history = history
 
@@ -179,7 +179,7 @@ class Lines(Listener):
             self.note(self.progress(history))
 
     def progress(self, history: History) -> str:
-        """Line of trials, time and best batch size so far."""
+        """Format trials, time and best batch size so far as a line."""
         runs = f"{history.spent} of {history.spec.budget.trials} search trials"
         if not self._is_searching:
             fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)

@@ -41,7 +41,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record, if possible, that this user runs this code (by digests), cluster and OptunaHub sampler."""
+    """Record the code (by digests), cluster and OptunaHub sampler that this user runs, if possible."""
     if spec.workload in SHIPPED and spec.executor.address is None and _hub_package(spec) is None:
         return
     file = _file(study)
@@ -424,7 +424,7 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Create or open a spec's study with an executor; close study and executor at the end.
 
-    If the workload fails before the first measurement, a new study is deleted.
+    If the workload fails before the first measurement, delete a new study.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -493,7 +493,7 @@ def _described(
 def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
     def tell() -> None:
         load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-        busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs); otherwise " if load > cpus else ""
+        busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs), so wait, or " if load > cpus else ""
         listener.note(
             f"{spec.workload} reported no evaluation in {TOLD_AFTER_S:g} s; {busy}check for trial.batches(loader, "
             "evaluate=...) in the loop, or callbacks=[TrialCallback(trial)] in the Trainer"
@@ -520,8 +520,9 @@ def stored_spec(
 ) -> tuple[StudySpec, Launch]:
     """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run`` refuses imported runs. ``runs_code`` refuses code, and ``connects`` a cluster or OptunaHub package, if
-    different from this user's last run here. ``answered`` raises `TargetNotReachedError` for a study without an answer.
+    ``to_run`` refuses imported runs. ``runs_code`` refuses code that differs from this user's last run here, and
+    ``connects`` a different cluster or OptunaHub package. ``answered`` raises `TargetNotReachedError` without an
+    answer.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)
@@ -603,7 +604,8 @@ def _open_study(
     listener.opened(study, store.masked_url, continued=stored is not None)
     outside = "; ".join(spec.space.outside(spec.default_configuration)) if stored is None else ""
     for note in (
-        outside and f"the default configuration is outside the search space: {outside}",
+        outside
+        and f"the default configuration is outside the search space; correct the default or the space: {outside}",
         *differences(spec, study, found),
         *(sentence for _, sentence in (pitfalls if stored is None else about_batch_norm)(spec, found)),
         found.notice,

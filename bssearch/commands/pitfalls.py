@@ -119,8 +119,8 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
         begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"{begins}, and {reaches}, but the literature recommends a warmup from {WARMUP_RATIO} × on; search the "
-            "warmup, for example in [0, 1]",
+            f"{begins}, and {reaches}, but the literature recommends a warmup from {WARMUP_RATIO} × the default on; "
+            "search the warmup, for example in [0, 1]",
         )
     if _most_micro_batches(spec)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
@@ -286,7 +286,8 @@ def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
             "incomplete_batch_dropped",
             dropped_share(found, worst) >= DROPPED_SHARE,
             f"batch {worst} leaves {about}{samples % worst} of {samples} training {spec.training.batch_unit} out of "
-            f"each epoch ({dropped_share(found, worst):.0%}), because bssearch drops the incomplete last batch",
+            f"each epoch ({dropped_share(found, worst):.0%}), because bssearch drops the incomplete last batch; "
+            "use smaller batches",
         ),
     ]
 
@@ -321,7 +322,11 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
     fixed = {name: value for name, value in default.items() if name not in searched}
     return [
         *(
-            ("default_outside_space", True, f"the default is outside the space: {one}")
+            (
+                "default_outside_space",
+                True,
+                f"the default is outside the space; correct the default or the space: {one}",
+            )
             for one in space.outside(spec.default_configuration)
         ),
         *((code, True, sentence) for code, sentence in about_default_model(spec)),

@@ -36,7 +36,7 @@ class BeyondRequest(Request):
     """A prediction to make from a study."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
-    target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
+    target: Annotated[Finite | None, Option("A target that is harder than the study's target.")] = None
     samples: Annotated[
         Positive | None, Option("Samples of a training with the best batch size, instead of a target.", unit="samples")
     ] = None
@@ -46,7 +46,7 @@ class BeyondRequest(Request):
     def _asks_one(self) -> Self:
         require(
             (self.target is None) != (self.samples is None),
-            f"target = {self.target} and samples = {self.samples}: give exactly one of the two",
+            f"target = {self.target} and samples = {self.samples}; give exactly one of these options",
         )
         return self
 

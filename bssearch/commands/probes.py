@@ -227,7 +227,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
     """Time the default at every batch size, ascending.
 
-    A size's timing ends at a precision of 2 %, or after ``seconds_limit``. The result pools all visits of a size.
+    A size's timing ends at a precision of 2 %, or after ``seconds_limit``. The result pools all timings of a size.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
@@ -392,7 +392,7 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
-    """Largest micro-batch that fits, and smallest that fails."""
+    """Largest fitting and smallest failing micro-batch."""
     return MemoryBoundary.of(
         (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
     )

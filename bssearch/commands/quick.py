@@ -193,7 +193,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
     """Next learning rate to run, given seconds to the target by rate (∞: missed); None if done or all missed.
 
-    Rates start at ``rule``, and rise × `RATE_STEP` while runs get faster, else fall.
+    Rates start at ``rule``, and rise by the factor `RATE_STEP` while runs get faster, else fall.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None

@@ -93,7 +93,7 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
 
 
 def svg_of(store: Store, name: str) -> str:
-    """Study's chart as a dated SVG document."""
+    """A study's chart as a dated SVG document."""
     found, study = answer(store, name), store.studies.get(name)
     spec = spec_of(study)
     return objective_picture(

@@ -322,7 +322,7 @@ def reproduction(store: Store, study: str, trial: int, *, names_database: bool =
     words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))
     if names_database and store.has_secret:
-        notes.append(f"BSSEARCH_DB_URL must name {store.masked_url}")
+        notes.append(f"set BSSEARCH_DB_URL to the URL of {store.masked_url}")
     elif names_database:
         words += ["--db", store.masked_url]
     return Reproduction(shlex.join(words), tuple(notes))

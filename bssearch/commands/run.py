@@ -120,7 +120,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time the batch sizes on more devices if asked, and run the best size if more devices pay."""
+    """Time batch sizes on more devices if asked, and run the best sizes of the Pareto front."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -161,7 +161,7 @@ def grow(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps a setting, but ``runs`` = 0 becomes the default.
+    """Change confirmation settings; None keeps a stored setting, but stored ``runs`` = 0 become the default.
 
     Raises `UsageError` for wrong values.
     """
@@ -251,7 +251,9 @@ def audit_study(
     train_seconds: float | None = None,
     run: bool = True,
 ) -> Audit:
-    """Make the missing runs by the rules of thumb, cheapest first, and judge the rules. A second call resumes.
+    """Make the missing runs by the rules of thumb, cheapest first, and judge the rules.
+
+    A second call resumes the audit.
 
     Args:
         runs: runs per configuration (default: ``confirm.runs``; up to ``confirm.max_runs`` while undecided).

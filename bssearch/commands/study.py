@@ -91,7 +91,7 @@ class Study:
         The first trials only time the loop. Train these trials until ``trial.should_stop``, too. Raises `UsageError`
         without `tell` for the last trial, and any error that ends the study.
         """
-        require(self._asked is None, "ask() needs tell() first, because one trial trains at a time")
+        require(self._asked is None, "call tell() before ask(), because one trial trains at a time")
         piece = self._search.next_piece()
         if piece is None:
             self._search.join()

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Data frame with a row per trial; time and searched parameters come first.
+    """Data frame with a row per trial; number, state, time and searched parameters come first.
 
     Raises `NotFoundError` and `DatabaseError`.
 

@@ -129,7 +129,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     ),
     "label_smoothing": RuleOfThumb(
         smooths_labels=True,
-        holds="for long trainings of classifiers at any batch size; no evidence that large batches need more",
+        holds="for long trainings of classifiers at any batch size; no evidence that large batches need more smoothing",
         breaks="for losses other than cross-entropy over classes, and for teachers in distillation",
         source="Szegedy et al. 2016, arXiv 1512.00567, § 7; Müller et al. 2019, arXiv 1906.02629",
     ),
@@ -262,7 +262,7 @@ def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -
     """Scale the configuration by each rule; a rule keeps all other parameters.
 
     Rules without a learning rate use ``rate_rule``, by default linear with SGD and LARS, else square root. From 8 times
-    the tuned batch size on, each rule except ``none`` has at least `WARMUP_EPOCHS`.
+    the tuned batch size on, each rule except ``none`` has at least `WARMUP_EPOCHS` of warmup.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}

@@ -214,8 +214,8 @@ CLAIMS = {
     ),
     "sqrt_rule": Claim(
         "Adam's learning rate grows ∝ √batch",
-        "true with 1 − β ∝ batch and ε ∝ 1/√batch, while κ(1 − β) < 1; with constant half-life of β₂, 2× over κ = 512 "
-        "was best",
+        "true with 1 − β ∝ batch and ε ∝ 1/√batch, while κ(1 − β) < 1; with constant β₂ half-life, κ = 512 needs twice "
+        "the rate",
         "Malladi et al. 2022, arXiv 2205.10287; Marek et al. 2025, arXiv 2507.07101",
     ),
     "weight_decay_rule": Claim(

@@ -65,7 +65,7 @@ class AccumulationRequest(Request):
     def _has_one_micro_batch(self) -> Self:
         require(
             self.micro is None or self.max_micro is None,
-            f"micro = {self.micro} and max_micro = {self.max_micro} contradict each other; give only one of the two",
+            f"micro = {self.micro} and max_micro = {self.max_micro} contradict each other; give only one option",
         )
         return self
 
@@ -182,9 +182,11 @@ class ScaleRequest(Request):
         Option("Largest micro-batch of a device.", label="Largest micro-batch", unit="samples"),
     ] = None
     alpha_s: Annotated[
-        NotNegative | None, Option("Seconds per step at any batch size.", label="α, of any step", unit="s")
+        NotNegative | None, Option("Constant part of the step time in seconds.", label="α, of any step", unit="s")
     ] = None
-    beta_s: Annotated[Positive | None, Option("Seconds per sample.", label="β, of a sample", unit="s")] = None
+    beta_s: Annotated[
+        Positive | None, Option("Part of the step time for each sample, in seconds.", label="β, of a sample", unit="s")
+    ] = None
     step_times: Annotated[
         Annotated[Path, Field(strict=False)] | None,
         Option("Instead of alpha_s and beta_s: a CSV with batch_size and step_seconds."),
@@ -200,7 +202,7 @@ class ScaleRequest(Request):
     latency_us: Annotated[NotNegative, Option("Microseconds per message.", label="Latency", unit="µs")] = 0.0
     overlap: Annotated[
         Annotated[float, Field(ge=0, le=1)],
-        Option("Share of communication during computing, 0 to 1."),
+        Option("Share of communication during computing, from 0 to 1."),
     ] = 0.0
     b_crit: Annotated[
         Positive | None, Option("Critical batch size in samples.", label="Critical batch size", unit="samples")
@@ -241,7 +243,7 @@ class ScaleRequest(Request):
         low, high = self.b_crit_low, self.b_crit_high
         require(
             (self.batch is None) != (self.per_device_batch is None),
-            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}; give exactly one of the two",
+            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}; give exactly one of these options",
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),
@@ -349,7 +351,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for 1 … ``devices`` devices; if the batch is fixed, only for its divisors."""
+    """Plan for 1 … ``devices`` devices; if the batch is fixed, only for divisors of the batch."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = _device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))
@@ -445,7 +447,7 @@ BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """A batch size's ``row`` on a device, with time and samples relative to the least."""
+    """A batch size's ``row`` on a device, with time and samples relative to the least values."""
 
     row: ScaleRow
     relative_time: float

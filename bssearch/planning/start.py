@@ -192,7 +192,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """Plan of a first study, with ``reasons`` by field."""
+    """The plan of a first study, with ``reasons`` by field."""
 
     answers: dict[str, Any]
     spec: StudySpec
@@ -279,7 +279,7 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} is too small: {asked.parameters:,} parameters in {asked.precision} with "
         f"{asked.optimizer} take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g} GiB, but "
-        f"{SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * asked.memory_gib:.3g} GiB",
+        f"{SAFE_SHARE:.0%} of the memory is {SAFE_SHARE * asked.memory_gib:.3g} GiB",
         hint=f"use options of `bssearch plan memory` that fit: {cures}" if cures else "use a smaller model",
     )
 
@@ -325,7 +325,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "workload must have checkpointed_modules(model)"
         if asked.saves_memory and not is_script
         else "",
-        "batch_size": "16 to 32, usual in fine-tuning, and one size on each side"
+        "batch_size": "16 to 32, usual in fine-tuning, and one more size on each side"
         if tuning
         else of_devices
         if asked.devices > 1
@@ -333,7 +333,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "learning_rate": f"around today's rate at batch {batch}; the search starts from the rule and tunes the rate",
         "warmup_epochs": "little warmup, because the weights are already good"
         if tuning
-        else "searched, because large batches with large rates need warmup, by common advice from 8× on",
+        else "searched, because large batches with large rates need warmup, by common advice from 8 × the default on",
         "weight_decay": "searched, because the best value depends on batch size and learning rate",
         "dropout": "searched, because a larger batch may need more dropout; YOURS must use dropout" if accurate else "",
         "label_smoothing": "searched, because a larger batch may need more smoothing" if accurate else "",
@@ -351,7 +351,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else "a tenth of the usual rate from scratch"
         if tuning
         else "usual from scratch",
-        "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",
+        "trials": f"{TRIALS_PER_SIZE} trials for each batch size; the search may end earlier",
         "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training today; YOURS if your limit differs",
         "confirm": "fresh seeds for the finalists, because the best of many trials is partly luck",
         "executor": "one device; cuda if available",

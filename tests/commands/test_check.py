@@ -567,7 +567,7 @@ def test_one_bad_seed_does_not_drag_the_proposal_down_to_an_untrained_model(goal
     row = next(row for row in advice.targets if row.target == advice.proposed)
     assert row.reached == 4
     assert row.time_to_target_s is not None and row.time_to_target_s > 1
-    assert "1 of 5 runs of the default miss the proposal" in advice.notes
+    assert any(note.startswith("1 of 5 runs of the default miss the proposal") for note in advice.notes)
 
 
 def test_the_luckiest_untrained_model_does_not_meet_the_proposal() -> None:

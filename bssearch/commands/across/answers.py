@@ -231,7 +231,7 @@ class Finding:
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
 
     def accepts(self, batch_size: int) -> bool:
-        """True if a batch size, tried or not, is within 5 % of the best."""
+        """True if a batch size, tried or not, is within 5 % of the best figure."""
         low, high = self.answer.flat_range
         return low <= batch_size <= high or batch_size in self.acceptable
 
@@ -282,7 +282,7 @@ class Disagreement(Model):
 
 
 class Agreed(Model):
-    """Whether answers ``agree``: a common batch size within 5 %, and overlapping figures."""
+    """Whether answers ``agree`` on a batch size within 5 %, with overlapping figures."""
 
     agree: bool
     batch_size: int | None
@@ -427,7 +427,7 @@ def _short(value: object) -> str:
 
 
 def in_words(agreement: Agreement) -> list[str]:
-    """Sentences on the agreement."""
+    """Describe the agreement in sentences."""
     asked = agreement.questions
     if len(asked) == 1:
         return [_told_of(asked[0])]

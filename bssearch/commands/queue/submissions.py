@@ -199,7 +199,7 @@ def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[t
 
 
 def checked_value(key: str, value: Any, where: str) -> Value:
-    """Submission's value; raise `SpecError` for a wrong type or key."""
+    """Check a submission's value; raise `SpecError` for a wrong type or key."""
     field = key.split(".")[0]
     require(
         field not in OFFERS_NONE,

@@ -306,7 +306,7 @@ CONTEXT_BYTES = 512 * MIB  # a CUDA context and kernels take about half a GiB pe
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """Kind of device; None for an unknown memory or compute capability."""
+    """A kind of device; ``memory_bytes`` is None if unknown, ``capability`` None without a GPU."""
 
     name: str
     memory_bytes: int | None
@@ -323,7 +323,7 @@ class MemoryDevice:
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
-        """True if a GPU has no tensor cores for a precision; bf16 needs capability 8.0, fp8 8.9."""
+        """True if a GPU has no tensor cores for a precision; bf16 needs compute capability 8.0, fp8 8.9."""
         least = {"bf16": (8, 0), "fp8": (8, 9)}.get(precision)
         return least is not None and self.capability is not None and self.capability < least
 
@@ -447,7 +447,9 @@ class MemoryPlanRequest(Request):
         Parameters,
         Option("Parameters of the model, such as 110000000, 1.1e8, 110M or 7B.", metavar="N"),
     ] = None
-    precision: Annotated[str, Option("Precision of the forward pass; fp8 is for weights.", choices=PRECISIONS)] = "fp32"
+    precision: Annotated[str, Option("Precision of the forward pass; fp8 is only for weights.", choices=PRECISIONS)] = (
+        "fp32"
+    )
     mixed: Annotated[
         str | None,
         Option(
@@ -520,7 +522,7 @@ class MemoryPlanRequest(Request):
     ] = None
     trainable_parameters: Annotated[
         Parameters,
-        Option("Trained parameters; all others are frozen.", metavar="N", shown_default="all"),
+        Option("Trained parameters; all other parameters are frozen.", metavar="N", shown_default="all"),
     ] = None
     lora_rank: Annotated[
         Dimension | None,
@@ -563,7 +565,9 @@ class MemoryPlanRequest(Request):
     ] = None
     model_settings: Annotated[
         Annotated[Mapping[str, Any], BeforeValidator(_settings)] | None,
-        Option("Keyword argument of the model; repeat for several.", flag="--model-setting", metavar="KEY=VALUE"),
+        Option(
+            "Keyword argument of the model; repeat for several arguments.", flag="--model-setting", metavar="KEY=VALUE"
+        ),
     ] = None
     input_shape: Annotated[
         Shape | None,
@@ -635,7 +639,7 @@ class MemoryPlanRequest(Request):
         rank, trained = self.lora_rank, self.trainable_parameters
         require(
             not rank or trained is None,
-            f"lora_rank = {rank} contradicts trainable_parameters = {trained}; give only one of the two",
+            f"lora_rank = {rank} contradicts trainable_parameters = {trained}; give only one of these options",
         )
         total = self.parameters or (self.convolutional.parameters if self.network else 0)
         require(
