@@ -282,7 +282,7 @@ def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *,
     )
 
 
-DROP = 0.02  # relative loss of the metric at the maximum that calls for fewer samples or more regularisation
+DROP = 0.02  # relative loss of the metric at the largest batch that calls for a smaller batch or regularisation
 
 
 def _walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkStep]:

@@ -192,7 +192,8 @@ IN_FP32 = frozenset(
         "__rtruediv__",
     }
 )
-# Autocast runs these in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to float32")
+# Autocast runs these functions in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to
+# float32")
 
 
 class CudaKernels(TorchFunctionMode):
