@@ -316,7 +316,7 @@ def test_a_dry_run_stores_nothing_and_one_study_may_be_named(databases: Path) ->
     words = "import", "study", "sqlite:///first.db", "--db"
     before = (databases / "second.db").read_bytes()
     dry = bssearch(*words, "sqlite:///second.db", "--dry-run", "--format", "json", cwd=databases)
-    assert json.loads(dry.stdout)[0]["is_new"] and "no study was stored" in dry.stderr
+    assert json.loads(dry.stdout)[0]["is_new"] and "bssearch stored no study" in dry.stderr
     assert (databases / "second.db").read_bytes() == before
     assert "'x' in sqlite:///first.db" in refused(databases, *words, "sqlite:///second.db", "--study", "x", code=3)
     refused(databases, *words, "sqlite:///new.db", "--dry-run", code=4)
