@@ -343,7 +343,7 @@ class SlotExecutor(ABC):
         found = self._ask("describe", WorkloadDescription)
         require(
             not self._has_gpus or self._settings.devices[-1] <= (self._devices or 1),
-            f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the free GPUs",
+            f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the number of free GPUs",
             hint="wait for the programs on the other GPUs, or set executor.devices lower",
             error=LaunchError,
         )

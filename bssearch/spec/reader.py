@@ -90,9 +90,7 @@ class Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Allow only types in `TAGS`."""
         if node.tag not in TAGS:
-            raise ConstructorError(
-                None, None, f"the tag {shortened(node.tag)} is not known here; remove the tag", node.start_mark
-            )
+            raise ConstructorError(None, None, f"unknown tag {shortened(node.tag)}; remove the tag", node.start_mark)
         try:
             value = super().construct_object(node, deep)
         except (ValueError, OverflowError, TypeError):  # !!int x, and numbers of thousands of digits

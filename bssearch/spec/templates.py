@@ -42,7 +42,7 @@ _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
-    """WAITING for a worker; PAUSED or CANCELLED by a user; DONE or FAILED by a worker."""
+    """WAITING or running; PAUSED or CANCELLED by a user; DONE or FAILED by a worker."""
 
     WAITING = "waiting"
     PAUSED = "paused"
@@ -83,12 +83,12 @@ class NewSubmission:
         )
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise UsageError(
-                f"not before {self.not_before.isoformat()}: the moment must have an offset from UTC",
+                f"not_before = {self.not_before.isoformat()} must have an offset from UTC",
                 hint=f"add an offset, such as {self.not_before.isoformat(timespec='minutes')}+00:00",
             )
         if self.not_before is not None and not EARLIEST <= self.not_before <= LATEST:
             raise UsageError(
-                f"not before {self.not_before.isoformat()} must be from {EARLIEST.date()} to {LATEST.date()}"
+                f"not_before = {self.not_before.isoformat()} must be from {EARLIEST.date()} to {LATEST.date()}"
             )
         check_template_name(self.template)
         check_tags(self.tags)

@@ -514,7 +514,7 @@ class TestSharing:
         one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
         assert one.of_slot(0, 2) == NAMES[:2]
         assert other.of_slot(0, 2) == NAMES[2:4]
-        with pytest.raises(LaunchError, match="needs 1 GPUs; free GPUs: 0 of 4"):
+        with pytest.raises(LaunchError, match="needs 1 GPU; free GPUs: 0 of 4"):
             Gpus(NAMES[:4]).of_slot(0, 1)
         one.close()
         assert other.of_slot(1, 1) == NAMES[:1]

@@ -380,7 +380,7 @@ class TrialRun(Assignment):
         return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
-        """Start the clock. Raises an error unless the script loaded the trial's checkpoint."""
+        """Start the clock. Raises an error if the script ignores the trial's checkpoint."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "all its steps have one size")
             require(

@@ -57,9 +57,7 @@ MOST_OBSERVATIONS = 100_000  # the most evaluations of a trial, because bssearch
 
 EPOCH, EPOCHS_SEEN = "epoch", 3  # reports that show whether steps are epochs
 
-STILL_REPORTS = (
-    5  # the most reports with equal seconds, because a longer row shows seconds that do not count from the start
-)
+STILL_REPORTS = 5  # the most reports with equal seconds, because more mean that seconds do not count from the start
 
 AHEAD = 1.1  # largest ratio of reported to wall seconds, because the first report may come late
 AHEAD_SECONDS = 1.0
