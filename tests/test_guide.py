@@ -227,15 +227,13 @@ SECURITY = {
     "**Workload code is trusted.** The": [
         "executors/test_local.py::test_a_worker_has_the_drivers_environment_without_secrets"
     ],
-    "A trial's environment": [
-        "executors/test_local.py::test_a_worker_has_the_drivers_environment_without_secrets",
-        "executors/test_local.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user",
-    ],
+    "A trial's environment": ["executors/test_local.py::test_a_worker_has_the_drivers_environment_without_secrets"],
+    "On Linux your": ["executors/test_local.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user"],
     "Malicious code can": [
         "executors/test_local.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user"
     ],
     "All users of a machine": ["storage/test_repository.py::test_the_url_comes_from_the_environment"],
-    "**Writers of the database**": [
+    "bssearch trusts **writers": [
         "cli/test_wrong_input.py::test_a_forged_text_runs_nothing_in_a_shell",
         "storage/test_roles.py::test_a_role_has_no_right_beyond_its_own",
     ],
@@ -273,7 +271,7 @@ SECURITY = {
         "search/pruners/test_checkpoints.py::test_the_folder_is_this_users_alone",
         "search/pruners/test_checkpoints.py::test_a_new_file_follows_no_link_and_is_private",
     ],
-    "bssearch does not use a folder": [
+    "bssearch does not use another": [
         "search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"
     ],
     "Anyone who can": ["training/test_pausing.py::test_one_that_would_run_code"],
