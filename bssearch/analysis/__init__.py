@@ -1,1 +1,1 @@
-"""Records in, findings out: the law, objectives, the verdict and rules of thumb."""
+"""Findings from records: the law, objectives, the verdict and rules of thumb."""

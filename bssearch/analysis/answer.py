@@ -300,7 +300,7 @@ class BatchScheduleAnswer(Model):
 class Answer(Model):
     """Optimal batch size with its evidence.
 
-    ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be more than 5 % worse.
+    ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be over 5 % from the best.
     ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
     ``provisional``: true if ``within_5_percent`` is unknown or below 0.9. ``configuration_within_5_percent``: the
     probability that the printed values cost at most 5 % more than the best. ``predicted``: a prediction for a harder

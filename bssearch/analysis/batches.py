@@ -81,8 +81,8 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
     if not are_of_one_model(spec, verdict):
         yield (
             MODELS_DIFFER,
-            f"the best configurations have {len(_models(verdict))} different models; steps of different models do not "
-            "compare, so the answer has no law and no slope",
+            f"the best configurations have {len(_models(verdict))} different models; steps of different models are not "
+            "comparable, so the answer has no law and no slope",
         )
     elif spec.varied_in_model and _models(verdict) != {spec.timed_model}:
         yield (

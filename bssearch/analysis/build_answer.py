@@ -125,7 +125,10 @@ def build_answer(
     noise: Sequence[NoiseMeasurement] = (),
     on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Build the answer, or raise `TargetNotReachedError`; ``on_devices``: step times on each number of devices."""
+    """Build the answer, or raise `TargetNotReachedError`.
+
+    ``on_devices``: step times on each number of devices.
+    """
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:

@@ -179,7 +179,7 @@ def bounded_ratio(log_ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A trial's figure to minimise; a difference of log 1.05 in `log` is 5 %."""
+    """A trial's figure to minimise; figures 5 % apart differ by log 1.05 in `log`."""
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""  # with a leading space

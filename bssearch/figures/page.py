@@ -402,7 +402,7 @@ def _about_seconds(answer: Answer) -> list[str]:
 
 def _front(picture: StudyPicture) -> Section:
     priced = picture.spec.price_per_device_hour is not None
-    cost = "Cost is the price of device-hours." if priced else "Cost is the samples computed."
+    cost = "Cost is the price of device-hours." if priced else "Cost is the number of samples."
     answer = picture.answer
     headings, rows = trade_off_rows(answer)
     best = str(answer.optimal.batch_size)
@@ -572,10 +572,10 @@ def _promised_and_found(answer: Answer) -> Section | None:
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"Before the search, the quick answer promised {number(promise.gain)}× over the default. The promised "
+        text=f"The quick answer promised to be {number(promise.gain)}× as fast as the default. The promised "
         f"90 % interval {held} the batch sizes within 5 % of the best.",
         table=Table(
-            ["", "Batch", "Range", "Time over the optimum"],
+            ["", "Batch", "Range", "Time / the optimum's time"],
             [
                 Row(["Promised", f"{promise.batch_size:,}", span(promise.interval), ratio]),
                 Row(["Found", f"{promise.found_batch_size:,}", span(promise.found_flat_range), "1×"], marked=True),

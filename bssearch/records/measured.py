@@ -43,8 +43,8 @@ class Observation:
 class MemoryBasis(StrEnum):
     """Method that measured peak memory.
 
-    ``device``: tensors on a GPU. ``resident``: growth of the process, by the kernel's high-water mark.
-    ``resident_sampled``: growth of the process by samples, which miss short peaks.
+    ``device``: tensors on a GPU. ``resident``: growth of resident memory, by the kernel's high-water mark.
+    ``resident_sampled``: growth in samples, which miss short peaks.
     """
 
     DEVICE = "device"

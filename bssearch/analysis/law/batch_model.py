@@ -389,7 +389,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
     best = min(sizes, key=seconds.__getitem__)
     times = np.array(list(seconds.values()))
     flat = around(sizes.index(best), times <= FLAT_RATIO * times.min())
-    assert flat is not None, "the optimum is within 5 % of the optimum"
+    assert flat is not None, "the optimum is in the flat range"
     optimum = Predicted(
         batch_size=best,
         micro_batch_size=fastest[best].micro_batch_size,

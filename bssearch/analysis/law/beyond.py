@@ -328,7 +328,7 @@ def _predicted(
     typical = np.median(seconds, axis=0)
     best = int(typical.argmin())
     flat = around(best, typical <= FLAT_RATIO * typical.min())
-    assert flat is not None, "the optimum is within 5 % of the optimum"
+    assert flat is not None, "the optimum is in the flat range"
     ends = np.quantile([best, *seconds.argmin(axis=1)], TAILS, method="inverted_cdf")
     sizes = [one.batch_size for one in levels.curves]
     log_b_crit, log_s_min = nearest_law(fresh, levels.batch_sizes)

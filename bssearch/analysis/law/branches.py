@@ -78,8 +78,8 @@ class LocalCriticalBatch:
     """The largest batch size that `holds`.
 
     ``verdict``: ``found`` if ``low`` holds and ``high`` fails, ``at_least`` if all sizes hold, ``below`` if 2B fails,
-    or ``cannot_tell`` for ``reason``. ``bound``: the worst mean metric that holds. ``spread``: the standard deviation
-    of the branches' metrics at B.
+    or ``cannot_tell`` for ``reason``. ``bound``: the worst mean metric of a size that `holds`. ``spread``: the standard
+    deviation of the branches' metrics at B.
     """
 
     verdict: Verdict

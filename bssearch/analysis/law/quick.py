@@ -228,7 +228,7 @@ def expected_optimum(
     at = dict(zip(sizes, expected.tolist(), strict=True))
     best = min(ladder, key=at.__getitem__)
     flat = around(sizes.index(best), expected <= max(at[best], expected.min() + math.log(FLAT_RATIO)))
-    assert flat is not None, "the optimum is within 5 % of the optimum"
+    assert flat is not None, "the optimum is in the flat range"
     return ExpectedOptimum(
         step=by_size[best],
         interval=_interval(posterior, times, sizes),

@@ -286,7 +286,7 @@ def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Ans
         if answer.provisional or one.provisional:
             finding, reason = "undecided", f"{reason}; an answer is provisional"
         found.append(_finding(Rule.FINE_TUNING, size, Judgement(finding, reason, ratio)))
-    known = f"this database has no answer of {spec.workload} from scratch with this objective"
+    known = f"this database has no answer of a study that trains {spec.workload} from scratch with this objective"
     return found or [_not_run(Rule.FINE_TUNING, None, known)]
 
 

@@ -382,7 +382,7 @@ class Asking(Generic[Asked]):
 
     @property
     def missing(self) -> list[str]:
-        """The missing required options."""
+        """Missing required options."""
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
