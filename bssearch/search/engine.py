@@ -102,8 +102,8 @@ class Planner:
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
         ending = (
             f"a further trial is expected to improve the time to the target by {expected:.2%}, "
-            f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}; lower this value to "
-            "continue"
+            f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}; lower "
+            "budget.least_improvement to continue"
         )
         last = self._retuned() or self._compared()
         return (None if last is None else replace(last, expected_improvement=expected)), ending

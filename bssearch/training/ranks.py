@@ -43,7 +43,7 @@ class Link(Protocol):
         """Send an order to all other ranks."""
 
     def answers(self) -> list[Any]:
-        """Wait for each rank's answer; return the answers by rank."""
+        """Wait for the answers; return the answers by rank."""
 
     def cause(self, error: Exception) -> Exception:
         """Error of another rank that failed; ``error`` if unknown."""

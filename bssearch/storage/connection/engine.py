@@ -652,7 +652,7 @@ def is_shared_by_machines(file_system: str) -> bool:
 
 
 def refuse_network_file(path: Path) -> None:
-    """Raise `DatabaseError` for a network file system, unless allowed or unknown."""
+    """Raise `DatabaseError` for a network file system, unless the user allows it."""
     if os.environ.get(NETWORK_FILE_VARIABLE) == "1":
         return
     kind = file_system_of(path.resolve())
