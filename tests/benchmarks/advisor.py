@@ -3,8 +3,7 @@
 Run as ``python tests/benchmarks/advisor.py``. Bars: on linear models with a known noise scale, the 95 % interval holds
 the noise scale in 92 to 98 % of the trainings, and the mean of the estimates is 0.9 to 1.1 of it. This is tested for an
 accumulating loop and for a loop with one micro-batch. The shipped digits train at most 2 % longer with an advisor, in
-one or two micro-batches a step. The A/A row compares two plain loops. ``--trainings 0`` tests only this time, and
-``--cpu-seconds`` compares CPU seconds.
+one or two micro-batches a step. The A/A row compares two plain loops. ``--trainings 0`` tests only this time.
 
 With ``--seeds N`` the studies `fashion_mnist_cpu` and `char_lm_cpu` train to their targets at batch sizes and tuned
 rates. A doubling is predicted if the range of most seeds' advice holds the saving of the mean (log) steps. Bar: 9 of 10
@@ -17,15 +16,13 @@ if not __package__:
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
 import bssearch
 from bssearch.records import student_t
@@ -166,7 +163,6 @@ def main(
     steps: int = 100,
     pairs: int = 60,
     seeds: int = 0,
-    cpu_seconds: Annotated[bool, typer.Option("--cpu-seconds", help="compare CPU seconds of the process")] = False,
 ) -> bool:
     """Print noise scales and times, and judge."""
     torch.set_num_threads(1)
@@ -182,8 +178,7 @@ def main(
     for micro_batches in (1, 2):
         make = partial(loop, batch_size, steps, micro_batches)
         loops = {name: make(is_advised=name == "advised") for name in ("plain", "again", "advised")}
-        clock = time.process_time if cpu_seconds else time.perf_counter
-        times = timed_in_turns({name: partial(next, one) for name, one in loops.items()}, pairs, clock)
+        times = timed_in_turns({name: partial(next, one) for name, one in loops.items()}, pairs)
         print(f"{micro_batches} micro-batches: {statistics.median(times['plain']) / steps * 1e3:.2f} ms a step")
         found = ratio(times["advised"], times["plain"])
         print_rows(ratio(times["again"], times["plain"]), "advised", found)

@@ -67,13 +67,10 @@ class UntilTheEnd(Listener):
 
 @dataclass(frozen=True)
 class Rate:
-    """Trials per second of all drivers, the longest and the median wait of a slot, the fewest trials of a driver."""
+    """Trials per second of all drivers, and the longest wait of a slot."""
 
     trials_per_second: float
     longest_wait_s: float
-    median_wait_s: float
-    fewest: int
-    counted: int
 
 
 def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -139,9 +136,7 @@ def rate_of(found: Sequence[Sequence[Started]]) -> Rate:
     """Return the rate after each process has started a trial; before, processes compile their statements."""
     began = max(own[0].at for own in found)
     late = sorted((one for own in found for one in own if one.at > began), key=lambda one: one.at)
-    waits = [one.wait_s for one in late]
-    seconds = late[-1].at - began
-    return Rate(len(late) / seconds, max(waits), statistics.median(waits), min(map(len, found)), len(late))
+    return Rate(len(late) / (late[-1].at - began), max(one.wait_s for one in late))
 
 
 def read_back(barrier: Any, index: int, url: str) -> list[tuple[int, TrialState, int]]:
@@ -203,11 +198,7 @@ def import_all() -> None:
 
 
 def show(what: str, rate: Rate) -> None:
-    print(
-        f"  {what:16} {rate.trials_per_second:6.1f} trials/s, waits: median {rate.median_wait_s:.2f} s, longest "
-        f"{rate.longest_wait_s:.2f} s; fewest trials of one {rate.fewest}, counted {rate.counted}",
-        flush=True,
-    )
+    print(f"  {what:16} {rate.trials_per_second:6.1f} trials/s, longest wait {rate.longest_wait_s:.2f} s", flush=True)
 
 
 def measured(drivers: int, trials: int, sampler: str) -> tuple[float, float]:

@@ -32,7 +32,7 @@ from sklearn.datasets import load_digits
 from bssearch.records import TrialRecord
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import one_of, script, seconds_of, verdict
-from tests.exchange.importers.test_curves import event_files, mlflow_database, slurm, wandb_runs
+from tests.exchange.importers.test_curves import event_files, mlflow_database, wandb_runs
 
 SIZES, RATES = (16, 32, 64, 128, 256, 512), (0.05, 0.15, 0.5, 1.5)
 STEPS, EVERY, TARGET = 240, 20, 0.9
@@ -93,7 +93,7 @@ def trained(batch_size: int, rate: float) -> Made:
         optimizer.step()
         seconds += time.thread_time() - began
         if step % EVERY == 0:
-            curve.append((step, seconds, round(accuracy(model), 3)))  # as the texts of Slurm have it
+            curve.append((step, seconds, round(accuracy(model), 3)))
     return Made(batch_size, rate, curve)
 
 
@@ -247,21 +247,6 @@ def optuna_runs(folder: Path) -> list[Made]:
     return runs
 
 
-def zeus_runs(folder: Path) -> list[Made]:
-    """Traces in the columns of Zeus's repository; an evaluation's steps are an epoch."""
-    runs = all_runs()
-    with (folder / "summary_train.csv").open("w") as train, (folder / "summary_power_cpu.csv").open("w") as power:
-        train.write("dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\n")
-        power.write("dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n")
-        for one in runs:
-            for level in (0.3, 0.6, TARGET):
-                epoch = next((place for place, (*_, value) in enumerate(one.curve, 1) if value >= level), "nan")
-                train.write(f"digits,mlp,{one.batch_size},sgd,{one.rate},1,{level},{epoch}\n")
-        for size in SIZES:
-            power.write(f"digits,mlp,{size},sgd,100,{size * EVERY / 1e5},50\n")
-    return runs
-
-
 SOURCES: dict[str, tuple[Source, list[str]]] = {
     "wandb": (logged(wandb_runs), []),
     "mlflow": (logged(mlflow_database), []),
@@ -270,32 +255,25 @@ SOURCES: dict[str, tuple[Source, list[str]]] = {
     "trainer": (trainer_runs, ["--with", "world_size=1"]),
     "ray": (ray_runs, []),
     "optuna": (optuna_runs, ["--metric", "val_acc", "--steps", "step"]),
-    "slurm": (logged(slurm), []),
-    "zeus": (zeus_runs, ["--epoch-samples", "5120"]),
 }
 
 
 LIBRARIES = {"trainer": "transformers"}
-BY_HAND = ("slurm", "zeus")
 
 
-def wrong_of(name: str, runs: list[Made], trials: Sequence[TrialRecord]) -> list[str]:
+def wrong_of(runs: list[Made], trials: Sequence[TrialRecord]) -> list[str]:
     """Return the runs that were read wrongly."""
     found = {(one.configuration.batch_size, one.configuration.learning_rate): one.outcome for one in trials}
     wrong = []
     for one in runs:
         outcome, expected = found.get((one.batch_size, one.rate)), one.crossing()
-        if outcome is None:  # Zeus's traces have no run that reaches no metric
-            wrong += [f"batch {one.batch_size}, rate {one.rate}: not found"] if expected or name != "zeus" else []
+        if outcome is None:
+            wrong.append(f"batch {one.batch_size}, rate {one.rate}: not found")
             continue
-        steps = (outcome.last_miss_step, outcome.first_hit_step)
-        if name == "zeus" and expected is not None:  # steps of 5,120 samples an epoch
-            expected = (expected[0] * 256 // one.batch_size, expected[1] * 256 // one.batch_size)
-            expected = (steps[0] or 0, expected[1])
-        hit = outcome.first_hit_step
-        is_right = expected is None if hit is None else expected and steps[0] == expected[0] < hit <= expected[1]
+        miss, hit = outcome.last_miss_step, outcome.first_hit_step
+        is_right = expected is None if hit is None else expected and miss == expected[0] < hit <= expected[1]
         if not is_right:  # Optuna's import interpolates the hit
-            wrong.append(f"batch {one.batch_size}, rate {one.rate}: {steps} instead of {expected}")
+            wrong.append(f"batch {one.batch_size}, rate {one.rate}: {(miss, hit)} instead of {expected}")
     return wrong
 
 
@@ -318,10 +296,13 @@ def try_source(name: str, folder: Path) -> bool:
     wrong = [ended.stderr]
     if ended.returncode == 0:
         with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-            wrong = wrong_of(name, runs, store.trials.of(name))
+            wrong = wrong_of(runs, store.trials.of(name))
     made_by = LIBRARIES.get(name, name)
-    library = f"{made_by} {version(made_by)}" if name not in BY_HAND else "by hand"
-    print(f"{name:<12} {library:<20} {len(runs)} runs {seconds:6.1f} s  {len(wrong)} wrong", *wrong[:3], sep="\n    ")
+    print(
+        f"{name:<12} {made_by} {version(made_by):<10} {len(runs)} runs {seconds:6.1f} s  {len(wrong)} wrong",
+        *wrong[:3],
+        sep="\n    ",
+    )
     print(*(f"    {line}" for line in ended.stderr.splitlines()), sep="\n")
     return not wrong and seconds <= LONGEST_S and len(runs) == len(SIZES) * len(RATES)
 

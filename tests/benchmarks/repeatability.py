@@ -1,22 +1,15 @@
 """Whether equal requests take the same steps to the target and the same seconds.
 
-Run as ``python tests/benchmarks/repeatability.py [--busy]``. One worker process runs the same request ten times, with
-deterministic algorithms. Exits 1 if the steps or a metric differ, if the train seconds' coefficient of variation (CV)
-is above 1 % on a GPU, or if a contended flag is wrong. With ``--busy``, busy processes run beside the trials, one for
-each CPU or one on the same GPU, and every run must be flagged. Without ``--busy`` an idle machine is assumed and no run
-may be flagged.
+Run as ``python tests/benchmarks/repeatability.py`` on an idle machine. One worker process runs the same request ten
+times, with deterministic algorithms. Exits 1 if the steps or a metric differ, if the train seconds' coefficient of
+variation (CV) is above 1 % on a GPU, or if a run is flagged as contended.
 """
 
 if not __package__:
     __import__("from_clone")
 
 import json
-import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,27 +22,12 @@ from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.spec import TrainingSpec
 from tests.benchmarks.harness import one_of, script
-from tests.factories import make_request, not_none
+from tests.factories import make_request
 
 GPU_BAR = 0.01
 
 # Batch size, learning rate, target accuracy and steps between evaluations: a second or two, or three on a GPU.
 TASKS = {"digits": (32, 0.01, 0.97, 10), "fashion_mnist": (512, 0.14, 0.88, 50)}
-
-# A busy process says when it has begun, and ends with its standard input: it never outlives who started it.
-_BUSY = """
-import os, sys, threading
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-{prepare}
-print(flush=True)
-while True:
-    {work}
-"""
-BUSY_CPU = _BUSY.format(prepare="", work="sum(range(10**5))")
-BUSY_GPU = _BUSY.format(
-    prepare="import torch; square = torch.randn(4096, 4096, device='cuda'); torch.cuda.synchronize()",
-    work="[square @ square for _ in range(20)]; torch.cuda.synchronize()",
-)
 
 
 def request_of(workload: str) -> TrialRequest:
@@ -67,36 +45,13 @@ def request_of(workload: str) -> TrialRequest:
     )
 
 
-@contextmanager
-def busy_process(code: str) -> Iterator[int]:
-    """Run a busy process inside the block; yield its id once it is busy."""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        not_none(process.stdout).readline()
-        yield process.pid
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@contextmanager
-def busy_processes(device: str) -> Iterator[None]:
-    """Keep every CPU, or the GPU, busy inside the block."""
-    codes = [BUSY_CPU] * (os.cpu_count() or 1) if device == "cpu" else [BUSY_GPU]
-    with ExitStack() as stack:
-        for code in codes:
-            stack.enter_context(busy_process(code))
-        yield
-
-
-def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -> dict[str, Any]:
+def measure(workload: str, device: str, precision: str, runs: int) -> dict[str, Any]:
     """Run the request ``runs`` times in one worker; return the differences."""
     settings = ExecutorSettings(
         workload=workload,
         folder=Path.cwd(),
         device=device,
         training=TrainingSpec.model_validate({"precision": precision, "deterministic": True}),
-        allow_busy=busy,
     )
     executor = LocalExecutor(settings)
     try:
@@ -117,14 +72,13 @@ def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -
     return {
         "workload": workload,
         "device": device,
-        "busy": busy,
         "steps_to_target": [outcome.steps_to_target for outcome in outcomes],
         "identical": identical,
         "train_seconds": seconds,
         "train_seconds_cv": variation,
         "contended": contended,
         "warnings": sorted({warning for outcome in outcomes for warning in outcome.warnings}),
-        "passes": identical and all(flag is busy for flag in contended),
+        "passes": identical and not any(contended),
     }
 
 
@@ -133,13 +87,11 @@ def main(
     workload: Annotated[str, one_of(TASKS)] = "digits",
     precision: Annotated[str, one_of(("auto", "fp32", "tf32", "bf16", "fp16"))] = "auto",
     runs: int = 10,
-    busy: Annotated[bool, typer.Option("--busy", help="let busy processes run beside the trials")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
 ) -> bool:
     """Measure, print and judge."""
-    with busy_processes(device) if busy else nullcontext():
-        found = measure(workload, device, precision, runs, busy)
-    if device != "cpu" and not busy:
+    found = measure(workload, device, precision, runs)
+    if device != "cpu":
         found["passes"] = found["passes"] and found["train_seconds_cv"] <= GPU_BAR
     if as_json:
         print(json.dumps(found))

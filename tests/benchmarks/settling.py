@@ -55,7 +55,6 @@ class Cell:
     bend: float = 1.0
     rising: float = 0.0
     outliers: float = 0.0
-    tuning: bool = True
 
 
 CELLS = {

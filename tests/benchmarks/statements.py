@@ -1,13 +1,12 @@
 """How large the code is: statements without docstrings, by room, of the product and of its tests.
 
-    python tests/benchmarks/statements.py [--format json]
+    python tests/benchmarks/statements.py
 
 Statements are nodes of Python's syntax tree, so that formatting and comments do not count.
 """
 
 import argparse
 import ast
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -39,13 +38,8 @@ def _is_text(node: ast.stmt) -> bool:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", choices=["table", "json"], default="table")
-    result = {"product": counts(*PRODUCT), "tests": counts(*TESTS)}
-    if parser.parse_args().format == "json":
-        print(json.dumps(result, indent=2))
-        return
-    for part, rooms in result.items():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for part, rooms in {"product": counts(*PRODUCT), "tests": counts(*TESTS)}.items():
         total: Counter[str] = Counter()
         for room, counted in rooms.items():
             total.update(counted)

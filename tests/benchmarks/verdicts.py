@@ -47,7 +47,7 @@ from bssearch.search.engine import Engine
 from bssearch.spec import ConfirmSpec, PrunerSpec, StudySpec
 from tests.benchmarks.harness import answer_of, holds, script
 from tests.benchmarks.simulate.processes import PROCESSES, repeating
-from tests.benchmarks.simulate.replay import Replay, VirtualClock, with_target
+from tests.benchmarks.simulate.replay import Replay, VirtualClock
 from tests.benchmarks.simulate.table_space import TableSpace, table_space
 from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
 from tests.benchmarks.simulate.tables import read_table
@@ -122,9 +122,8 @@ def law_case(rng: np.random.Generator, noise: float) -> Case:
     return Case(bare.table, replace(bare, trials=trials), tuple(seconds), noise)
 
 
-def recorded_case(path: Path, target: float | None) -> Case:
-    table = read_table(path)
-    space = table_space(table if target is None else with_target(table, target))
+def recorded_case(path: Path) -> Case:
+    space = table_space(read_table(path))
     truth = Truth(space)
     return Case(path.name, space, truth.seconds, float(np.std(truth.residuals)), truth)
 
@@ -253,19 +252,13 @@ def missed(table: pd.DataFrame) -> list[str]:
     return found + [f"provisional, {name}" for name in most.index[table["provis."].reindex(most.index) > most]]
 
 
-def case_at(path: str) -> Case:
-    """Return the case of a table, named as TABLE or TABLE@TARGET."""
-    name, _, target = path.partition("@")
-    return recorded_case(Path(name), float(target) if target else None)
-
-
 def main(
-    tables: Annotated[list[str] | None, typer.Argument(help="recorded tables, TABLE or TABLE@TARGET")] = None,
+    tables: Annotated[list[Path] | None, typer.Argument(help="recorded tables")] = None,
     studies: int = 300,
     processes: int = PROCESSES,
 ) -> bool:
     """Run all studies and print a row for each kind; return False if a bar is missed."""
-    with repeating(study, tuple(map(case_at, tables or [])), processes) as mapped:
+    with repeating(study, tuple(map(recorded_case, tables or [])), processes) as mapped:
         frame = pd.DataFrame(list(mapped(range(studies)))).set_index("name").astype(float)
     speedups = frame[["over default", "over largest"]].stack()
     table = pd.concat([frame.groupby("name").mean(), frame.mean().to_frame("all").T])

@@ -149,89 +149,96 @@ def test_that_what_runs_is_stopped_is_said_once(
     assert said.count("stopping its running trials") == 1, said
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("values", "said"),
-        [
-            ({"budget.trials": 41}, "budget.trials = 41 must be a whole number from 1 to 40"),
-            ({"workload": "evil.py:Evil"}, "workload is not a value of the template 'task'"),
-            ({"command": "rm -rf ."}, "command is not a value of the template 'task'"),
-        ],
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"budget.trials": 41}, "budget.trials = 41 must be a whole number from 1 to 40"),
+        ({"workload": "evil.py:Evil"}, "workload is not a value of the template 'task'"),
+        ({"command": "rm -rf ."}, "command is not a value of the template 'task'"),
+    ],
+)
+def test_a_row_with_other_values_has_failed(
+    node: Path, url: str, store: Store, values: dict[str, Any], said: str
+) -> None:
+    put(store, "wrong", values=values)
+    assert "wrong: failed" in serve(node, url)
+    assert state(store, "wrong")[0] == "failed" and said in state(store, "wrong")[1]
+    assert store.studies.summaries() == []
+
+
+def test_values_that_another_worker_takes_are_left_to_it(tmp_path: Path, url: str, store: Store) -> None:
+    node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)
+    store.queue.keep_worker(
+        record("other", templates={"task": {"budget.trials": {"type": "integer", "low": 1, "high": 9}}})
     )
-    def test_a_row_with_other_values_has_failed(
-        self, node: Path, url: str, store: Store, values: dict[str, Any], said: str
-    ) -> None:
-        put(store, "wrong", values=values)
-        assert "wrong: failed" in serve(node, url)
-        assert state(store, "wrong")[0] == "failed" and said in state(store, "wrong")[1]
-        assert store.studies.summaries() == []
+    put(store, "large", values={"budget.trials": 5})
+    assert "large: waiting: budget.trials = 5 must be" in serve(node, url)
+    assert state(store, "large")[0] == "waiting"
+    assert re.match(r"on \S+: budget.trials = 5 must be", state(store, "large")[1])
 
-    def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str, store: Store) -> None:
-        node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)
-        store.queue.keep_worker(
-            record("other", templates={"task": {"budget.trials": {"type": "integer", "low": 1, "high": 9}}})
-        )
-        put(store, "large", values={"budget.trials": 5})
-        assert "large: waiting: budget.trials = 5 must be" in serve(node, url)
-        assert state(store, "large")[0] == "waiting"
-        assert re.match(r"on \S+: budget.trials = 5 must be", state(store, "large")[1])
 
-    @pytest.mark.slow
-    def test_a_workload_that_is_broken_has_failed_and_resume_puts_it_back(
-        self, node: Path, url: str, store: Store
-    ) -> None:
-        whole = (node / "task.py").read_text()
-        (node / "task.py").write_text("raise RuntimeError('out of order')")
-        put(store, "mine")
-        serve(node, url)
-        assert state(store, "mine")[0] == "failed" and "out of order" in state(store, "mine")[1]
-        (node / "task.py").write_text(whole)
-        resume_study(store, "mine")
-        serve(node, url)
-        assert state(store, "mine")[0] == "done"
+@pytest.mark.slow
+def test_a_workload_that_is_broken_has_failed_and_resume_puts_it_back(node: Path, url: str, store: Store) -> None:
+    whole = (node / "task.py").read_text()
+    (node / "task.py").write_text("raise RuntimeError('out of order')")
+    put(store, "mine")
+    serve(node, url)
+    assert state(store, "mine")[0] == "failed" and "out of order" in state(store, "mine")[1]
+    (node / "task.py").write_text(whole)
+    resume_study(store, "mine")
+    serve(node, url)
+    assert state(store, "mine")[0] == "done"
 
-    @pytest.mark.slow
-    def test_a_study_of_another_kind_of_device_stays_and_the_worker_serves_others(
-        self, node: Path, url: str, store: Store
-    ) -> None:
-        for name in ("elsewhere", "mine"):
-            put(store, name)
-        store_study(store, load_spec(node / "task.yaml", ["name=elsewhere"]), make_environment(device_name="H200"))
-        said = serve(node, url)
-        assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
-        assert "(this worker skips the study for 600 s)" in said
-        assert (state(store, "elsewhere")[0], state(store, "mine")[0]) == ("waiting", "done")
-        assert " was measured on H200" in queued_studies(store).submissions[0].reason
-        assert store.trials.of("elsewhere") == []
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("broken", [None, "workload: [", "name: task\n"])
-    def test_a_template_whose_spec_breaks_while_the_worker_runs_keeps_its_submissions_and_holds_up_no_others(
-        self, node: Path, url: str, store: Store, broken: str | None
-    ) -> None:
-        spec = node / "task.yaml"
-        (node / "other.yaml").write_text(spec.read_text())
-        (node / "templates.yaml").write_text("templates: {task: {spec: task.yaml}, other: {spec: other.yaml}}")
-        put(store, "mine")
-        put(store, "next", template="other")
-        said = serve(node, url, hears=lambda _: spec.unlink(True) if broken is None else spec.write_text(broken))
-        assert (state(store, "mine")[0], state(store, "next")[0]) == ("waiting", "done"), said
-        assert "template 'task' is unusable: " in state(store, "mine")[1]
-        assert "mine: waiting: template 'task' is unusable: " in said
+@pytest.mark.slow
+def test_a_study_of_another_kind_of_device_stays_and_the_worker_serves_others(
+    node: Path, url: str, store: Store
+) -> None:
+    for name in ("elsewhere", "mine"):
+        put(store, name)
+    store_study(store, load_spec(node / "task.yaml", ["name=elsewhere"]), make_environment(device_name="H200"))
+    said = serve(node, url)
+    assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
+    assert "(this worker skips the study for 600 s)" in said
+    assert (state(store, "elsewhere")[0], state(store, "mine")[0]) == ("waiting", "done")
+    assert " was measured on H200" in queued_studies(store).submissions[0].reason
+    assert store.trials.of("elsewhere") == []
 
-    def test_what_needs_other_tags_or_another_template_is_not_touched(self, node: Path, url: str, store: Store) -> None:
-        put(store, "tagged", tags=("gpu:h200", "fast"))
-        put(store, "other", template="other")
-        assert "the queue is empty" in serve(node, url, tags=("gpu:h200",))
-        assert [one.served_seconds for one in store.queue.submissions()] == [0.0, 0.0]
-        assert {one.state for one in store.queue.submissions()} == {SubmissionState.WAITING}
 
-    @pytest.mark.parametrize(
-        "options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ("no tag",)}, {"device": "abacus"}]
-    )
-    def test_a_worker_s_own_options_are_checked(self, node: Path, url: str, options: dict[str, Any]) -> None:
-        with pytest.raises(UsageError):
-            serve(node, url, **options)
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [None, "workload: [", "name: task\n"])
+def test_a_template_whose_spec_breaks_while_the_worker_runs_keeps_its_submissions_and_holds_up_no_others(
+    node: Path, url: str, store: Store, broken: str | None
+) -> None:
+    spec = node / "task.yaml"
+    (node / "other.yaml").write_text(spec.read_text())
+    (node / "templates.yaml").write_text("templates: {task: {spec: task.yaml}, other: {spec: other.yaml}}")
+    put(store, "mine")
+    put(store, "next", template="other")
+    said = serve(node, url, hears=lambda _: spec.unlink(True) if broken is None else spec.write_text(broken))
+    assert (state(store, "mine")[0], state(store, "next")[0]) == ("waiting", "done"), said
+    assert "template 'task' is unusable: " in state(store, "mine")[1]
+    assert "mine: waiting: template 'task' is unusable: " in said
+
+
+def test_what_needs_other_tags_or_another_template_is_not_touched(node: Path, url: str, store: Store) -> None:
+    put(store, "tagged", tags=("gpu:h200", "fast"))
+    put(store, "other", template="other")
+    assert "the queue is empty" in serve(node, url, tags=("gpu:h200",))
+    assert [one.served_seconds for one in store.queue.submissions()] == [0.0, 0.0]
+    assert {one.state for one in store.queue.submissions()} == {SubmissionState.WAITING}
+
+
+@pytest.mark.parametrize("options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ("no tag",)}, {"device": "abacus"}])
+def test_a_worker_s_own_options_are_checked(node: Path, url: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        serve(node, url, **options)
+
+
+# Reasons, and what is left behind -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -456,81 +463,88 @@ def test_slot_seconds_are_those_of_trials_and_of_one_slot_without_any() -> None:
     assert meter.take() == 1 + 2
 
 
-class TestSubmitting:
-    def test_what_no_worker_offers_is_refused_at_once(self, store: Store) -> None:
-        submit_study(store, "unknown", {}, name="before")  # no worker has been seen: nothing is known
-        store.queue.keep_worker(record())
-        cases: list[tuple[str, dict[str, Any], str]] = [
-            ("other", {}, "no worker has a template 'other'; choose from digits"),
-            ("digits", {"budget.trials": 10}, r"budget.trials = 10 must be a whole number from 1 to 9"),
-            ("digits", {"workload": "x.py:X"}, "is not a value of the template 'digits'"),
-        ]
-        for template, values, said in cases:
-            with pytest.raises(UsageError, match=said):
-                submit_study(store, template, values, name="a")
-        store.queue.keep_worker(
-            record("wider", templates={"digits": {"budget.trials": {"type": "integer", "low": 1, "high": 99}}})
-        )
-        assert submit_study(store, "digits", {"budget.trials": 10}, name="a").values == {"budget.trials": 10}
+# Submitting -----------------------------------------------------------------------------------------------------------
 
-    def test_a_file_gives_template_name_and_nested_values(self, tmp_path: Path) -> None:
-        path = tmp_path / "mine.yaml"
-        path.write_text("template: digits\nname: mine\nbudget: {trials: 4}\nspace: {batch_size: [8, 16]}\nseed: 1\n")
-        asked = asked_in_file(path)
-        assert (asked.template, asked.name) == ("digits", "mine")
-        assert asked.values == {"budget.trials": 4, "space.batch_size": [8, 16], "seed": 1}
 
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
-            ("workload: digits\ntarget: {value: 1}", "the queue stores no code"),
-            ("template: digits\ncommand: [rm]", "command cannot be submitted"),
-            ("template: digits\nexecutor: {slots: 4}", "executor.slots cannot be submitted"),
-            ("name: mine", "template is missing"),
-            ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
-            ("template: digits\nseed: null", "seed = null must be a number"),
-            ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials appears twice: 4 and 5"),
-            ("- digits", "write a submission as a mapping"),
-            ("template: [", "unreadable YAML"),
-        ],
+def test_what_no_worker_offers_is_refused_at_once(store: Store) -> None:
+    submit_study(store, "unknown", {}, name="before")  # no worker has been seen: nothing is known
+    store.queue.keep_worker(record())
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("other", {}, "no worker has a template 'other'; choose from digits"),
+        ("digits", {"budget.trials": 10}, r"budget.trials = 10 must be a whole number from 1 to 9"),
+        ("digits", {"workload": "x.py:X"}, "is not a value of the template 'digits'"),
+    ]
+    for template, values, said in cases:
+        with pytest.raises(UsageError, match=said):
+            submit_study(store, template, values, name="a")
+    store.queue.keep_worker(
+        record("wider", templates={"digits": {"budget.trials": {"type": "integer", "low": 1, "high": 99}}})
     )
-    def test_a_file_that_carries_anything_else_is_refused(self, tmp_path: Path, text: str, said: str) -> None:
-        path = tmp_path / "mine.yaml"
-        path.write_text(text)
-        with pytest.raises(SpecError, match=said):
-            asked_in_file(path)
-
-    def test_pause_resume_and_cancel_change_the_state(self, store: Store) -> None:
-        put(store, "one")
-        assert pause_study(store, "one").reason.startswith("paused by ")
-        assert resume_study(store, "one").state is SubmissionState.WAITING
-        assert cancel_study(store, "one").state is SubmissionState.CANCELLED
-        with pytest.raises(UsageError, match="'one' is cancelled and cannot become paused"):
-            pause_study(store, "one")
+    assert submit_study(store, "digits", {"budget.trials": 10}, name="a").values == {"budget.trials": 10}
 
 
-class TestCommands:
-    @pytest.mark.parametrize(
-        ("words", "code", "said"),
-        [
-            ("submit digits", 2, "the study needs a name"),
-            ("submit digits --name a b", 2, "must have the form KEY=VALUE"),
-            ("submit digits --name a --not-before tomorrow", 2, "'tomorrow' is not a date and time"),
-            ("submit digits --name a --not-before 2026-12-01T08:00", 2, "must have an offset from UTC"),
-            ("submit digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
-            ("submit digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
-            ("submit digits --name ../a", 2, "invalid study name"),
-            ("submit missing.yaml --name a", 3, "no file of a submission 'missing.yaml'"),
-            ("submit task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials appears twice"),
-            ("submit task --owner= --name a", 2, "owner = '' must be a name"),
-            ("submit ./x.toml", 2, "'./x.toml' is not a name of a template"),
-            ("submit digits --name a --not-before 0001-01-01T00:00+10:00", 2, "must be from 0001-01-02 to 9999-12-30"),
-            *((f"{verb} none", 3, "no submission 'none'") for verb in ("cancel", "pause", "resume")),
-        ],
-    )
-    def test_wrong_words_are_named(self, tmp_path: Path, url: str, words: str, code: int, said: str) -> None:
-        open_store(url).close()
-        assert said in refused(tmp_path, "queue", *words.split(), "--db", url, code=code)
+def test_a_file_gives_template_name_and_nested_values(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("template: digits\nname: mine\nbudget: {trials: 4}\nspace: {batch_size: [8, 16]}\nseed: 1\n")
+    asked = asked_in_file(path)
+    assert (asked.template, asked.name) == ("digits", "mine")
+    assert asked.values == {"budget.trials": 4, "space.batch_size": [8, 16], "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("workload: digits\ntarget: {value: 1}", "the queue stores no code"),
+        ("template: digits\ncommand: [rm]", "command cannot be submitted"),
+        ("template: digits\nexecutor: {slots: 4}", "executor.slots cannot be submitted"),
+        ("name: mine", "template is missing"),
+        ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
+        ("template: digits\nseed: null", "seed = null must be a number"),
+        ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials appears twice: 4 and 5"),
+        ("- digits", "write a submission as a mapping"),
+        ("template: [", "unreadable YAML"),
+    ],
+)
+def test_a_file_that_carries_anything_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=said):
+        asked_in_file(path)
+
+
+def test_pause_resume_and_cancel_change_the_state(store: Store) -> None:
+    put(store, "one")
+    assert pause_study(store, "one").reason.startswith("paused by ")
+    assert resume_study(store, "one").state is SubmissionState.WAITING
+    assert cancel_study(store, "one").state is SubmissionState.CANCELLED
+    with pytest.raises(UsageError, match="'one' is cancelled and cannot become paused"):
+        pause_study(store, "one")
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("submit digits", 2, "the study needs a name"),
+        ("submit digits --name a b", 2, "must have the form KEY=VALUE"),
+        ("submit digits --name a --not-before tomorrow", 2, "'tomorrow' is not a date and time"),
+        ("submit digits --name a --not-before 2026-12-01T08:00", 2, "must have an offset from UTC"),
+        ("submit digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
+        ("submit digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
+        ("submit digits --name ../a", 2, "invalid study name"),
+        ("submit missing.yaml --name a", 3, "no file of a submission 'missing.yaml'"),
+        ("submit task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials appears twice"),
+        ("submit task --owner= --name a", 2, "owner = '' must be a name"),
+        ("submit ./x.toml", 2, "'./x.toml' is not a name of a template"),
+        ("submit digits --name a --not-before 0001-01-01T00:00+10:00", 2, "must be from 0001-01-02 to 9999-12-30"),
+        *((f"{verb} none", 3, "no submission 'none'") for verb in ("cancel", "pause", "resume")),
+    ],
+)
+def test_wrong_words_are_named(tmp_path: Path, url: str, words: str, code: int, said: str) -> None:
+    open_store(url).close()
+    assert said in refused(tmp_path, "queue", *words.split(), "--db", url, code=code)
 
 
 # A worker that is told to stop ----------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Trials on a GPU: precisions, compilation, repetition, placement of the data, and what the device tells."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,7 +25,6 @@ from bssearch.training.clock import RUN_AHEAD, clock_for
 from bssearch.training.computation import Computation, available_precisions
 from bssearch.training.loop import TrialLoop
 from bssearch.workloads.digits import Digits
-from tests.benchmarks.repeatability import BUSY_GPU, busy_process
 from tests.evidence.task import can_build_kernels
 from tests.executors.line_workload import run_to_the_end
 from tests.factories import changed, not_none
@@ -55,6 +56,19 @@ def computation(device: torch.device) -> Iterator[MakeComputation]:
 
     yield make
     Computation(torch.device("cpu"))
+
+
+# A busy process says when it has begun, and ends with its standard input: it never outlives who started it.
+BUSY_GPU = """
+import os, sys, threading, torch
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+square = torch.randn(4096, 4096, device="cuda")
+torch.cuda.synchronize()
+print(flush=True)
+while True:
+    [square @ square for _ in range(20)]
+    torch.cuda.synchronize()
+"""
 
 
 def digits_request(**changes: Any) -> TrialRequest:
@@ -303,11 +317,13 @@ def test_a_trial_reports_energy_power_and_clock(computation: MakeComputation, de
 @pytest.fixture
 def busy(device: torch.device) -> Iterator[int]:
     """Keep the GPU busy with another process; yield the process's id."""
-    with busy_process(BUSY_GPU) as pid:
+    command = [sys.executable, "-c", BUSY_GPU]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        not_none(process.stdout).readline()
         listed = nvml.listed_processes(device) or set()
-        if pid not in listed:
-            pytest.skip(f"NVML lists {sorted(listed)} instead of process {pid}")
-        yield pid
+        if process.pid not in listed:
+            pytest.skip(f"NVML lists {sorted(listed)} instead of process {process.pid}")
+        yield process.pid
 
 
 def test_a_device_on_which_another_program_computes_is_refused(busy: int) -> None:

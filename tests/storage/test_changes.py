@@ -434,89 +434,91 @@ def as_imported(trial: TrialRecord) -> FinishedTrial:
     return FinishedTrial(**trial.kept, outcome=not_none(trial.outcome))
 
 
-class TestImports:
-    def test_a_study_is_stored_with_its_trials_its_environment_and_the_time(self, store: Store) -> None:
-        study = make_study()
-        store.transfer.import_finished([study])
-        found = store.studies.get("imported")
-        assert (found.spec, found.objective, found.target) == (
-            study.study.spec,
-            "samples_to_target",
-            study.study.target,
-        )
-        assert found.environment == study.environment
-        trials = store.trials.of("imported")
-        assert [trial.number for trial in trials] == [1, 2]
-        changes = store.trials.changes("imported", 0)
-        assert (changes.revision > 0, changes.trials) == (True, trials)
-        assert [as_imported(trial) for trial in trials] == study.trials
-        for trial in trials:
-            assert trial.created_at == trial.ended_at == found.created_at
-            assert (trial.sampled, trial.retry_of, trial.lease_owner, trial.uncapped) == (None, None, None, True)
-        assert store.trials.environments("imported")[2] == study.environment
-        assert [(one.trials, one.reached, one.running) for one in store.studies.summaries()] == [(2, 1, 0)]
+def test_a_study_is_stored_with_its_trials_its_environment_and_the_time(store: Store) -> None:
+    study = make_study()
+    store.transfer.import_finished([study])
+    found = store.studies.get("imported")
+    assert (found.spec, found.objective, found.target) == (
+        study.study.spec,
+        "samples_to_target",
+        study.study.target,
+    )
+    assert found.environment == study.environment
+    trials = store.trials.of("imported")
+    assert [trial.number for trial in trials] == [1, 2]
+    changes = store.trials.changes("imported", 0)
+    assert (changes.revision > 0, changes.trials) == (True, trials)
+    assert [as_imported(trial) for trial in trials] == study.trials
+    for trial in trials:
+        assert trial.created_at == trial.ended_at == found.created_at
+        assert (trial.sampled, trial.retry_of, trial.lease_owner, trial.uncapped) == (None, None, None, True)
+    assert store.trials.environments("imported")[2] == study.environment
+    assert [(one.trials, one.reached, one.running) for one in store.studies.summaries()] == [(2, 1, 0)]
 
-    def test_a_taken_or_invalid_name_stores_no_study(self, store: Store) -> None:
-        add_study(store, "taken")
-        for name, said in (("taken", "study 'taken' already exists"), ("a b", "invalid study name")):
-            with pytest.raises(UsageError, match=said):
-                store.transfer.import_finished([make_study("first"), make_study(name)])
-            assert [study.name for study in store.studies.summaries()] == ["taken"]
-        with pytest.raises(UsageError, match="study 'first' already exists"):
-            store.transfer.import_finished([make_study("first"), make_study("first")])
+
+def test_a_taken_or_invalid_name_stores_no_study(store: Store) -> None:
+    add_study(store, "taken")
+    for name, said in (("taken", "study 'taken' already exists"), ("a b", "invalid study name")):
+        with pytest.raises(UsageError, match=said):
+            store.transfer.import_finished([make_study("first"), make_study(name)])
         assert [study.name for study in store.studies.summaries()] == ["taken"]
+    with pytest.raises(UsageError, match="study 'first' already exists"):
+        store.transfer.import_finished([make_study("first"), make_study("first")])
+    assert [study.name for study in store.studies.summaries()] == ["taken"]
 
-    def test_a_failed_import_leaves_no_environment_behind(self, store: Store) -> None:
-        add_study(store, "taken")
-        with pytest.raises(UsageError, match="study 'taken' already exists"):
-            store.transfer.import_finished([make_study("first"), make_study("second"), make_study("taken")])
-        other = make_environment(device_name="H100")
-        store.transfer.import_finished([make_study("other", environment=other), make_study("first")])
-        assert store.studies.get("first").environment == make_study().environment
-        assert store.studies.get("other").environment == other
 
-    def test_an_import_that_was_committed_unnoticed_is_not_made_again(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        lose_first(store, monkeypatch, is_committed=True)
-        store.transfer.import_finished([make_study("first"), make_study("second", environment=make_environment())])
-        assert [(one.name, one.trials) for one in store.studies.summaries()] == [("first", 2), ("second", 2)]
+def test_a_failed_import_leaves_no_environment_behind(store: Store) -> None:
+    add_study(store, "taken")
+    with pytest.raises(UsageError, match="study 'taken' already exists"):
+        store.transfer.import_finished([make_study("first"), make_study("second"), make_study("taken")])
+    other = make_environment(device_name="H100")
+    store.transfer.import_finished([make_study("other", environment=other), make_study("first")])
+    assert store.studies.get("first").environment == make_study().environment
+    assert store.studies.get("other").environment == other
 
-    def test_a_second_try_finds_a_name_taken_by_another_writer(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def take_name() -> None:
-            assert store.studies.summaries() == []
-            store.transfer.import_finished([make_study("first", OUTCOME)])
 
-        lose_first(store, monkeypatch, is_committed=False, meanwhile=take_name)
-        with pytest.raises(UsageError, match="study 'first' already exists"):
-            store.transfer.import_finished([make_study("first")])
-        assert len(store.trials.of("first")) == 1
+def test_an_import_that_was_committed_unnoticed_is_not_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_first(store, monkeypatch, is_committed=True)
+    store.transfer.import_finished([make_study("first"), make_study("second", environment=make_environment())])
+    assert [(one.name, one.trials) for one in store.studies.summaries()] == [("first", 2), ("second", 2)]
 
-    @pytest.mark.slow
-    def test_a_process_killed_in_a_transaction_leaves_no_rows(self, store: Store, url: str) -> None:
-        code = f"""
+
+def test_a_second_try_finds_a_name_taken_by_another_writer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_name() -> None:
+        assert store.studies.summaries() == []
+        store.transfer.import_finished([make_study("first", OUTCOME)])
+
+    lose_first(store, monkeypatch, is_committed=False, meanwhile=take_name)
+    with pytest.raises(UsageError, match="study 'first' already exists"):
+        store.transfer.import_finished([make_study("first")])
+    assert len(store.trials.of("first")) == 1
+
+
+@pytest.mark.slow
+def test_a_process_killed_in_a_transaction_leaves_no_rows(store: Store, url: str) -> None:
+    code = f"""
 import os, signal
 from bssearch.storage import studies as stored
 from bssearch.storage.repository import open_store
 from tests.storage.test_changes import make_study
 
 def die(study, number, time, record=stored._record):
-    if study.seed == 1 and studies[1].trials[1] is study:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return record(study, number, time)
+if study.seed == 1 and studies[1].trials[1] is study:
+    os.kill(os.getpid(), signal.SIGKILL)
+return record(study, number, time)
 
 stored._record, stored.CHUNK = die, 1
 studies = [make_study("first"), make_study("second")]
 open_store({url!r}).transfer.import_finished(studies)
 """
-        root = Path(__file__).resolve().parents[2]
-        done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        with open_store(url) as other:
-            assert other.studies.summaries() == []
-            other.transfer.import_finished([make_study("first")])
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with open_store(url) as other:
+        assert other.studies.summaries() == []
+        other.transfer.import_finished([make_study("first")])
 
 
 POSITIVE = st.floats(min_value=1e-9, max_value=1e9)

@@ -41,75 +41,77 @@ from bssearch.storage.models import METADATA, UtcDateTime
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, begun, start, store_in
 
+# URLs -----------------------------------------------------------------------------------------------------------------
 
-class TestUrls:
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
-            *((one, "is not a database URL") for one in ("", "sqlite", "://", "host=h password=secret user=u")),
-            *((one, "is not a database URL") for one in ("postgresql//u:secret@h/d", "u:secret@h")),
-            ("user=u password = 'so & secret' host=h", "is not a database URL"),
-            ("postgresql://u:secret@h:port/d", "is not a database URL"),
-            ("out/runs.db", "sqlite:///FILE"),
-            ("postgresql://u:secret@h:99999/d", "the port 99999 must be from 1 to 65535"),
-            ("postgresql://u:secret@h:0/d", "the port 0 must be from 1 to 65535"),
-            *(
-                (one, "unsupported scheme")
-                for one in ("mysql://u:secret@h/d", "nosuch://h/d", "sqlite+aiosqlite:///a.db")
-            ),
-            *((one, "sqlite:///") for one in ("sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro")),
-            *((one, "sqlite:///") for one in ("sqlite:///file:a.db", "sqlite://runs.db")),
-            *((one, "%40") for one in ("postgresql://u:se@secret@h/d", "postgresql://u:se@/secret@h/d")),
-            *((one, "%40") for one in ("postgresql://u:se@x/d?secret@h/d", "postgresql://u:se@x:secret@h/d")),
-            *(
-                (one, "%40")
-                for one in ("postgresql://u/x:secret@h/d", "postgresql://u:x@h/d\npostgresql://u:secret@h/d")
-            ),
-            *((f"{one}u:secret@h/d", "") for one in ("postgresql:/", "postgresql:", "postgres//", "postgresql:///")),
-            *((f"postgresql://u:secret{one}", "") for one in ("", "/d", "?x=1")),
-            *((f"{one}://u:secret@h/d", "") for one in ("'postgresql", "psql postgresql", "postgers")),
-        ],
-    )
-    def test_a_foreign_url_is_refused_and_its_password_is_hidden(self, text: str, said: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            parse_url(text)
-        shown = f"{caught.value} {caught.value.hint} " + "".join(traceback.format_exception(caught.value))
-        assert said in shown
-        assert "secret" not in shown.replace(f'"{text}"', "")
 
-    @pytest.mark.parametrize("name", ["password", "pasword", "PASSWORD", "passwd", "pass_word", "sslpassword"])
-    def test_an_option_that_was_meant_to_be_the_password_is_masked(self, name: str) -> None:
-        url = parse_url(f"postgresql://h/d?user=u&{name}=secret&application_name=a")
-        assert masked(url).count("***") == 1
-        assert "secret" not in masked(url) + masked(f"host=h {name} = secret") + without_secrets("secret", url)
-        assert "application_name=a" in masked(url)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((one, "is not a database URL") for one in ("", "sqlite", "://", "host=h password=secret user=u")),
+        *((one, "is not a database URL") for one in ("postgresql//u:secret@h/d", "u:secret@h")),
+        ("user=u password = 'so & secret' host=h", "is not a database URL"),
+        ("postgresql://u:secret@h:port/d", "is not a database URL"),
+        ("out/runs.db", "sqlite:///FILE"),
+        ("postgresql://u:secret@h:99999/d", "the port 99999 must be from 1 to 65535"),
+        ("postgresql://u:secret@h:0/d", "the port 0 must be from 1 to 65535"),
+        *((one, "unsupported scheme") for one in ("mysql://u:secret@h/d", "nosuch://h/d", "sqlite+aiosqlite:///a.db")),
+        *((one, "sqlite:///") for one in ("sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro")),
+        *((one, "sqlite:///") for one in ("sqlite:///file:a.db", "sqlite://runs.db")),
+        *((one, "%40") for one in ("postgresql://u:se@secret@h/d", "postgresql://u:se@/secret@h/d")),
+        *((one, "%40") for one in ("postgresql://u:se@x/d?secret@h/d", "postgresql://u:se@x:secret@h/d")),
+        *((one, "%40") for one in ("postgresql://u/x:secret@h/d", "postgresql://u:x@h/d\npostgresql://u:secret@h/d")),
+        *((f"{one}u:secret@h/d", "") for one in ("postgresql:/", "postgresql:", "postgres//", "postgresql:///")),
+        *((f"postgresql://u:secret{one}", "") for one in ("", "/d", "?x=1")),
+        *((f"{one}://u:secret@h/d", "") for one in ("'postgresql", "psql postgresql", "postgers")),
+    ],
+)
+def test_a_foreign_url_is_refused_and_its_password_is_hidden(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_url(text)
+    shown = f"{caught.value} {caught.value.hint} " + "".join(traceback.format_exception(caught.value))
+    assert said in shown
+    assert "secret" not in shown.replace(f'"{text}"', "")
 
-    def test_an_escaped_at_sign_and_space_around_a_url_are_taken(self) -> None:
-        url = parse_url("\npostgresql://u:p%40ss@h/d?sslpassword=a%40b \n")
-        assert (url.password, url.host, url.database, url.query["sslpassword"]) == ("p@ss", "h", "d", "a@b")
-        assert masked(url) == "postgresql://u:***@h/d?sslpassword=***"
-        assert parse_url("sqlite:///a@b@c.db").database == "a@b@c.db"
 
-    @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-    def test_a_missing_driver_is_answered_with_the_extra(self, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-        monkeypatch.setitem(sys.modules, "psycopg", None)
-        with pytest.raises(UsageError, match="psycopg") as caught:
-            parse_url(f"{scheme}://u:secret@h/d")
-        assert "secret" not in str(caught.value)
+@pytest.mark.parametrize("name", ["password", "pasword", "PASSWORD", "passwd", "pass_word", "sslpassword"])
+def test_an_option_that_was_meant_to_be_the_password_is_masked(name: str) -> None:
+    url = parse_url(f"postgresql://h/d?user=u&{name}=secret&application_name=a")
+    assert masked(url).count("***") == 1
+    assert "secret" not in masked(url) + masked(f"host=h {name} = secret") + without_secrets("secret", url)
+    assert "application_name=a" in masked(url)
 
-    @pytest.mark.parametrize(
-        ("url", "shown"),
-        [
-            ("postgresql://u:se:c@ret@h/d", "postgresql://u:***@h/d"),
-            ("sqlite:///a.db", "sqlite:///a.db"),
-            ("postgresql://h/d?user=u&password=secret&x=1", "postgresql://h/d?user=u&password=***&x=1"),
-            (parse_url("sqlite:///a.db"), "sqlite:///a.db"),
-            (make_url("postgresql://u:se@cret@h/d"), "postgresql://u:***@h/d"),
-            (parse_url("postgresql://u:x@h/d?password=secret"), "postgresql://u:***@h/d?password=***"),
-        ],
-    )
-    def test_masking_hides_the_password_alone(self, url: str | URL, shown: str) -> None:
-        assert masked(url) == shown
+
+def test_an_escaped_at_sign_and_space_around_a_url_are_taken() -> None:
+    url = parse_url("\npostgresql://u:p%40ss@h/d?sslpassword=a%40b \n")
+    assert (url.password, url.host, url.database, url.query["sslpassword"]) == ("p@ss", "h", "d", "a@b")
+    assert masked(url) == "postgresql://u:***@h/d?sslpassword=***"
+    assert parse_url("sqlite:///a@b@c.db").database == "a@b@c.db"
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_a_missing_driver_is_answered_with_the_extra(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UsageError, match="psycopg") as caught:
+        parse_url(f"{scheme}://u:secret@h/d")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:se:c@ret@h/d", "postgresql://u:***@h/d"),
+        ("sqlite:///a.db", "sqlite:///a.db"),
+        ("postgresql://h/d?user=u&password=secret&x=1", "postgresql://h/d?user=u&password=***&x=1"),
+        (parse_url("sqlite:///a.db"), "sqlite:///a.db"),
+        (make_url("postgresql://u:se@cret@h/d"), "postgresql://u:***@h/d"),
+        (parse_url("postgresql://u:x@h/d?password=secret"), "postgresql://u:***@h/d?password=***"),
+    ],
+)
+def test_masking_hides_the_password_alone(url: str | URL, shown: str) -> None:
+    assert masked(url) == shown
+
+
+# Connections ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(empty_url: str) -> None:
@@ -173,100 +175,111 @@ def test_messages_of_a_driver_hide_the_passwords_of_urls() -> None:
     assert without_secrets("all is well", parse_url("sqlite:///a.db")) == "all is well"
 
 
-class TestSqlite:
-    def test_a_database_has_a_write_ahead_log_foreign_keys_and_patience(self, path: Path) -> None:
-        for write in (True, False):
-            with opened_engine(f"sqlite:///{path}", write=write) as engine, reading(engine) as connection:
-                values = [
-                    connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
-                    for name in ("journal_mode", "foreign_keys", "busy_timeout")
-                ]
-            assert values == ["wal", 1, 30_000]
+# SQLite ---------------------------------------------------------------------------------------------------------------
 
-    def test_a_writer_waits_for_another_at_its_start(self, path: Path) -> None:
-        with opened_engine(f"sqlite:///{path}") as engine:
-            with writing(engine) as connection:
-                connection.execute(text("CREATE TABLE counter (value INTEGER)"))
-                connection.execute(text("INSERT INTO counter VALUES (0)"))
 
-            def count() -> None:
-                for _ in range(20):
-                    with writing(engine) as connection:
-                        value = connection.execute(text("SELECT value FROM counter")).scalar_one()
-                        time.sleep(0.001)
-                        connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
+def test_a_database_has_a_write_ahead_log_foreign_keys_and_patience(path: Path) -> None:
+    for write in (True, False):
+        with opened_engine(f"sqlite:///{path}", write=write) as engine, reading(engine) as connection:
+            values = [
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("journal_mode", "foreign_keys", "busy_timeout")
+            ]
+        assert values == ["wal", 1, 30_000]
 
-            with ThreadPoolExecutor() as pool:
-                counted = [pool.submit(count) for _ in range(4)]
-            assert [one.result() for one in counted] == [None] * 4
-            with reading(engine) as connection:
-                assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
 
-    def test_an_exception_rolls_back_definitions_too(self, path: Path) -> None:
-        with opened_engine(f"sqlite:///{path}") as engine:
-            with pytest.raises(RuntimeError), writing(engine) as connection:
-                connection.execute(text("CREATE TABLE t (a INTEGER)"))
-                raise RuntimeError
-            with reading(engine) as connection:
-                assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar_one() == 0
+def test_a_writer_waits_for_another_at_its_start(path: Path) -> None:
+    with opened_engine(f"sqlite:///{path}") as engine:
+        with writing(engine) as connection:
+            connection.execute(text("CREATE TABLE counter (value INTEGER)"))
+            connection.execute(text("INSERT INTO counter VALUES (0)"))
 
-    @pytest.mark.parametrize("write", [True, False])
-    @pytest.mark.parametrize(("place", "said"), [("/nowhere/runs.db", "no folder .*nowhere"), ("", "is a folder")])
-    def test_a_missing_folder_or_a_folder_is_named(self, tmp_path: Path, place: str, said: str, write: bool) -> None:
-        with pytest.raises(DatabaseError, match=said):
-            open_store(f"sqlite:///{tmp_path}{place}", write=write)
+        def count() -> None:
+            for _ in range(20):
+                with writing(engine) as connection:
+                    value = connection.execute(text("SELECT value FROM counter")).scalar_one()
+                    time.sleep(0.001)
+                    connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
 
-    def test_a_file_to_be_read_must_exist_and_is_not_made(self, path: Path) -> None:
-        with pytest.raises(DatabaseError, match="no database at") as caught:
-            open_store(f"sqlite:///{path}", write=False)
-        assert caught.value.exit_code == 4
-        assert list(path.parent.iterdir()) == []
+        with ThreadPoolExecutor() as pool:
+            counted = [pool.submit(count) for _ in range(4)]
+        assert [one.result() for one in counted] == [None] * 4
+        with reading(engine) as connection:
+            assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
 
-    @pytest.mark.parametrize("write", [True, False])
-    @pytest.mark.parametrize("content", [b"name: toy\n" * 300, b"x", b"SQLite format 3\x00" + b"\xff" * 5000])
-    def test_a_file_that_is_not_a_database_is_left_alone(self, path: Path, content: bytes, write: bool) -> None:
-        path.write_bytes(content)
-        with pytest.raises(DatabaseError, match="is not a SQLite database"):
-            open_store(f"sqlite:///{path}", write=write)
-        assert path.read_bytes() == content
 
-    @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists the files that are open")
-    @pytest.mark.parametrize("write", [True, False])
-    def test_a_file_that_is_not_a_database_does_not_stay_open_with_its_error(self, path: Path, write: bool) -> None:
-        def is_open() -> bool:
-            held = [descriptor for descriptor in Path("/proc/self/fd").iterdir() if descriptor.is_symlink()]
-            return any(descriptor.samefile(path) for descriptor in held if descriptor.exists())
+def test_an_exception_rolls_back_definitions_too(path: Path) -> None:
+    with opened_engine(f"sqlite:///{path}") as engine:
+        with pytest.raises(RuntimeError), writing(engine) as connection:
+            connection.execute(text("CREATE TABLE t (a INTEGER)"))
+            raise RuntimeError
+        with reading(engine) as connection:
+            assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar_one() == 0
 
-        path.write_bytes(b"name: toy\n" * 300)
-        with pytest.raises(DatabaseError) as caught:
-            open_store(f"sqlite:///{path}", write=write)
-        assert caught.tb is not None and not is_open()
-        with path.open("rb"):
-            assert is_open(), "an open file is visible"
 
-    def test_an_empty_file_has_no_tables_to_read(self, path: Path) -> None:
-        path.touch()
-        with pytest.raises(SchemaError, match="no bssearch tables"):
-            open_store(f"sqlite:///{path}", write=False)
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize(("place", "said"), [("/nowhere/runs.db", "no folder .*nowhere"), ("", "is a folder")])
+def test_a_missing_folder_or_a_folder_is_named(tmp_path: Path, place: str, said: str, write: bool) -> None:
+    with pytest.raises(DatabaseError, match=said):
+        open_store(f"sqlite:///{tmp_path}{place}", write=write)
 
-    def test_a_read_only_file_can_be_read_and_not_written(self, path: Path) -> None:
-        store_in(f"sqlite:///{path}")
-        path.chmod(0o444)
-        with pytest.raises(DatabaseError, match="is read-only"):
-            open_store(f"sqlite:///{path}")
-        with open_store(f"sqlite:///{path}", write=False) as store:
-            assert store.studies.get("toy").name == "toy"
 
-    def test_a_file_locked_for_long_is_a_database_error(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bssearch.storage.connection.engine.BUSY_TIMEOUT_S", 0.05)
-        with open_store(f"sqlite:///{path}") as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
-            add_study(store)
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(DatabaseError, match="locked, probably by another process"):
-                start(store)
-            assert store.trials.of("toy") == []
-            other.execute("ROLLBACK")
+def test_a_file_to_be_read_must_exist_and_is_not_made(path: Path) -> None:
+    with pytest.raises(DatabaseError, match="no database at") as caught:
+        open_store(f"sqlite:///{path}", write=False)
+    assert caught.value.exit_code == 4
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("content", [b"name: toy\n" * 300, b"x", b"SQLite format 3\x00" + b"\xff" * 5000])
+def test_a_file_that_is_not_a_database_is_left_alone(path: Path, content: bytes, write: bool) -> None:
+    path.write_bytes(content)
+    with pytest.raises(DatabaseError, match="is not a SQLite database"):
+        open_store(f"sqlite:///{path}", write=write)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists the files that are open")
+@pytest.mark.parametrize("write", [True, False])
+def test_a_file_that_is_not_a_database_does_not_stay_open_with_its_error(path: Path, write: bool) -> None:
+    def is_open() -> bool:
+        held = [descriptor for descriptor in Path("/proc/self/fd").iterdir() if descriptor.is_symlink()]
+        return any(descriptor.samefile(path) for descriptor in held if descriptor.exists())
+
+    path.write_bytes(b"name: toy\n" * 300)
+    with pytest.raises(DatabaseError) as caught:
+        open_store(f"sqlite:///{path}", write=write)
+    assert caught.tb is not None and not is_open()
+    with path.open("rb"):
+        assert is_open(), "an open file is visible"
+
+
+def test_an_empty_file_has_no_tables_to_read(path: Path) -> None:
+    path.touch()
+    with pytest.raises(SchemaError, match="no bssearch tables"):
+        open_store(f"sqlite:///{path}", write=False)
+
+
+def test_a_read_only_file_can_be_read_and_not_written(path: Path) -> None:
+    store_in(f"sqlite:///{path}")
+    path.chmod(0o444)
+    with pytest.raises(DatabaseError, match="is read-only"):
+        open_store(f"sqlite:///{path}")
+    with open_store(f"sqlite:///{path}", write=False) as store:
+        assert store.studies.get("toy").name == "toy"
+
+
+def test_a_file_locked_for_long_is_a_database_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bssearch.storage.connection.engine.BUSY_TIMEOUT_S", 0.05)
+    with open_store(f"sqlite:///{path}") as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        add_study(store)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseError, match="locked, probably by another process"):
             start(store)
+        assert store.trials.of("toy") == []
+        other.execute("ROLLBACK")
+        start(store)
 
 
 OPEN_WITHOUT_RIGHTS = """
@@ -330,24 +343,27 @@ class TestReadOnlyFolder:
         assert self._run_without_rights(copy, "read").startswith("DatabaseError")
 
 
-class TestTypes:
-    def test_a_moment_is_stored_as_utc_and_must_say_its_offset(self) -> None:
-        dialect = sqlite.dialect()
-        moment = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-        stored = UtcDateTime().process_bind_param(moment, dialect)
-        assert str(stored) == "2026-07-01 10:00:00+00:00"  # its text: equal moments may have other offsets
-        assert UtcDateTime().process_result_value(datetime(2026, 7, 1, 10), dialect) == moment
-        assert UtcDateTime().process_result_value(moment, dialect) == moment
-        assert UtcDateTime().process_bind_param(None, dialect) is None
-        with pytest.raises(ValueError, match="time zone"):
-            UtcDateTime().process_bind_param(datetime(2026, 7, 1), dialect)
+# Types, and files that change or fill a disk --------------------------------------------------------------------------
 
-    def test_the_tables_can_be_made_on_postgresql(self) -> None:
-        dialect = postgresql.dialect()  # type: ignore[no-untyped-call,unused-ignore]
-        made = "".join(str(CreateTable(table).compile(dialect=dialect)) for table in METADATA.sorted_tables)
-        assert "created_at TIMESTAMP WITH TIME ZONE NOT NULL" in made
-        assert "TIMESTAMP WITHOUT" not in made
-        assert "train_seconds FLOAT(53) NOT NULL" in made
+
+def test_a_moment_is_stored_as_utc_and_must_say_its_offset() -> None:
+    dialect = sqlite.dialect()
+    moment = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    stored = UtcDateTime().process_bind_param(moment, dialect)
+    assert str(stored) == "2026-07-01 10:00:00+00:00"  # its text: equal moments may have other offsets
+    assert UtcDateTime().process_result_value(datetime(2026, 7, 1, 10), dialect) == moment
+    assert UtcDateTime().process_result_value(moment, dialect) == moment
+    assert UtcDateTime().process_bind_param(None, dialect) is None
+    with pytest.raises(ValueError, match="time zone"):
+        UtcDateTime().process_bind_param(datetime(2026, 7, 1), dialect)
+
+
+def test_the_tables_can_be_made_on_postgresql() -> None:
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call,unused-ignore]
+    made = "".join(str(CreateTable(table).compile(dialect=dialect)) for table in METADATA.sorted_tables)
+    assert "created_at TIMESTAMP WITH TIME ZONE NOT NULL" in made
+    assert "TIMESTAMP WITHOUT" not in made
+    assert "train_seconds FLOAT(53) NOT NULL" in made
 
 
 @pytest.mark.parametrize("becomes", ["deleted", "replaced"])

@@ -236,84 +236,93 @@ PAUSED = TrialOutcome(state=TrialState.PAUSED, reason="others first", steps=10)
 
 
 @pytest.mark.usefixtures("toy")
-class TestLeases:
-    def test_a_trial_is_lost_when_its_lease_is_over_or_its_owner_dead(self, store: Store) -> None:
-        start(store, lease_owner="alive")
-        start(store, lease_owner="dead")
-        start(store, lease_owner="late", lease_seconds=-5.0)
-        start(store, lease_owner="dead")
-        store.trials.finish("toy", 4, OUTCOME, steps_x_step_time_s=None)
-        assert store.leases.mark_lost("toy", is_alive={"dead": False}.get) == [2, 3]
-        one, dead, late, ended = store.trials.of("toy")
-        assert [one.state, dead.state, late.state, ended.state] == ["running", "lost", "lost", "reached"]
-        assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="the driver dead is gone")
-        assert not_none(late.outcome).reason.startswith("the lease ended at ")
-        assert late.ended_at is not None
-        assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
+def test_a_trial_is_lost_when_its_lease_is_over_or_its_owner_dead(store: Store) -> None:
+    start(store, lease_owner="alive")
+    start(store, lease_owner="dead")
+    start(store, lease_owner="late", lease_seconds=-5.0)
+    start(store, lease_owner="dead")
+    store.trials.finish("toy", 4, OUTCOME, steps_x_step_time_s=None)
+    assert store.leases.mark_lost("toy", is_alive={"dead": False}.get) == [2, 3]
+    one, dead, late, ended = store.trials.of("toy")
+    assert [one.state, dead.state, late.state, ended.state] == ["running", "lost", "lost", "reached"]
+    assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="the driver dead is gone")
+    assert not_none(late.outcome).reason.startswith("the lease ended at ")
+    assert late.ended_at is not None
+    assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
 
-    def test_a_lost_trial_keeps_how_far_it_had_come(self, store: Store) -> None:
-        for _ in range(2):
-            start(store)
-        store.trials.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
-        store.leases.mark_lost("toy", is_alive=lambda owner: False)
-        bare, seen = (trial.outcome for trial in store.trials.of("toy"))
-        assert bare is not None and seen is not None
-        assert (bare.steps, bare.final_metric) == (0, None)
-        assert (seen.steps, seen.samples, seen.train_seconds, seen.final_metric) == (10, 320, 1.5, 0.4)
 
-    def test_a_heartbeat_renews_only_the_leases_of_its_owner(self, store: Store) -> None:
-        start(store, lease_owner="a", lease_seconds=-5.0)
-        start(store, lease_owner="b", lease_seconds=-5.0)
-        start(store, lease_owner="a", lease_seconds=-5.0)
-        store.trials.finish("toy", 3, OUTCOME, steps_x_step_time_s=None)
-        store.leases.heartbeat("toy", "a", 60.0)
-        assert store.trials.get("toy", 3).lease_expires_at is None
-        assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
-        assert store.leases.mark_lost("toy", is_alive=lambda owner: None) == [2]
-
-    def test_a_driver_without_its_lease_writes_nothing_about_the_trial(self, store: Store) -> None:
-        first, second, third = make_curve((0.0, 0.1), (1.5, 0.4), (2.0, 0.9))
-        start(store, lease_owner="stopped")
-        store.trials.append_observations("toy", [(1, first)], owner="stopped")
-        store.trials.save_log("toy", 1, "before", owner="stopped")
-        assert store.leases.mark_lost("toy", is_alive=lambda owner: False) == [1]
-        start(store, lease_owner="stopped", retry_of=1)
-        lost = store.trials.get("toy", 1)
-        assert store.trials.append_observations("toy", [(1, second), (2, second), (1, third)], owner="stopped") == {1}
-        store.trials.save_log("toy", 1, "after", owner="stopped")
-        store.leases.heartbeat("toy", "stopped", 60.0)
-        for outcome in (OUTCOME, PAUSED):
-            with pytest.raises(DatabaseError, match="is not running but lost"):
-                store.trials.finish("toy", 1, outcome, steps_x_step_time_s=None, owner="stopped")
-        assert store.trials.get("toy", 1) == lost
-        assert store.trials.curves("toy", [1, 2]) == {1: [first], 2: [second]}
-        assert store.trials.log("toy", 1) == "before"
-        assert store.trials.append_observations("toy", [(1, third)], owner="stopped") == {1}
-        assert store.trials.append_observations("toy", [], owner="stopped") == frozenset()
-
-    def test_a_trial_resumed_by_another_driver_is_not_written(self, store: Store) -> None:
-        first, second = make_curve((0.0, 0.1), (1.5, 0.4))
-        start(store, lease_owner="first")
-        store.trials.append_observations("toy", [(1, first)], owner="first")
-        store.trials.finish("toy", 1, PAUSED, steps_x_step_time_s=None, owner="first")
-        assert resume(store, 1, "second")
-        resumed = store.trials.get("toy", 1)
-        assert store.trials.append_observations("toy", [(1, second)], owner="first") == {1}
-        store.trials.save_log("toy", 1, "by the first", owner="first")
-        with pytest.raises(DatabaseError, match="second holds the lease"):
-            store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None, owner="first")
-        assert store.trials.get("toy", 1) == resumed
-        assert store.trials.observations("toy", 1) == [first]
-        assert store.trials.log("toy", 1) is None
-        assert store.trials.append_observations("toy", [(1, second)], owner="second") == frozenset()
-        assert store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None, owner="second").state == "reached"
-
-    def test_observations_of_an_unknown_trial_are_refused_by_name(self, store: Store) -> None:
+@pytest.mark.usefixtures("toy")
+def test_a_lost_trial_keeps_how_far_it_had_come(store: Store) -> None:
+    for _ in range(2):
         start(store)
-        with pytest.raises(NotFoundError, match="no trial 2"):
-            store.trials.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1))], owner="driver")
-        with pytest.raises(NotFoundError, match="no trial 2"):
-            store.trials.save_log("toy", 2, "text", owner="driver")
+    store.trials.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
+    store.leases.mark_lost("toy", is_alive=lambda owner: False)
+    bare, seen = (trial.outcome for trial in store.trials.of("toy"))
+    assert bare is not None and seen is not None
+    assert (bare.steps, bare.final_metric) == (0, None)
+    assert (seen.steps, seen.samples, seen.train_seconds, seen.final_metric) == (10, 320, 1.5, 0.4)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_heartbeat_renews_only_the_leases_of_its_owner(store: Store) -> None:
+    start(store, lease_owner="a", lease_seconds=-5.0)
+    start(store, lease_owner="b", lease_seconds=-5.0)
+    start(store, lease_owner="a", lease_seconds=-5.0)
+    store.trials.finish("toy", 3, OUTCOME, steps_x_step_time_s=None)
+    store.leases.heartbeat("toy", "a", 60.0)
+    assert store.trials.get("toy", 3).lease_expires_at is None
+    assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
+    assert store.leases.mark_lost("toy", is_alive=lambda owner: None) == [2]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_driver_without_its_lease_writes_nothing_about_the_trial(store: Store) -> None:
+    first, second, third = make_curve((0.0, 0.1), (1.5, 0.4), (2.0, 0.9))
+    start(store, lease_owner="stopped")
+    store.trials.append_observations("toy", [(1, first)], owner="stopped")
+    store.trials.save_log("toy", 1, "before", owner="stopped")
+    assert store.leases.mark_lost("toy", is_alive=lambda owner: False) == [1]
+    start(store, lease_owner="stopped", retry_of=1)
+    lost = store.trials.get("toy", 1)
+    assert store.trials.append_observations("toy", [(1, second), (2, second), (1, third)], owner="stopped") == {1}
+    store.trials.save_log("toy", 1, "after", owner="stopped")
+    store.leases.heartbeat("toy", "stopped", 60.0)
+    for outcome in (OUTCOME, PAUSED):
+        with pytest.raises(DatabaseError, match="is not running but lost"):
+            store.trials.finish("toy", 1, outcome, steps_x_step_time_s=None, owner="stopped")
+    assert store.trials.get("toy", 1) == lost
+    assert store.trials.curves("toy", [1, 2]) == {1: [first], 2: [second]}
+    assert store.trials.log("toy", 1) == "before"
+    assert store.trials.append_observations("toy", [(1, third)], owner="stopped") == {1}
+    assert store.trials.append_observations("toy", [], owner="stopped") == frozenset()
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_trial_resumed_by_another_driver_is_not_written(store: Store) -> None:
+    first, second = make_curve((0.0, 0.1), (1.5, 0.4))
+    start(store, lease_owner="first")
+    store.trials.append_observations("toy", [(1, first)], owner="first")
+    store.trials.finish("toy", 1, PAUSED, steps_x_step_time_s=None, owner="first")
+    assert resume(store, 1, "second")
+    resumed = store.trials.get("toy", 1)
+    assert store.trials.append_observations("toy", [(1, second)], owner="first") == {1}
+    store.trials.save_log("toy", 1, "by the first", owner="first")
+    with pytest.raises(DatabaseError, match="second holds the lease"):
+        store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None, owner="first")
+    assert store.trials.get("toy", 1) == resumed
+    assert store.trials.observations("toy", 1) == [first]
+    assert store.trials.log("toy", 1) is None
+    assert store.trials.append_observations("toy", [(1, second)], owner="second") == frozenset()
+    assert store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None, owner="second").state == "reached"
+
+
+@pytest.mark.usefixtures("toy")
+def test_observations_of_an_unknown_trial_are_refused_by_name(store: Store) -> None:
+    start(store)
+    with pytest.raises(NotFoundError, match="no trial 2"):
+        store.trials.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1))], owner="driver")
+    with pytest.raises(NotFoundError, match="no trial 2"):
+        store.trials.save_log("toy", 2, "text", owner="driver")
 
 
 NOBODY_KNOWS: Callable[[str], bool | None] = lambda owner: None  # noqa: E731

@@ -250,9 +250,8 @@ def simulate_searches(
     *,
     repeats: int,
     processes: int = PROCESSES,
-    done: Callable[[str, str], None] = lambda sampler, pruner: None,
 ) -> dict[tuple[str, str], SearchSummary]:
-    """Run every pair of a sampler and a pruner ``repeats`` times; ``done`` is called after each pair.
+    """Run every pair of a sampler and a pruner ``repeats`` times.
 
     The number of processes does not change results; 0 uses this process. Raises `UsageError` as
     `search` does, and for an unknown sampler or pruner.
@@ -264,7 +263,6 @@ def simulate_searches(
     with repeating(search, plan, processes) as mapped:
         for sampler, pruner in dict.fromkeys(pairs):
             found[sampler, pruner] = summarize_searches(list(mapped(range(repeats), sampler, pruner)))
-            done(sampler, pruner)
     return found
 
 

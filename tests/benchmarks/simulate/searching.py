@@ -67,7 +67,7 @@ def simulate(
     space = table_space(read(path, target))
     point = None if default is None else space.point_of(default)
     plan = Plan(space, budget, default=point, workers=workers, seed=seed)
-    found = {pair: asdict(one) for pair, one in simulate_searches(plan, pairs, repeats=repeats, done=_progress).items()}
+    found = {pair: asdict(one) for pair, one in simulate_searches(plan, pairs, repeats=repeats).items()}
     named = {f"{sampler}+{pruner}": one for (sampler, pruner), one in found.items()}
     if form is Format.TABLE:
         print_table([dict(zip(COLUMNS, (name, *_cells(one)), strict=True)) for name, one in named.items()], COLUMNS)
@@ -81,11 +81,6 @@ def simulate(
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.0f} %"
-
-
-def _progress(sampler: str, pruner: str) -> None:
-    if sys.stderr.isatty():
-        typer.echo(f"{sampler}+{pruner} done", err=True)
 
 
 def _cells(one: Mapping[str, Any]) -> list[Any]:
