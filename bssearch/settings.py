@@ -72,7 +72,7 @@ def _url_from_file() -> str | None:
 def checkpoint_folder() -> Path:
     """``BSSEARCH_CHECKPOINT_DIR``, else a folder in the user's cache.
 
-    For a remote store, a staging folder in the cache.
+    A remote store gets a staging folder in the cache.
     """
     if not (given := os.environ.get(CHECKPOINT_DIR_VARIABLE)):
         return cache_folder() / "checkpoints"

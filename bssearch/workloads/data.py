@@ -232,7 +232,7 @@ def pair_of(batch: Any, maker: str) -> Batch:
         return _as_dict(batch), None
     require(
         len(batch) == 2,
-        f"{maker} gave a {type(batch).__name__} of {len(batch)} as a batch; expected a pair (inputs, targets), "
+        f"{maker} gave a {type(batch).__name__} of length {len(batch)} as a batch; expected a pair (inputs, targets), "
         "or a mapping",
         error=WorkloadError,
     )

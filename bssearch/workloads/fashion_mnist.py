@@ -2,7 +2,7 @@
 
 Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, in this order:
 
-1. the folder in ``BSSEARCH_DATA_DIR``, ``fashion-mnist`` or ``FashionMNIST/raw`` inside; the only place if set
+1. the folder in ``BSSEARCH_DATA_DIR`` (if set, the only place), ``fashion-mnist`` or ``FashionMNIST/raw`` inside
 2. Debian's package ``dataset-fashion-mnist``
 3. an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
 4. a download into this folder with torchvision
@@ -208,7 +208,7 @@ class FashionMnist(TenClasses):
         )
 
     def build_model(self, *, dropout: float, norm_momentum: float = 0.1) -> nn.Module:
-        """A fresh model; ``norm_momentum`` is the momentum of batch normalisation's running statistics."""
+        """A fresh model; ``norm_momentum`` is batch normalisation's momentum."""
         model = perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -220,7 +220,7 @@ class FashionMnist(TenClasses):
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor, *, strength: float | None = None) -> torch.Tensor:
-        """Move and mirror a share ``strength`` of the images, by default all images if ``augment`` is set."""
+        """Move and mirror a share ``strength`` of the images, by default all images if ``augment`` was set."""
         share = float(self._augments) if strength is None else strength
         if share in (0.0, 1.0):
             return moved_and_mirrored(inputs) if share else inputs

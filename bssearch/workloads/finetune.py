@@ -34,7 +34,7 @@ Weights = Mapping[str, torch.Tensor]
 def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -> Weights:
     """Weights from the cache, else from ``make``, which fills the cache.
 
-    ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from a seed.
+    ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from seed 0.
     """
     # include PyTorch and the CPU, because training gives other bits with another PyTorch or CPU
     digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
@@ -112,7 +112,7 @@ class FineTune:
     def load(self, device: torch.device) -> Data:
         """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
-        A target is the class and whether the pre-trained network was right (0 for new classes).
+        A target is the class, then 1 if the pre-trained network was right (0 for new classes).
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train

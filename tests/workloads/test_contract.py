@@ -346,7 +346,7 @@ def test_the_default_collate_makes_batches_of_samples_that_are_alike() -> None:
     ("train", "said", "hint"),
     [
         (ROWS, "train[0] is a tuple of 2", "collate(samples)"),
-        ([(1, 2, 3)] * 2, "a list of 3 as a batch", ""),
+        ([(1, 2, 3)] * 2, "a list of length 3 as a batch", ""),
         ([], "no samples as train", ""),
         (None, "whose train is a NoneType", ""),
         ((torch.zeros(3), torch.zeros(3)), "whose train is a tuple", ""),

@@ -167,7 +167,7 @@ class BoardProcess:
             self._messages.put((names, method, arguments))
 
     def close(self) -> None:
-        """Deliver until the deadline, end the process, note lost reports."""
+        """Deliver until the deadline, end the process, and note lost reports."""
         self._is_closing = True
         self._messages.put(None)
         self._heard = began = time.monotonic()

@@ -45,7 +45,7 @@ class Delivery(threading.Thread):
         self._retrying = Retrying(stop=stop_after_attempt(3), wait=waits, sleep=pause, reraise=True)
 
     def run(self) -> None:
-        """Create the board, deliver, close."""
+        """Create the board, deliver reports, and close."""
         if not self._tried(0, self._make):
             return
         os.nice(9)  # on Linux only this thread and the threads that it starts

@@ -109,7 +109,7 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
 
 
 def description_path(path: Path) -> Path:
-    """Description's path; raise `UsageError` for a wrong suffix."""
+    """Path of the table's description; raise `UsageError` for a wrong suffix."""
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")

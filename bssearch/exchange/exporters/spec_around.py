@@ -82,7 +82,8 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     return Exported(
         [str(path)],
         [
-            f"note: missing: {one.in_words}; after the first run of the spec: bssearch trial add {own} {values}"
+            f"note: missing run: {one.in_words}; after the first run of the spec, add the missing run: "
+            f"bssearch trial add {own} {values}"
             for one, values in zip(missing, adds, strict=True)
         ],
     )

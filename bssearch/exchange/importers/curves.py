@@ -78,7 +78,10 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value with its name in the log; ``distance`` is 0 if the user gave the value, else 1 plus the name's groups."""
+    """A value with its name in the log.
+
+    ``distance`` is 0 if the user gave the value, else 1 plus the number of groups in the name.
+    """
 
     theirs: str
     value: Any
@@ -261,8 +264,8 @@ def import_curves(
 ) -> Studies:
     """Make a study from training logs, with their learning curves.
 
-    A run's settings come from its log. A batch size per device is multiplied by accumulation steps and devices. Each
-    device and precision gets a separate study.
+    A run's settings come from its log. bssearch multiplies a batch size per device by accumulation steps and devices.
+    Each device and precision gets a separate study.
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 

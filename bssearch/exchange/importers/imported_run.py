@@ -275,7 +275,7 @@ def part_of_batch(name: str) -> str | None:
 
 
 def may_divide_batch(name: str) -> bool:
-    """True for numbers of machines and `_SHARED`."""
+    """True for a number of machines, or Accelerate's ``split_batches``."""
     return _plain(name) in (*_NODES, _SHARED)
 
 
@@ -497,7 +497,7 @@ def import_study(
     *,
     name: Annotated[
         str | None,
-        Option("Name of the first study, if new here.", shown_default="its own", flag="--as"),
+        Option("Name of the first study, if the study is new.", shown_default="its own", flag="--as"),
     ] = None,
     studies: Annotated[
         list[str] | None,

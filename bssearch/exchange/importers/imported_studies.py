@@ -80,10 +80,10 @@ def make_studies(
     default_batch: int | None = None,
     is_tuned: bool = False,
 ) -> Studies:
-    """Study per device and precision.
+    """Make a study for each device and precision.
 
-    A single study is called ``name``; several names add the device. Without train seconds the objective is
-    ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
+    A single study is called ``name``; the names of several studies add the device. Without train seconds the objective
+    is ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})

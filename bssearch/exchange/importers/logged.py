@@ -292,7 +292,7 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
             raise UsageError(
                 f"the steps of {names.step!r} {what} {step}, as if a run restarts ({log.origin})",
                 hint="name the column of runs with --run NAME, or another column of steps with --step NAME; if only "
-                "the learning rate tells runs apart, name its column with --column NAME=learning_rate",
+                "the learning rate separates runs, name its column with --column NAME=learning_rate",
             )
         resumes += is_resumed
         if is_resumed:

@@ -103,7 +103,7 @@ class ReportSteps:
 
     @classmethod
     def of(cls, trials: Iterable[FrozenTrial]) -> Self:
-        """Measure the reports of trials."""
+        """Measure the report steps of trials."""
         steps = [sorted(trial.intermediate_values) for trial in trials if trial.intermediate_values]
         gaps = [later - earlier for one in steps for earlier, later in pairwise(one)]
         return cls(

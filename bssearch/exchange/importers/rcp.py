@@ -96,7 +96,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     ]
     if per_epoch is not None and any(one.samples is None for one in read.values()):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
-        notes.append(f"{EPOCHS!r} is read as {counted}")
+        notes.append(f"reading {EPOCHS!r} as {counted}")
     target = TARGETS.get(benchmark, UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
         notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
@@ -125,7 +125,7 @@ def _point(fields: Mapping[str, Any], place: str) -> _Point:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        require(first["type"] != "missing", f"{name} is missing ({place})")
+        require(first["type"] != "missing", f"{name} is missing; add {name} ({place})")
         raise UsageError(f"{name} = {first['input']!r:.60}: {problem_in_words(first)} ({place})") from None
 
 
@@ -175,7 +175,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, value in pairs if isinstance(value, dict)]
         if len(set(names)) < len(names):  # the runs of all but the last would be lost
-            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice; rename one of the two")
+            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice; rename one entry")
         return dict(pairs)
 
     data = parsed_json(text, str(path), object_pairs_hook=distinct)

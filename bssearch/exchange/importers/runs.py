@@ -70,7 +70,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` unless steps and seconds are to the target; None for ``figures_at`` checks the runs."""
+    """Raise `UsageError` unless steps and seconds end at the target; without ``figures_at``, the runs decide."""
     if figures_at is FiguresAt.TARGET:
         return
     require(
@@ -397,7 +397,7 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     """Raise `UsageError` if a metric and its target may be in percent and fractions, or if the metric may be a loss."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
-        f"{target.metric} may be better when lower",
+        f"lower values of {target.metric} may be better",
         hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}",
     )
     known = [one for one in metrics if one is not None]
@@ -524,6 +524,6 @@ def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], li
     ]
     words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])
     return found, [
-        f"assumed steps between evaluations, by batch size: {words}; if wrong, add a column last_miss_step or "
+        f"assuming steps between evaluations, by batch size: {words}; if wrong, add a column last_miss_step or "
         "eval_every_steps"
     ]

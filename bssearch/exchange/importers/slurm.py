@@ -17,7 +17,7 @@ from bssearch.exchange.trial_rows import flat_row
 from bssearch.records import grouped
 
 PATTERNS = {
-    "pairs": "step 100 loss 2.3 val_acc 0.91 time 12.3s, with = or : too",
+    "pairs": "step 100 loss 2.3 val_acc 0.91 time 12.3s, also with = or :",
     "object": '{"step": 100, "val_acc": 0.91}, of JSON or Python',
 }
 COUNTERS = frozenset({"step", "steps", "global_step", "train_step", "iter", "iteration", "iters", "epoch"})

@@ -57,7 +57,7 @@ def test_epochs_of_a_known_data_set_become_steps(tmp_path: Path) -> None:
     assert (configuration.batch_size, configuration.learning_rate, configuration.optimizer) == (1632, 7.4, "lars")
     assert configuration.parameters["opt_weight_decay"] == 5e-5
     assert configuration.parameters["weight_decay"] is None
-    assert "'epochs to converge' is read as epochs of 1,281,167 samples" in found[0].notes
+    assert "reading 'epochs to converge' as epochs of 1,281,167 samples" in found[0].notes
 
 
 def test_whole_epochs_were_evaluated_after_each_and_of_other_figures_that_is_not_known(tmp_path: Path) -> None:
