@@ -256,8 +256,8 @@ def print_quick(found: QuickAnswer) -> None:
         if found.learning_rate_gain > 1
         else f"The rule derives this learning rate from the default; retune the learning rate between {rates}.",
         *(f"note: {notice.message}" for notice in found.warnings),
-        "This answer is about the time to a target from scratch, not about a fixed number of epochs or forgetting "
-        "after fine-tuning.",
+        "This answer is about the time to a target from scratch, not about fixed epochs or forgetting after "
+        "fine-tuning.",
         "next: run `bssearch run SPEC` to search from this answer, tune and confirm",
     )
 

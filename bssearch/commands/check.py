@@ -204,7 +204,7 @@ class Check(Model):
 
 
 def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Check:
-    """Try a study's workload for a few seconds without storing anything; ``walk`` adds six measured steps.
+    """Try a study's workload for a few seconds without storing results; ``walk`` adds six measured steps.
 
     Raises the errors of `bssearch.run_study`.
 

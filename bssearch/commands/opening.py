@@ -90,13 +90,13 @@ def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
     require(
         address is None or known.get("address") == address,
         f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but bssearch has "
-        "no record that you ran this study on this cluster from this machine",
+        "no record here that you ran this study on this cluster",
         hint="run `bssearch run` with your own spec and this address first",
     )
     require(
         package is None or known.get("sampler") == package,
         f"the stored study {study.name!r} names sampler = {package!r}, which OptunaHub downloads, but bssearch has no "
-        "record that you ran this study with this package from this machine",
+        "record here that you ran this study with this package",
         hint="run `bssearch run` with your own spec and this sampler first",
     )
 

@@ -200,7 +200,7 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
             "chance_unknown",
             # A program cannot declare its chance level.
             info.chance is None and evidence.found.train_samples is not None,
-            f"the workload declares no chance level of {target.metric}, so trials that learn nothing run to "
+            f"the workload declares no chance level of {target.metric}, so trials without progress run to "
             "their limit; declare MetricInfo(chance=…)"
             + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
         ),

@@ -65,7 +65,7 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
     if asked.target is not None:
         predicted = beyond_target(curves, measured, asked.target)
     else:
-        assert asked.samples is not None, "the user gives one of the two"
+        assert asked.samples is not None, "the user gives a target or samples"
         predicted = beyond_samples(curves, measured, asked.samples)
     best, size = predicted.optimal_batch_size, predicted.test_batch_size
     run = predicted.of(size).steps

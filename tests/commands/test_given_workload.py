@@ -281,7 +281,7 @@ def test_a_source_is_not_taken_from_a_database_unless_this_user_ran_the_study_wi
     ours: dict[str, Any], theirs: dict[str, Any], never: str, said: str
 ) -> None:
     own = make_spec(workload="digits", **ours)
-    with pytest.raises(UsageError, match=f"no record that you ran this study {never}"):
+    with pytest.raises(UsageError, match=f"no record here that you ran this study {never}"):
         refuse_unknown_sources(own, known())
     remember(own, known(), FOLDER)
     refuse_unknown_sources(own, known())
