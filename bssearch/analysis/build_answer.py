@@ -438,7 +438,7 @@ def next_steps(
         words = "; ".join(one.in_words for one in missing)
         yield NextStep(
             command=f"bssearch export {name} --to spec",
-            why=f"writes a spec that searches around these runs. Missing runs: {words}",
+            why=f"writes a spec around these runs. Missing runs: {words}",
         )
     if not spec.is_imported:
         if not verdict.confirmed:

@@ -153,7 +153,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
 def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
     """Write typed ``NAME.parquet`` and ``NAME.observations.parquet``.
 
-    Integers are nullable, times UTC, lists JSON.
+    Integers are nullable, times are in UTC, and lists are JSON.
     """
     require_parquet()
     paths = _paths(name, file, ".parquet")
