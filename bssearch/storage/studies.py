@@ -215,7 +215,7 @@ class FindingStore(StorePart):
 
     @inside(Database.looking)
     def age_seconds(self, connection: Connection, study: str) -> float:
-        """Age of a study's answer; infinity without an answer."""
+        """Seconds since a study's last answer; infinity without an answer."""
         study_id = self._database.study_id(connection, study)
         found_at = connection.scalar(select(FINDING_ROWS.c.found_at).where(FINDING_ROWS.c.study_id == study_id))
         return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
