@@ -153,8 +153,8 @@ def grow(study: OpenStudy) -> None:
     study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
-            "no schedule of space.batch_schedule can run: no schedule changes the batch size within a trial's limit, "
-            "or the best constant batch size never reached the target"
+            "no schedule of space.batch_schedule changes the batch size within a trial's limit, or the best constant "
+            "batch size never reached the target; raise budget.trial_train_seconds"
         )
 
 
