@@ -266,7 +266,7 @@ def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path
             'the command ended without a report: let the command print lines such as {"step": 100, "accuracy"',
         ),
         ("""echo '{"step": 1, "error": 2}'""", "the command reports error; the study's target metric is 'accuracy'"),
-        ("echo wait; SLEEP", "the command made no report for 0.5 s: the command must print"),
+        ("echo wait; SLEEP", "the command made no report for 0.5 s: let the command print"),
         (
             """i=0; while true; do echo '{"step": '$((i++))', "e'$i'": 2}'; sleep 0.01; done""",
             "the command reports e1, e",

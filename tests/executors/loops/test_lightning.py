@@ -360,7 +360,7 @@ NO_TRAINER = r"returned a .*; expected a trainer"
 
 @pytest.mark.parametrize(
     ("made", "message"),
-    [*((one, NO_TRAINER) for one in (5, (5, 6), (trainer_of, 1), ())), (trainer_of(), "must return .trainer, module")],
+    [*((one, NO_TRAINER) for one in (5, (5, 6), (trainer_of, 1), ())), (trainer_of(), "expected .trainer, module")],
 )
 def test_what_is_no_trainer_with_its_module_is_refused(made: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
