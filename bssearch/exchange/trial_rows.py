@@ -51,7 +51,7 @@ def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Dotted columns and flat rows; a mapping that some rows lack has no column, but its parts have columns."""
+    """Dotted columns and flat rows; only the parts of a mapping have columns."""
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
     columns = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
