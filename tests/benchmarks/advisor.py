@@ -32,8 +32,7 @@ from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import resolve
 from bssearch.workloads.data import Data, check_data
 from tests.benchmarks.harness import ratio, script, timed_in_turns, verdict
-from tests.benchmarks.loop_overhead import print_rows
-from tests.benchmarks.own_loop_overhead import Training
+from tests.benchmarks.loop_overhead import Training, print_rows
 from tests.training.test_advisor import Backward, accumulated, at_zero, exact_scale, halved, often, samples
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
