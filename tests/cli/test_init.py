@@ -88,17 +88,14 @@ def test_the_text_template_reads_the_folder_of_the_settings_and_says_where_it_is
 
 
 @pytest.mark.parametrize("existing", ["task.yaml", "task.py"])
-def test_an_existing_file_is_named_and_nothing_is_written(tmp_path: Path, existing: str) -> None:
-    (tmp_path / existing).write_text("mine\n")
+@pytest.mark.parametrize("target", ["kept", "nowhere"])
+def test_an_existing_file_is_named_and_nothing_is_written(tmp_path: Path, existing: str, target: str) -> None:
+    (tmp_path / "kept").write_text("mine\n")
+    (tmp_path / existing).symlink_to(target)
     assert f"{existing} exists; choose another name" in refused(tmp_path, "init", "task", code=2)
-    assert files_in(tmp_path) == {existing: b"mine\n"}
-
-
-def test_a_dangling_link_is_an_existing_file(tmp_path: Path) -> None:
-    (tmp_path / "task.py").symlink_to("nowhere")
-    done = bssearch("init", "task", cwd=tmp_path)
-    assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["task.py"])
-    assert "task.py exists" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", existing}
+    assert (tmp_path / "kept").read_text() == "mine\n"
+    assert str((tmp_path / existing).readlink()) == target
 
 
 def test_both_files_or_none_where_the_second_cannot_be_written(tmp_path: Path) -> None:

@@ -350,16 +350,25 @@ def test_a_kill_from_within_a_step_ends_the_trial_in_that_step(tmp_path: Path) -
     assert (outcome.state, outcome.steps) == (TrialState.CANCELLED, 40)
 
 
-def test_the_environment_and_the_threads_are_set_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_the_process_are_a_workers_and_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settings() -> tuple[Any, ...]:
+        return os.environ.get("GIVEN"), os.environ["KEPT"], torch.get_num_threads(), gc.get_threshold()
+
     monkeypatch.setenv("KEPT", "before")
     monkeypatch.delenv("GIVEN", raising=False)
-    threads = torch.get_num_threads()
+    threads, thresholds = torch.get_num_threads(), gc.get_threshold()
     torch.set_num_threads(2)
+    gc.set_threshold(123_456, *thresholds[1:])
     with inline(tmp_path, environment={"GIVEN": "now", "KEPT": "now"}, threads=1) as executor:
         executor.describe()
-        assert (os.environ["GIVEN"], os.environ["KEPT"], torch.get_num_threads()) == ("now", "now", 1)
-    assert ("GIVEN" in os.environ, os.environ["KEPT"], torch.get_num_threads()) == (False, "before", 2)
+        during = settings()
+    after = settings()
     torch.set_num_threads(threads)
+    gc.set_threshold(*thresholds)
+    assert during == ("now", "now", 1, PYTHON_THRESHOLDS)
+    assert after == (None, "before", 2, (123_456, *thresholds[1:]))
 
 
 @pytest.mark.slow
@@ -457,15 +466,3 @@ def test_a_spec_names_its_executor_which_is_no_part_of_the_question() -> None:
     assert default.question_hash == named.question_hash
     with pytest.raises(ValueError, match="must be one of local, inline"):
         StudySpec.model_validate({**default.model_dump(), "executor": {"name": "cloud"}})
-
-
-def test_garbage_of_the_training_is_collected_as_in_a_worker(tmp_path: Path) -> None:
-    before = gc.get_threshold()
-    gc.set_threshold(123_456)
-    try:
-        with inline(tmp_path) as executor:
-            executor.describe()
-            assert gc.get_threshold() == PYTHON_THRESHOLDS
-        assert gc.get_threshold()[0] == 123_456
-    finally:
-        gc.set_threshold(*before)

@@ -315,8 +315,9 @@ def sgd(model: nn.Module, configuration: Configuration) -> torch.optim.Optimizer
 WARMED = configuration(20, warmup_epochs=1.0, parameters={"clip_norm": 0.5})
 
 
-def test_a_workloads_optimizer_takes_the_steps_of_the_same_optimizer_of_bssearch() -> None:
-    assert torch.equal(weights_of_own(Toy(build_optimizer=sgd), WARMED), weights_of_own(Toy(), WARMED))
+@pytest.mark.parametrize("build", [sgd, lambda model, given: [sgd(model[0], given), sgd(model[3], given)]])
+def test_own_optimizers_step_and_are_clipped_as_the_same_optimizer_of_bssearch(build: Build) -> None:
+    assert torch.equal(weights_of_own(Toy(build_optimizer=build), WARMED), weights_of_own(Toy(), WARMED))
 
 
 def test_an_optimizer_may_clear_gradients_its_own_way() -> None:
@@ -344,13 +345,6 @@ def test_groups_keep_their_ratio_to_the_learning_rate_of_the_schedule() -> None:
             factor = min(1.0, (step + 1) / 6)
             assert (low, high) == (pytest.approx(0.002 * factor), pytest.approx(0.02 * factor))
             assert trainer.learning_rate == pytest.approx(high)
-
-
-def test_several_optimizers_step_together_and_are_clipped_as_one() -> None:
-    def halves(model: Any, configuration: Configuration) -> Any:
-        return [sgd(model[0], configuration), sgd(model[3], configuration)]
-
-    assert torch.equal(weights_of_own(Toy(build_optimizer=halves), WARMED), weights_of_own(Toy(), WARMED))
 
 
 def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> None:
