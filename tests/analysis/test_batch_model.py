@@ -264,12 +264,19 @@ def test_a_rise_is_shown_by_three_runs_beyond_noise_or_by_fewer_beyond_a_tenth(
     assert list(rising(points)) == [16] * rises
 
 
-def test_a_missed_run_counts_as_a_rise_where_it_already_took_more_steps() -> None:
-    small = LawPoint(8, (800.0,))
-    assert list(rising([small, LawPoint(16, (), missed_at=(16 * 120.0,))])) == [16]
-    assert list(rising([small, LawPoint(16, (), missed_at=(16 * 50.0,))])) == []
-    assert list(rising([small, LawPoint(16, (), missed_at=(16 * 50.0,)), LawPoint(32, (32 * 120.0,))])) == [32]
-    assert list(rising([replace(small, missed_at=(900.0,)), LawPoint(16, (16 * 120.0,))])) == []
+@pytest.mark.parametrize(
+    ("missed_at", "larger", "rises"),
+    [
+        ((), [LawPoint(16, (), missed_at=(16 * 120.0,))], [16]),
+        ((), [LawPoint(16, (), missed_at=(16 * 50.0,))], []),
+        ((), [LawPoint(16, (), missed_at=(16 * 50.0,)), LawPoint(32, (32 * 120.0,))], [32]),
+        ((900.0,), [LawPoint(16, (16 * 120.0,))], []),
+    ],
+)
+def test_a_missed_run_counts_as_a_rise_where_it_already_took_more_steps(
+    missed_at: tuple[float, ...], larger: list[LawPoint], rises: list[int]
+) -> None:
+    assert list(rising([LawPoint(8, (800.0,), missed_at=missed_at), *larger])) == rises
 
 
 @settings(max_examples=50)

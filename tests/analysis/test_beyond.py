@@ -270,10 +270,7 @@ def test_samples_below_one_step_of_twice_the_default_are_refused() -> None:
         plan_branches(8, 100, 6, largest=15)
 
 
-def test_a_schedule_rises_where_no_known_batch_size_falls() -> None:
-    def at(size: int | None) -> LocalCriticalBatch:
-        return LocalCriticalBatch(verdict="cannot_tell" if size is None else "found", batch_size=size)
-
-    assert is_rising([at(8), at(None), at(8), at(32)]) is True
-    assert is_rising([at(8), at(32), at(16)]) is False
-    assert is_rising([at(8), at(None)]) is None
+@pytest.mark.parametrize(("sizes", "rises"), [((8, None, 8, 32), True), ((8, 32, 16), False), ((8, None), None)])
+def test_a_schedule_rises_where_no_known_batch_size_falls(sizes: tuple[int | None, ...], rises: bool | None) -> None:
+    found = [LocalCriticalBatch(verdict="cannot_tell" if size is None else "found", batch_size=size) for size in sizes]
+    assert is_rising(found) is rises

@@ -724,13 +724,18 @@ def test_seconds_are_of_the_kind_that_the_measure_counts() -> None:
     assert survival([*reached, missed]) is None  # when the last was last seen alone to miss is not known
 
 
-def test_nothing_is_said_where_censoring_depends_on_the_run_or_nothing_is_censored() -> None:
-    assert survival(runs([2.0, 3.0], [])) is None
-    assert survival(runs([], [10.0, 10.0])) is None
-    assert survival(runs([2.0], [10.0], TrialState.PRUNED)) is None
-    assert survival(runs([2.0], [10.0], TrialState.DIVERGED)) is None
-    one, other = runs([2.0], [10.0])
-    assert survival([one, replace(other, train_seconds_limit=20.0)]) is None
+@pytest.mark.parametrize(
+    "found",
+    [
+        runs([2.0, 3.0], []),
+        runs([], [10.0, 10.0]),
+        runs([2.0], [10.0], TrialState.PRUNED),
+        runs([2.0], [10.0], TrialState.DIVERGED),
+        [*runs([2.0], []), replace(*runs([], [10.0]), train_seconds_limit=20.0)],
+    ],
+)
+def test_nothing_is_said_where_censoring_depends_on_the_run_or_nothing_is_censored(found: list[TrialRecord]) -> None:
+    assert survival(found) is None
 
 
 # Seeds that are ignored -----------------------------------------------------------------------------------------------

@@ -357,13 +357,18 @@ def test_a_message_has_a_longest_length() -> None:
             lines.feed(bytes(2**20))
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
-def test_segments_grow_unless_the_user_has_set_the_allocator_or_a_mig_slice_trains(name: str) -> None:
-    assert allocator_environment({"CUDA_VISIBLE_DEVICES": "MIG-1"}) == {}
-    assert allocator_environment({"CUDA_VISIBLE_DEVICES": "GPU-1"}) == {
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True"
-    }
-    assert allocator_environment({name: "max_split_size_mb:64"}) == {}
+@pytest.mark.parametrize(
+    ("environment", "added"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1"}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1"}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        *(({f"PYTORCH_{kind}ALLOC_CONF": "max_split_size_mb:64"}, {}) for kind in ("", "CUDA_", "HIP_")),
+    ],
+)
+def test_segments_grow_unless_the_user_has_set_the_allocator_or_a_mig_slice_trains(
+    environment: dict[str, str], added: dict[str, str]
+) -> None:
+    assert allocator_environment(environment) == added
 
 
 MIB = 2**20

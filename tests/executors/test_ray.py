@@ -433,10 +433,16 @@ def test_what_is_no_reply_and_what_an_actor_raises_fail_the_trial_and_end_the_ac
         monkeypatch.setattr(Actor, "do_hear", hear)
 
 
-def test_of_an_error_of_rays_the_line_that_says_it_is_kept() -> None:
-    assert said_by(RuntimeError("first\nmore")) == "first"
-    assert said_by(RuntimeError('A.boom()\n  File "x"\n    ^^^\nOSError: no space left')) == "OSError: no space left"
-    assert said_by(RuntimeError()) == "RuntimeError"
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("first\nmore"), "first"),
+        (RuntimeError('A.boom()\n  File "x"\n    ^^^\nOSError: no space left'), "OSError: no space left"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_of_an_error_of_rays_the_line_that_says_it_is_kept(error: Exception, said: str) -> None:
+    assert said_by(error) == said
 
 
 CHATTY = """

@@ -175,11 +175,17 @@ def test_a_driver_is_alive_while_its_process_is() -> None:
     assert is_alive(f"{host}/{pid}/{place}/{int(started) - 100}/{mark}") is False  # the number was given again
 
 
-def test_the_state_of_a_driver_elsewhere_is_unknown_whatever_its_host_name() -> None:
-    host, pid, place, started, mark = this_driver().rsplit("/", 4)
-    assert is_alive(f"elsewhere/{pid}/{place}/{started}/{mark}") is None
-    assert is_alive(f"{host}/{pid}/another-boot/{started}/{mark}") is None
-    assert is_alive(f"{host}/{pid}/{started}/{mark}") is None
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "elsewhere/{pid}/{place}/{started}/{mark}",
+        "{host}/{pid}/another-boot/{started}/{mark}",
+        "{host}/{pid}/{started}/{mark}",
+    ],
+)
+def test_the_state_of_a_driver_elsewhere_is_unknown_whatever_its_host_name(elsewhere: str) -> None:
+    names = ("host", "pid", "place", "started", "mark")
+    assert is_alive(elsewhere.format(**dict(zip(names, this_driver().rsplit("/", 4), strict=True)))) is None
 
 
 def test_of_a_stopped_driver_the_lease_decides() -> None:

@@ -123,10 +123,11 @@ def test_the_form_of_a_value_says_what_kind_of_domain_it_is() -> None:
         domain.validate_python([])
 
 
-def test_the_bounds_of_a_domain_are_its_least_and_its_greatest_value() -> None:
-    assert bounds(Range(low=-1.0, high=2.0)) == (-1.0, 2.0)
-    assert bounds((3, 1, 2)) == (1, 3)
-    assert bounds(0.5) == (0.5, 0.5)
+@pytest.mark.parametrize(
+    ("domain", "ends"), [(Range(low=-1.0, high=2.0), (-1.0, 2.0)), ((3, 1, 2), (1, 3)), (0.5, (0.5, 0.5))]
+)
+def test_the_bounds_of_a_domain_are_its_least_and_its_greatest_value(domain: Any, ends: tuple[float, float]) -> None:
+    assert bounds(domain) == ends
 
 
 @pytest.mark.parametrize(

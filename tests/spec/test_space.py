@@ -380,14 +380,14 @@ def test_a_batch_is_split_into_the_largest_micro_batches_that_may_fit(
     assert choose_micro_batch(batch_size, cap, memory) == micro
 
 
-def test_the_step_time_in_force_is_that_of_the_largest_split_below_the_boundary() -> None:
-    whole, half, quarter = (make_probe(64, micro_batch_size=size) for size in (64, 32, 16))
-    again = make_probe(64, micro_batch_size=32, step_seconds=9.0)
-    timed = [quarter, half, again, whole, make_probe(128, out_of_memory=True)]
-    assert in_force(timed, UNKNOWN) == {64: whole}
-    assert in_force(timed, MemoryBoundary(too_large=64)) == {64: half}
-    assert in_force(timed, MemoryBoundary(too_large=17)) == {64: quarter}
-    assert in_force(timed, MemoryBoundary(too_large=16)) == {}
+@pytest.mark.parametrize(("too_large", "size"), [(None, 64), (64, 32), (17, 16), (16, None)])
+def test_the_step_time_in_force_is_that_of_the_largest_split_below_the_boundary(
+    too_large: int | None, size: int | None
+) -> None:
+    timed = {size: make_probe(64, micro_batch_size=size) for size in (16, 32, 64)}
+    others = [make_probe(64, micro_batch_size=32, step_seconds=9.0), make_probe(128, out_of_memory=True)]
+    found = in_force([*timed.values(), *others], MemoryBoundary(too_large=too_large))
+    assert found == ({} if size is None else {64: timed[size]})
 
 
 def test_a_step_time_measured_alone_takes_the_place_of_one_that_was_not_but_for_its_cadence() -> None:

@@ -1,7 +1,7 @@
 import itertools
 import shutil
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -455,15 +455,30 @@ def test_it_grows_with_the_noise_scale_as_far_as_its_share_goes() -> None:
     assert max(sizes(1e6)) == 80.0
 
 
-def test_impossible_growth_is_refused() -> None:
-    with pytest.raises(WorkloadError, match="batch_size = 128 must be <= 100, the number of training samples"):
-        Trainer(Toy(), grows((0, 20), (60, 128)), toy_data().train, on_cpu(), 3)
-    with pytest.raises(WorkloadError, match="'noise_scale' needs the training part on the device"):
-        Trainer(Toy(), by_noise(20, 40), toy_data().train, on_cpu(data="host", loader_workers=0), 3)
-    with pytest.raises(WorkloadError, match="'noise_scale' measures the gradient noise scale"):
-        Run(request(by_noise(2, 4)), data=toy_data(train_samples=6))
-    with pytest.raises(WorkloadError, match="keep 20"):
-        Growth(grows((0, 20), (60, 40)), None)
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (
+            lambda: Trainer(Toy(), grows((0, 20), (60, 128)), toy_data().train, on_cpu(), 3),
+            "batch_size = 128 must be <= 100, the number of training samples",
+        ),
+        (
+            lambda: Trainer(Toy(), by_noise(20, 40), toy_data().train, on_cpu(data="host", loader_workers=0), 3),
+            "'noise_scale' needs the training part on the device",
+        ),
+        (
+            lambda: Run(request(by_noise(2, 4)), data=toy_data(train_samples=6)),
+            "'noise_scale' measures the gradient noise scale",
+        ),
+        (lambda: Growth(grows((0, 20), (60, 40)), None), "keep 20"),
+    ],
+)
+def test_impossible_growth_is_refused(begin: Callable[[], object], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        begin()
+
+
+def test_a_stage_in_micro_batches_of_the_first_size_may_begin() -> None:
     assert Growth(grows((0, 20), (60, 40, 20)), None).next_size == 40
 
 

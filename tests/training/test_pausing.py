@@ -639,11 +639,17 @@ def test_a_checkpoint_that_would_take_minutes_to_read_is_refused_before(
         read_checkpoint(tmp_path / "c.pt")
 
 
-def test_a_file_of_something_else_a_folder_and_no_file_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("c.pt", UsageError, "cannot be read as tensors"),
+        (".", UsageError, "Is a directory"),
+        ("none.pt", NotFoundError, "does not exist"),
+    ],
+)
+def test_a_file_of_something_else_a_folder_and_no_file_are_refused(
+    tmp_path: Path, name: str, error: type[Exception], said: str
+) -> None:
     (tmp_path / "c.pt").write_text("not a checkpoint")
-    with pytest.raises(UsageError, match="cannot be read as tensors"):
-        read_checkpoint(tmp_path / "c.pt")
-    with pytest.raises(UsageError, match="Is a directory"):
-        read_checkpoint(tmp_path)
-    with pytest.raises(NotFoundError, match="does not exist"):
-        read_checkpoint(tmp_path / "none.pt")
+    with pytest.raises(error, match=said):
+        read_checkpoint(tmp_path / name)

@@ -303,7 +303,17 @@ RUNG = FIRST * LIMIT
 
 @pytest.mark.parametrize(
     ("seconds", "rung"),
-    [(0.0, -1), (9.99, -1), (10.0, 0), (math.nextafter(20.0, 0), 0), (20.0, 1), (39.0, 1), (80.0, 3), (160.0, 4)],
+    [
+        (0.0, -1),
+        (9.99, -1),
+        (10.0, 0),
+        (math.nextafter(20.0, 0), 0),
+        (20.0, 1),
+        (39.0, 1),
+        (80.0, 3),
+        (math.nextafter(160.0, 0), 3),
+        (160.0, 4),
+    ],
 )
 def test_a_rung_is_twice_as_far_as_the_one_before(seconds: float, rung: int) -> None:
     assert rung_of(progress((seconds, 0.5)), LIMIT) == rung
