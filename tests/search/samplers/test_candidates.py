@@ -305,6 +305,27 @@ def test_it_still_proposes_after_every_candidate_failed() -> None:
     assert [gradient().ask([run for run in vain if run.point != left]) for left in (0, 5, 15)] == [0, 5, 15]
 
 
+def test_before_a_hit_far_learning_rates_are_tried() -> None:
+    low = CELLS.index((32, 0.001))
+    grid = GridCandidates(("batch_size", "learning_rate"), CELLS)
+    for seed in range(4):
+        model = KnowledgeGradient(
+            grid, default=low, target_gain=TARGET, step_seconds={size: step_seconds(size) for size in SIZES}, seed=seed
+        )
+        second = model.ask([trained(low, truth(low), until=0.1)])
+        assert CELLS[second][1] >= 0.1
+
+
+def test_at_a_given_batch_size_misses_are_not_repeated_and_the_likeliest_rate_comes_first() -> None:
+    runs = [trained(point, truth(point)) for point in range(len(CELLS)) if CELLS[point][0] in {64, 128}]
+    missed = CELLS.index((512, 0.1))
+    runs.append(trained(missed, truth(missed), until=0.3))
+    asked = gradient().ask(runs, batch_size=512)
+    assert CELLS[asked] == (512, 1.0)
+    runs.append(trained(asked, truth(asked), until=0.3))
+    assert CELLS[gradient().ask(runs, batch_size=512)] == (512, 0.01)
+
+
 def believed(means: Sequence[float], covariance: Sequence[Sequence[float]], seed_noise: float = 0.1) -> TimesPosterior:
     return TimesPosterior(np.arange(len(means)), np.array(means), np.array(covariance, float), seed_noise)
 
@@ -381,7 +402,7 @@ def drawn(seed: int = 0, default: tuple[int, float] = (32, 0.01)) -> LawPrior:
         batch_sizes=SIZES,
         size=size,
         log_rate=math.log(rate),
-        log_rate_width=math.log(1000),
+        log_rate_deviation=math.log(1000) / 4,
         seed=seed,
     )
 
@@ -494,7 +515,7 @@ def test_before_any_trial_the_belief_has_the_spread_of_the_laws_and_their_residu
 def test_the_critical_batch_size_is_spread_evenly_from_two_octaves_below_the_space_to_two_above() -> None:
     share = np.linspace(0.0, 1.0, 101)
     assert _spread(share, 1.0, 11.0, None) == pytest.approx(1.0 + 10.0 * share)
-    laws = LawPrior(batch_sizes=(8, 512), size=32, log_rate=0.0, log_rate_width=1.0, seed=0, noise_scale=None)
+    laws = LawPrior(batch_sizes=(8, 512), size=32, log_rate=0.0, log_rate_deviation=0.25, seed=0, noise_scale=None)
     octaves = np.log2(laws._critical)
     assert octaves.min() == pytest.approx(1.0, abs=0.1) and octaves.max() == pytest.approx(11.0, abs=0.1)
     assert np.median(octaves) == pytest.approx(6.0, abs=0.1)

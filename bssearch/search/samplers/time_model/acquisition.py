@@ -44,6 +44,11 @@ KNEE_OCTAVES = 2.0  # the best learning rate may grow up to this many octaves ab
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 
+# Prior deviation of the best log learning rate, as a share of the range. A run that has reached the target is near the
+# best rate; before that, the best rate may be anywhere.
+NEAR_HIT = 1 / 4
+BEFORE_HIT = 5 / 8
+
 DEEPEST = 3.0  # largest cost of a learning rate, in nats; trials farther behind miss the target
 
 LEVEL = 3.0  # prior deviation of the overall log time
@@ -68,18 +73,18 @@ class LawPrior:
         batch_sizes: Sequence[int],
         size: int,
         log_rate: float,
-        log_rate_width: float,
+        log_rate_deviation: float,
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_width``: the learning-rate range in nats. ``noise_scale``: in samples, near the target."""
+        """``log_rate_deviation``: of the best learning rate, in nats. ``noise_scale``: in samples, near the target."""
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
         normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])
         self._critical = np.exp2(
             _spread(share[:, 0], math.log2(low) - BEYOND_OCTAVES, math.log2(high) + BEYOND_OCTAVES, noise_scale)
         )
-        self._best_log_rate = log_rate + normal * log_rate_width / 4
+        self._best_log_rate = log_rate + normal * log_rate_deviation
         self._slope = share[:, 2]
         self._knee = self._critical * np.exp2(KNEE_OCTAVES * share[:, 5])
         self._left = LEFT[0] + (LEFT[1] - LEFT[0]) * share[:, 3]
@@ -299,6 +304,8 @@ LEAST_COST = 0.35
 
 BEHIND = 0.1  # in nats; pruners probably stop trials farther behind the incumbent
 
+EVEN = 1e-3  # in nats; at a given batch size, gains that differ less are even, and the least mean time decides
+
 NOT_AGAIN = 1e6  # a penalty larger than any gain
 
 # Normal quadrature
@@ -335,15 +342,16 @@ class KnowledgeGradient:
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
-        hits = posterior.places(sorted({run.point for run in runs if run.hit is not None}))
+        reached = {run.point for run in runs if run.hit is not None}
+        hits = posterior.places(sorted(reached))
         running = [posterior.place(run.point) for run in runs if run.running]
         score = (
             self._gains_per_price(posterior, error, hits, running)
             if batch_size is None
             else self._gains_at(batch_size, posterior, hits, running)
         )
-        if not hits.size:  # repeats a miss only if no untried point is left
-            score[posterior.places(sorted({run.point for run in runs}))] -= NOT_AGAIN
+        if batch_size is not None or not reached:  # repeats a miss only if no untried point is left
+            score[posterior.places(sorted({run.point for run in runs} - reached))] -= NOT_AGAIN
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
@@ -389,7 +397,8 @@ class KnowledgeGradient:
         tried = np.array([place for place in sorted({*hits.tolist(), *running}) if here[place]], int)
         if not tried.size:
             tried = np.array([np.argmin(np.where(here, posterior.mean, np.inf))])
-        return np.where(here, _improvements(_after(posterior, running), tried, np.zeros(len(sizes))), -2 * NOT_AGAIN)
+        gains = _improvements(_after(posterior, running), tried, np.zeros(len(sizes)))
+        return np.where(here, gains - EVEN * posterior.mean, -2 * NOT_AGAIN)
 
     def _posterior(self, runs: Sequence[Run]) -> tuple[TimesPosterior, float]:
         seen = [(len(run.progress.gains), run.running) for run in runs]
@@ -426,7 +435,7 @@ class KnowledgeGradient:
             batch_sizes=self._candidates.batch_sizes,
             size=int(point.batch_sizes[0]),
             log_rate=float(point.log_rates[0]),
-            log_rate_width=self._candidates.log_rate_width,
+            log_rate_deviation=self._candidates.log_rate_width * (NEAR_HIT if hits else BEFORE_HIT),
             seed=self._seed,
             noise_scale=self._noise_scale,
         )
