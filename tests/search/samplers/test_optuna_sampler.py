@@ -1,5 +1,5 @@
-import inspect
 import contextlib
+import inspect
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
