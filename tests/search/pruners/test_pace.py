@@ -303,17 +303,7 @@ RUNG = FIRST * LIMIT
 
 @pytest.mark.parametrize(
     ("seconds", "rung"),
-    [
-        (0.0, -1),
-        (9.99, -1),
-        (10.0, 0),
-        (math.nextafter(20.0, 0), 0),
-        (20.0, 1),
-        (39.0, 1),
-        (80.0, 3),
-        (math.nextafter(160.0, 0), 3),
-        (160.0, 4),
-    ],
+    [(0.0, -1), (9.99, -1), (10.0, 0), (math.nextafter(20.0, 0), 0), (20.0, 1), (39.0, 1), (80.0, 3), (160.0, 4)],
 )
 def test_a_rung_is_twice_as_far_as_the_one_before(seconds: float, rung: int) -> None:
     assert rung_of(progress((seconds, 0.5)), LIMIT) == rung
@@ -323,7 +313,9 @@ def test_a_rung_is_twice_as_far_as_the_one_before(seconds: float, rung: int) -> 
 
 @pytest.mark.parametrize("limit", [0.1, 0.3, 7.0, 1e-9, 1e9])
 def test_a_rung_is_reached_at_its_exact_seconds_under_any_limit(limit: float) -> None:
-    assert [rung_of(progress((seconds_of(rung, limit), 0.5)), limit) for rung in range(5)] == [*range(5)]
+    exact = [seconds_of(rung, limit) for rung in range(5)]
+    assert [rung_of(progress((one, 0.5)), limit) for one in exact] == [*range(5)]
+    assert [rung_of(progress((math.nextafter(one, 0), 0.5)), limit) for one in exact] == [*range(-1, 4)]
 
 
 def test_before_the_first_hit_the_best_of_each_rung_goes_on(field: Field) -> None:
