@@ -35,6 +35,7 @@ from bssearch.records import (
     Goal,
     Observation,
     Phase,
+    ProbeRecord,
     StepTime,
     Target,
     TrialRecord,
@@ -676,11 +677,13 @@ def test_an_accumulated_step_is_its_micro_batches_and_one_update() -> None:
     assert fit.predict(384, 96, update_seconds=0.0005) == pytest.approx(4 * (0.002 - 0.0005) + 0.0005)
 
 
-def test_throughput_levels_off_at_nine_tenths_of_the_largest() -> None:
+@pytest.mark.parametrize(
+    ("timed", "knee"),
+    [(line(0.001, 1e-4), 128), (line(0.001, 1e-5), 512), ([make_probe(8, step_seconds=None)], None)],
+)
+def test_throughput_levels_off_at_nine_tenths_of_the_largest(timed: list[ProbeRecord], knee: int | None) -> None:
     """The throughput is B / (B + α/β) of the limit: at 64, 128 and 512 with α/β = 10 that is 0.865, 0.928, 0.981."""
-    assert throughput_knee(line(0.001, 1e-4)) == 128
-    assert throughput_knee(line(0.001, 1e-5)) == 512
-    assert throughput_knee([make_probe(8, step_seconds=None)]) is None
+    assert throughput_knee(timed) == knee
 
 
 def test_a_micro_batch_that_was_not_timed_is_predicted() -> None:

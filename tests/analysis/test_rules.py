@@ -126,9 +126,11 @@ def test_runs_stopped_short_of_the_full_limit_say_nothing() -> None:
     assert of(judged([replace(run, train_seconds_limit=2.0) for run in runs]), Rule.LINEAR_RATE).verdict == "not_run"
 
 
-def test_warmup_is_needed_where_going_without_costs_and_not_where_it_does_not() -> None:
-    assert by_rule(Rule.WARMUP, 2.0, 2.4, 1.8, configuration={"warmup_epochs": 0.0}).verdict == "held"
-    assert by_rule(Rule.WARMUP, 1.0, 1.2, 0.9, configuration={"warmup_epochs": 0.0}).verdict == "broke"
+@pytest.mark.parametrize(("seconds", "verdict"), [((2.0, 2.4, 1.8), "held"), ((1.0, 1.2, 0.9), "broke")])
+def test_warmup_is_needed_where_going_without_costs_and_not_where_it_does_not(
+    seconds: tuple[float, ...], verdict: str
+) -> None:
+    assert by_rule(Rule.WARMUP, *seconds, configuration={"warmup_epochs": 0.0}).verdict == verdict
 
 
 def test_an_optimum_without_warmup_breaks_the_rule_where_the_space_has_one() -> None:

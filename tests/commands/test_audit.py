@@ -230,9 +230,9 @@ def test_what_came_to_nothing_is_made_again_and_failures_once() -> None:
     assert len(lacking((0, TrialState.RUNNING))) == 2
 
 
-def test_a_run_that_missed_within_a_smaller_limit_is_made_again() -> None:
-    assert len(lacking((0, TrialState.EXHAUSTED), limit=50.0)) == 3
-    assert len(lacking((0, TrialState.REACHED), limit=50.0)) == 2
+@pytest.mark.parametrize(("state", "runs"), [(TrialState.EXHAUSTED, 3), (TrialState.REACHED, 2)])
+def test_a_run_that_missed_within_a_smaller_limit_is_made_again(state: TrialState, runs: int) -> None:
+    assert len(lacking((0, state), limit=50.0)) == runs
 
 
 def test_seeds_are_those_the_tuned_optimum_had_whatever_the_study_would_give_now() -> None:

@@ -223,8 +223,17 @@ def test_control_characters_and_lone_surrogates_are_replaced_but_no_tabs_and_lin
     assert visible(f"a{chr(code)}b") == (f"a{chr(code)}b" if is_shown else "a\ufffdb")
 
 
-def test_a_precision_that_only_a_program_knows_is_left_out() -> None:
-    assert with_precision("AMD EPYC", "fp32") == "AMD EPYC, fp32"
-    assert with_precision("AMD EPYC", "own") == with_precision("AMD EPYC", None) == "AMD EPYC"
-    assert with_precision(None, "unknown") == ""
-    assert with_precision("unknown", "unknown") == "device unknown"
+@pytest.mark.parametrize(
+    ("device", "precision", "said"),
+    [
+        ("AMD EPYC", "fp32", "AMD EPYC, fp32"),
+        ("AMD EPYC", "own", "AMD EPYC"),
+        ("AMD EPYC", None, "AMD EPYC"),
+        (None, "unknown", ""),
+        ("unknown", "unknown", "device unknown"),
+    ],
+)
+def test_a_precision_that_only_a_program_knows_is_left_out(
+    device: str | None, precision: str | None, said: str
+) -> None:
+    assert with_precision(device, precision) == said
