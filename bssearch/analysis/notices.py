@@ -232,7 +232,7 @@ def _about_rivals(spec: StudySpec, verdict: Verdict, worse: Collection[int]) -> 
         (
             "not_separated",
             overlapping,
-            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}; add runs to "
+            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}; more runs may "
             "separate these batch sizes",
         ),
         (

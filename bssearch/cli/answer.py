@@ -192,7 +192,7 @@ def _runs(found: Answer, row: Batch, *, is_default: bool) -> str:
         return figure.origin
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
     if is_default:
-        return f"{seeds}, your default"
+        return f"{seeds}, default size"
     if row.batch_size == found.optimal.batch_size:
         return seeds
     if row.batch_size in found.worse:

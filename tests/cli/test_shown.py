@@ -462,7 +462,7 @@ def test_the_default_has_a_row_if_another_configuration_of_its_batch_size_is_bet
     assert default_row(*retuned) == [], "never run"
     assert default_row(*own) == default_row(*missed) == []
     (row,) = [line for line in screen(answer([*confirmed(64, 1.0, 1.05, 1.1), *own])) if " 32 " in line]
-    assert row.endswith("3 seeds, your default")
+    assert row.endswith("3 seeds, default size")
 
 
 def test_each_batch_size_says_whether_it_may_be_best() -> None:
