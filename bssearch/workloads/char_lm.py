@@ -166,7 +166,9 @@ class CharTransformer(nn.Module):
         self.tokens = nn.Embedding(tokens, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout, is_causal=True) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, dropout, hidden_dropout=0.0, is_causal=True) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         deviation = 0.5 / math.sqrt(width)
         for name, parameter in self.named_parameters():

@@ -16,7 +16,7 @@ class Block(nn.Module):
     """Pre-norm self-attention and MLP with residuals; ``hidden_dropout`` acts inside the MLP."""
 
     def __init__(
-        self, width: int, heads: int, dropout: float, *, is_causal: bool = False, hidden_dropout: float = 0.0
+        self, width: int, heads: int, dropout: float, *, hidden_dropout: float, is_causal: bool = False
     ) -> None:
         super().__init__()
         self.heads = heads

@@ -25,7 +25,7 @@ from bssearch import Launch, NotFoundError, UsageError, open_store, run_study
 from bssearch.analysis.answer import Answer, NextStep
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application, main, output, trial as trial_commands
-from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
+from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, batch_rows, exported, print_answer, screen
 from bssearch.cli.output import note
 from bssearch.cli.run import print_quick
 from bssearch.cli.study import MEANINGS
@@ -398,6 +398,16 @@ def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.Captu
     assert ["26%" in row for row in rows[:2]] == [False, True]
     print_answer(answer(confirmed(64, 1.0, 1.1, 0.9)), details=True)
     assert "host-bound" not in capsys.readouterr().out
+
+
+def test_another_objective_than_time_has_a_column_before_the_batch_size() -> None:
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    of_time, of_samples = (
+        list(batch_rows(found.model_copy(update={"objective": one}))[0])
+        for one in ("time_to_target", "samples_to_target")
+    )
+    assert of_samples == ["samples_to_target", *of_time]
+    assert of_time[:2] == ["batch", "time_to_target"]
 
 
 def eight_batch_sizes(*further: TrialRecord, **changes: Any) -> Answer:
