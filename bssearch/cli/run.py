@@ -277,7 +277,7 @@ def check(
         float | None,
         typer.Option(
             help="With --suggest-target: distance from the median best metric, in the metric's units.",
-            show_default="seed-to-seed spread, at least 2 % of the improvement",
+            show_default="distance of the worst run, at least 2 % of the improvement",
         ),
     ] = None,
     walk: Annotated[

@@ -161,7 +161,7 @@ def grow(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps a stored setting, but stored ``runs`` = 0 become the default.
+    """Change confirmation settings; None keeps a stored setting, but stored ``runs`` = 0 becomes the default.
 
     Raises `UsageError` for wrong values.
     """

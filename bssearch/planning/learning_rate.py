@@ -59,7 +59,7 @@ NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRat
 RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "none": RuleOfThumb(
         rate=NONE,
-        holds="for batches a few times larger, and beyond the noise scale, because larger rates do not train",
+        holds="for batches a few times larger, and beyond the noise scale, because larger rates do not train there",
         breaks="below the noise scale: at batch 8,192 with the rate of batch 256, ResNet-50 has 41.67 % error instead "
         "of 23.60 %",
         source="Goyal et al. 2017, arXiv 1706.02677, table 2",

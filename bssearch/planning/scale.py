@@ -106,14 +106,13 @@ def _share(batch: int, micro: int, devices: int) -> int:
     if batch % unit == 0:
         return batch // devices
     below, above = batch // unit * unit, -(-batch // unit) * unit
-    near = " and ".join(f"{size} ({size // unit} step{'s' * (size > unit)})" for size in (below, above) if size)
+    near = " or ".join(f"{size} ({size // unit} step{'s' * (size > unit)})" for size in (below, above) if size)
     count, hint = f"{devices} device{'s' * (devices > 1)}", None
     if batch % devices == 0:
         whole = split_batch(batch // devices, micro)[0]
         hint = f"use a micro-batch of {whole}, the largest up to {micro} that splits {batch} on {count} exactly"
     raise UsageError(
-        f"batch = {batch} must be a multiple of {unit} for micro-batches of {micro} on {count}; "
-        f"the nearest batches are {near}",
+        f"batch = {batch} must be a multiple of {unit} for micro-batches of {micro} on {count}; use a batch of {near}",
         hint=hint,
     )
 

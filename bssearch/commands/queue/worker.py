@@ -261,8 +261,8 @@ def run_worker(
 ) -> None:
     """Serve the queue from a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
-    Serves one study at a time, by priority, then by age. Raises `SpecError` and `NotFoundError` for
-    the file, and `DatabaseError` if the database is not writable at the start.
+    Serves one study at a time, by priority, then by age. Raises `SpecError` and `NotFoundError` for the file, and
+    `DatabaseError` if the database is not writable at the start.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
     """

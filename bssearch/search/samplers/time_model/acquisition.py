@@ -455,8 +455,7 @@ def _after(posterior: TimesPosterior, running: Sequence[int]) -> TimesPosterior:
 
 def _improvements(posterior: TimesPosterior, tried: Indices, behind: Numbers) -> Numbers:
     # The expected drop, in nats, of the least mean among `tried` and each point. `behind` adds noise, because a pruned
-    # run
-    # has less information.
+    # run has less information.
     variance = np.diag(posterior.covariance)
     noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)
     moves = posterior.covariance[tried] / noise
