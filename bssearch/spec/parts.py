@@ -250,7 +250,8 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Fresh seeds for finalists: two configurations of the ``top`` batch sizes, the default, the largest batch size.
+    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest size.
+
     Each finalist gets ``runs``, but fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more
     runs. The runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
     """

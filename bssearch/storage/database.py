@@ -405,7 +405,7 @@ def writes(
 
 
 def environment_digest(environment: Environment) -> str:
-    """The digest; equal environments have equal digests."""
+    """Equal environments have equal digests."""
     told = json.loads(to_json(environment))
     for name in ("git_dirty", "libraries"):  # fields that later versions added count only if known
         if told[name] in (None, []):

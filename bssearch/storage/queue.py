@@ -335,7 +335,9 @@ def _submission(connection: Connection, name: str) -> Submission:
         names = connection.scalars(select(SUBMISSION_ROWS.c.name).order_by(SUBMISSION_ROWS.c.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"no submission {name!r}",
-            hint=f"choose from {', '.join(names)}" if names else "submit a study with `bssearch queue submit`",
+            hint=f"choose from the latest: {', '.join(names)}"
+            if names
+            else "submit a study with `bssearch queue submit`",
         )
     return found
 

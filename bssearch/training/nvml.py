@@ -52,7 +52,7 @@ def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """`other_processes` that computed after the `time.time` of ``since``, even without memory; empty if unknown."""
+    """`other_processes` that computed after ``since`` (`time.time`), even without memory; empty if unknown."""
     begun = int(since * 1e6)
     samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
     found = {int(one.pid) for one in samples or () if one.smUtil > 0}

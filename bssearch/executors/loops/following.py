@@ -112,7 +112,7 @@ class FieldsRead:
         if "learning_rate" in self.searched and not self.has_rate(rate):
             others = in_words(self.rates)
             found.append(
-                f"an optimizer of trial.state has learning rate {others}, not the trial's {rate:.4g}; make the "
+                f"no optimizer of trial.state has the trial's learning rate {rate:.4g} (found: {others}); make the "
                 "optimizer with lr=trial.learning_rate"
             )
         return found
@@ -234,7 +234,7 @@ class Followed:
             return None if has_asked else "the loop has not read trial.learning_rate since then"
         if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
             return None
-        return f"an optimizer of trial.state has learning rate {in_words(rates)}, not the new {rate:.4g}"
+        return f"no optimizer of trial.state has the new learning rate {rate:.4g} (found: {in_words(rates)})"
 
 
 class SampleAxis(NamedTuple):

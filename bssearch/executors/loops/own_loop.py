@@ -60,10 +60,10 @@ class Trial:
     """A trial for a user's loop, made by `current_trial` and `Study.ask`.
 
     ``rank`` is this process's number, below `world_size`. ``batch_size`` counts samples of all ranks, and
-    ``micro_batch_size`` of this rank. With a batch size schedule, ``learning_rate`` and all batch sizes belong to the
-    next step. ``parameters`` holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``:
-    whether bssearch only describes or measures the loop. The loop must read a searched learning rate. Other unread
-    searched parameters cause a warning.
+    ``micro_batch_size`` of this rank. With a batch size schedule, ``learning_rate``, batch sizes and
+    ``accumulation_steps`` belong to the next step. ``parameters`` holds the study's other values, ``given`` the
+    arguments of `current_trial`. ``is_look``: whether bssearch only describes or measures the loop. The loop must read
+    a searched learning rate. Other unread searched parameters cause a warning.
 
     ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
 

@@ -108,7 +108,7 @@ class ReportReader:
     """Parses reports from a byte stream.
 
     ``expressions`` map names, including ``step``, to regular expressions with one group. Without expressions, the lines
-    are JSON. ``step`` must be a number. The target's ``metric``, seconds, samples and loss may be null.
+    are JSON. ``step`` must be a number; the target's ``metric``, seconds, samples and loss, a number or null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:

@@ -453,7 +453,8 @@ class RayExecutor(SlotExecutor):
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.
 
-        If a node is lost, the trial is lost, and the executor drops the slot. Raises `LaunchError` for the last slot.
+        If no node replaces a lost node, the trial is lost, and the executor drops the slot. Raises `LaunchError` for
+        the last slot.
         """
         try:
             self._again(partial(super().submit, request))

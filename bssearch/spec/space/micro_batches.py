@@ -200,7 +200,7 @@ def batch_norm_caveats(
         yield (
             "ghost_batch_not_filled",
             f"a micro-batch of {micro_batch_size} does not fill a ghost batch of {ghost_batch_size}, so the "
-            "statistics cover fewer samples; lower training.ghost_batch_size",
+            "statistics cover fewer samples than at larger batch sizes; lower training.ghost_batch_size",
         )
 
 

@@ -367,7 +367,7 @@ def test_a_learning_rate_that_is_read_once_is_warned_of_once(form: str) -> None:
 
     (warning,) = warnings()
     assert warning == (
-        "the batch has grown to 20, and an optimizer of trial.state has learning rate 0.02, not the new 0.02828; "
+        "the batch has grown to 20, and no optimizer of trial.state has the new learning rate 0.02828 (found: 0.02); "
         "set the optimizer's learning rate to trial.learning_rate before each step"
     )
     assert warnings("learning_rate") == []
