@@ -677,7 +677,7 @@ def predict_for_device(
     """Predict the answer from the study's steps and another device's step times.
 
     Notices name the trials left out: without a step time, with another model than the default's, or with a growing
-    batch. Raises `UsageError` if no batch size with trials has a step time.
+    batch. Raises `UsageError` if no batch size with trials has a step time, and `TargetNotReachedError`.
     """
     trials = without_early_ends(trials, objective_of(spec))
     constant = [trial for trial in trials if not trial.configuration.grows]

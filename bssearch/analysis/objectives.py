@@ -52,7 +52,7 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Basis of a trial's seconds: steps × step time, if known, for a contended trial with unknown CPU waits."""
+    """Basis of a trial's seconds; steps × step time, if known, only for a contended trial with unknown CPU waits."""
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
         return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
@@ -255,7 +255,7 @@ class Objective(ABC):
         return None if figure is None else self.log(figure)
 
     def log_bound(self, trial: TrialRecord) -> float | None:
-        """`log` of a trial's figure, else `log` of `bound`; None without a figure and a bound."""
+        """`log` of a trial's figure, else of `bound`; None if unknown or zero."""
         figure = self.figure(trial)
         known = self.bound(trial) if figure is None else figure
         return None if known is None else self.log(known)

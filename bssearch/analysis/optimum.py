@@ -440,12 +440,12 @@ class Candidate:
 
     @property
     def lower_bound(self) -> float | None:
-        """Lower bound of the median figure; None if the median is known."""
+        """Lower bound of an unknown median figure, if any."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Lower bound of the median seconds; None if the median is known."""
+        """Lower bound of unknown median seconds, if any."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:

@@ -94,7 +94,7 @@ def page_style() -> str:
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Jinja environment of the page's templates, then ``more``, which escapes values and rejects undefined values.
+    """Jinja environment of the page's templates, then ``more``; escapes values and rejects undefined values.
 
     The filters ``svg`` and ``spark`` draw a chart and a `sparkline`.
     """

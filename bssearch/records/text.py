@@ -47,7 +47,7 @@ def device_in_words(name: str | None) -> str | None:
 
 
 def with_precision(device: str | None, precision: str | None) -> str:
-    """Device and precision; no precision if imported or set by the user's program."""
+    """Device and precision; no precision if unknown or set by the user's program."""
     return ", ".join(filter(None, (device_in_words(device), None if precision in {"own", "unknown"} else precision)))
 
 

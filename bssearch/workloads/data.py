@@ -137,7 +137,7 @@ class DatasetPart(HostPart):
 
     def _whole(self) -> NoReturn:
         raise WorkloadError(
-            f"a part of a {type(self.samples).__name__} has no tensors inputs and targets",
+            f"a part of a {type(self.samples).__name__} has samples, not whole tensors of inputs and targets",
             hint="read the part in batches: for inputs, targets in part.chunks(256)",
         )
 

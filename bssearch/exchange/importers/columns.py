@@ -157,7 +157,9 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
         )
         if formula.of is None:
             check_logarithm(theirs, ours)
-            check_epochs(theirs, ours, f"use '1*{theirs}=steps' if {theirs} holds optimizer steps")
+            check_epochs(
+                theirs, ours, f"use '1*{theirs}=steps' if {theirs} holds optimizer steps, else name another column"
+            )
         found[formula.name] = ours, formula
     return found
 
