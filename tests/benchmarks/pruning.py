@@ -5,8 +5,8 @@ table with each of 10 seeds, one trial at a time. Exits 1 if `safe`, `balanced` 
 0.23 of no pruning, or misses the winner in more than 1, 5 or 12 % of the draws. Also exits 1 if another policy is
 better in both. Each table's cost and misses show on which tables a promise holds.
 
-Then one table is left out in turn: the other tables choose the patience of least cost that keeps three quarters of the
-bar's misses. Its cost and misses on the left-out table are printed.
+Then one table is left out in turn: the other tables choose each pruner's patience of least cost that keeps three
+quarters of the bar's misses. Its cost and misses on the left-out table are printed.
 """
 
 if not __package__:
@@ -32,8 +32,11 @@ PROCESSES = 2
 DRAWS = 60
 TRIALS = 50
 BARS = {"safe": (0.39, 0.01), "balanced": (0.31, 0.05), "fast": (0.23, 0.12)}
-PACE = "safe:patience="
-PATIENCES = (1.7, 1.9, 2.0, 2.1, 2.2, 2.4, 2.6, 2.7, 3.0, 3.5, 4.0, 4.5)
+PATIENCES = {
+    "safe": (4.5, 6.0, 7.0, 7.7, 8.3, 9.0, 10.0, 12.0),
+    "balanced": (1.7, 2.1, 2.4, 2.7, 3.0, 3.5, 4.0, 5.0),
+    "fast": (1.7, 1.9, 2.1, 2.4, 2.7, 3.0, 3.5, 5.0),
+}
 
 
 def draws_of(table: RecordedTable, names: Sequence[str], seed: int) -> dict[str, list[Draw]]:
@@ -86,8 +89,9 @@ def against_the_bars(tables: Sequence[RecordedTable], seeds: Sequence[int]) -> b
 
 def leave_one_out(tables: Sequence[RecordedTable], seeds: Sequence[int]) -> None:
     """Print the results of each table with the patience that the other tables choose."""
-    by_table = all_draws(tables, [f"{PACE}{patience:g}" for patience in PATIENCES], seeds)
     for name, (_, bar) in BARS.items():
+        prefix = f"{name}:patience="
+        by_table = all_draws(tables, [f"{prefix}{patience:g}" for patience in PATIENCES[name]], seeds)
         left_out: dict[str, list[Draw]] = {}
         chosen = []
         for table in by_table:
@@ -95,7 +99,7 @@ def leave_one_out(tables: Sequence[RecordedTable], seeds: Sequence[int]) -> None
             by_others = {patience: summarize(draws, repeats=2) for patience, draws in by_policy(others)}
             allowed = [patience for patience, one in by_others.items() if one.miss_rate.mean <= 0.75 * bar]
             best = min(allowed or by_others, key=lambda patience: by_others[patience].relative_cost.mean)
-            chosen.append(best.removeprefix(PACE))
+            chosen.append(best.removeprefix(prefix))
             left_out[table] = by_table[table][best]
         pace = make_pruner(pruner_settings(name))
         assert isinstance(pace, Pace)

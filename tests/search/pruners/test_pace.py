@@ -131,6 +131,21 @@ def test_pace_weighs_elapsed_and_remaining_time(seconds: float, gain: float, exp
     assert field.observe(1, seconds, gain) is (Action.WAIT if expected else Action.GO_ON)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "gain", "expected"),
+    [
+        (5.0, 0.14, True),  # 0.5 / 0.14 · (0.86 / 0.5)^1.6 = 8.51
+        (5.0, 0.15, False),  # 7.79
+        (9.0, 0.65, True),  # 10.3
+        (9.0, 0.7, False),  # 7.46
+    ],
+)
+def test_safe_is_patient_early_and_strict_late(seconds: float, gain: float, expected: bool) -> None:
+    field = Field(Safe(), 160.0)
+    field.winner()
+    assert is_hopeless(field, seconds, gain) is expected
+
+
 @pytest.mark.parametrize(("pruner", "expected"), [(Safe(), False), (Balanced(), False), (Fast(), True)])
 def test_fast_pauses_trials_that_would_end_within_the_noise_of_seeds(pruner: Pace, expected: bool) -> None:
     field = Field(pruner, 160.0, slack=1.3)
@@ -252,7 +267,7 @@ def test_a_race_stops_trials_behind_the_incumbent() -> None:
 def test_a_spec_has_its_pruner_with_its_settings() -> None:
     race = make_pruner(PrunerSpec(name="race", options={"lag": 2.5}))
     assert isinstance(race, Race) and race.lag == 2.5
-    for name, usual in {"safe": 4.0, "balanced": 2.7, "fast": 2.1}.items():
+    for name, usual in {"safe": 8.3, "balanced": 2.7, "fast": 2.1}.items():
         pace = make_pruner(PrunerSpec(name=name))
         assert isinstance(pace, Pace) and pace.patience == usual
         other = make_pruner(PrunerSpec(name=name, options={"patience": 3}))
