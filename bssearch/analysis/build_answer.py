@@ -104,7 +104,7 @@ NEXT = 2  # memory bounds the batch size if NEXT times the size does not fit; la
 LARGEST_SHARE = 5 / 6  # "at most 90 % of runs reach the target" is no information
 
 EASIER = (
-    "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (from `bssearch "
+    "raise budget.trial_train_seconds, widen the space, or run a new study with an easier target (from `bssearch "
     "check --suggest-target`)"
 )
 IMPORTED_EASIER = "import the runs with an easier target"

@@ -87,7 +87,7 @@ def about_growing(answer: Answer) -> str:
 
 
 def about_devices(answer: Answer) -> str:
-    """Sentence about more devices, up to the last number that saves time; empty if not timed."""
+    """Sentence about more devices, up to the last number that saves 5 %; empty if not timed."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices
@@ -99,14 +99,14 @@ def about_devices(answer: Answer) -> str:
     text = f"{alone} {number(base.seconds)} s"
     if best is base:
         others = (f"{one.world_size} take {number(one.seconds)} s with batch {one.batch_size}" for one in further)
-        return f"{text}; more {many} save no time: {', '.join(others)}."
+        return f"{text}; more {many} save under 5 %: {', '.join(others)}."
     verb = "reach" if best.runs else "are predicted to reach"
     sooner = f"{number(best.speedup.value, 2)}×{ends(best.speedup.low, best.speedup.high, 2)} sooner"
     text += (
         f"; {best.world_size} {many} {verb} the target {sooner} with batch {best.batch_size}, at "
         f"{number(best.cost / base.cost, 2)}× the cost"
     )
-    return f"{text}{'' if best is further[-1] else f'; more than {best.world_size} save no time'}."
+    return f"{text}{'' if best is further[-1] else f'; more than {best.world_size} save under 5 %'}."
 
 
 def how_sure(answer: Answer) -> str:

@@ -161,7 +161,10 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield a notice if a device is slower by `FLAT_RATIO`, by medians over uncontended trials of equal `kind_of`."""
+    """Yield a notice per device whose steps take at least `FLAT_RATIO` × other devices'.
+
+    Compares medians over uncontended trials per `kind_of`.
+    """
     ended = [(trial.configuration, trial.outcome) for trial in trials if trial.outcome is not None]
     paces = grouped(
         (kind_of(configuration), (one.device_uuid, one.train_seconds / one.steps))

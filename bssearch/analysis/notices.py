@@ -113,8 +113,12 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_missed",
             confirming and not verdict.confirmed and not lacks_runs,
-            "no finalist reached the target in more than half of the confirmation runs; raise "
-            "budget.trial_train_seconds, or set an easier target under a new name",
+            "no finalist reached the target in more than half of its runs; "
+            + (
+                "import more runs, or give an easier --target and another --name"
+                if spec.is_imported
+                else "raise budget.trial_train_seconds, or run a new study with an easier target"
+            ),
         ),
         *(
             ("confirmation_stopped", True, f"{plainly_missed(one)}; this configuration gets no more runs")

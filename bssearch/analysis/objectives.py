@@ -303,7 +303,7 @@ class Objective(ABC):
         return SpecError(
             f"target.value = {self.target.value:g} is met before the first step: "
             f"trial {trial.number} starts with {self.target.metric} = {trial.outcome.best_metric:.4g}",
-            hint="set a harder target, under a new name",
+            hint="run a new study with a harder target",
         )
 
     def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:

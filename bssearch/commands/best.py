@@ -114,7 +114,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     require(
         record.objective == TimeToTarget.name,
         f"bssearch predicts only for objective {TimeToTarget.name}, not {record.objective}",
-        hint="run a new study with the harder target, under a new name",
+        hint="run a new study with the harder target",
     )
     probes, trials = store.probes.by_batch_size(study), store.trials.of(study)
     verdict = first_verdict(record, spec, compared_trials(trials, store.probes.memory_boundary(study)), probes)

@@ -48,10 +48,12 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
     yield from about_batch_norm(spec, found)
     micro, steps = _most_micro_batches(spec)
     if steps > MANY_STEPS:
+        devices = spec.executor.devices[-1]
+        each = f" on each of {devices} devices" if devices > 1 else ""
         yield (
             "many_accumulation_steps",
-            f"batch {spec.batch_sizes[-1]} accumulates {steps} micro-batches of {micro}, so a step takes about "
-            f"{steps} × the time of batch {micro}; raise space.max_micro_batch_size, or lower space.batch_size",
+            f"batch {spec.batch_sizes[-1]} accumulates {steps} micro-batches of {micro}{each}, so a step takes about "
+            f"{steps} × the time of a micro-batch; raise space.max_micro_batch_size, or lower space.batch_size",
         )
     yield from _about_the_learning_rate(spec, found)
     fine_tuning = list(_about_fine_tuning(spec))
@@ -122,11 +124,12 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
             f"{begins}, and {reaches}, but the literature recommends a warmup from {WARMUP_RATIO} × the default on; "
             "search the warmup, for example in [0, 1]",
         )
-    if _most_micro_batches(spec)[1] > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
+    micro, steps = _most_micro_batches(spec)
+    if steps > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
             "learning_rate_ignores_accumulation",
-            f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, but space.learning_rate = "
-            f"{rates[0]:g} is the same at every batch size; write {{low: …, high: …, rule: sqrt}}",
+            f"batch {largest} accumulates micro-batches of {micro}, but space.learning_rate = {rates[0]:g} is the "
+            f"same at every batch size; write {{low: …, high: …, rule: sqrt}}",
         )
 
 
@@ -135,8 +138,7 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     if smallest >= FINE_TUNING_BATCH:
         yield (
             "fine_tuning_batch_size",
-            f"space.batch_size starts at {smallest}, but fine-tuning usually needs a tenth of the batch size of "
-            "training from scratch; include 8 to 32",
+            f"space.batch_size starts at {smallest}, but fine-tuning usually takes batches of 8 to 32; include them",
         )
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]

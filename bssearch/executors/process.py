@@ -274,7 +274,7 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def report_folder_prefix(worker: int) -> str:
-    """Prefix of a worker's report folders."""
+    """Report-folder prefix for a process id."""
     return f"bssearch-report-{worker}-"
 
 

@@ -255,12 +255,12 @@ def in_vain(history: History) -> str | None:
     return (
         f"the confirmation has ended, because no configuration reaches {target.metric} {target.goal.sign} "
         f"{target.value:g} in at least half of the runs (95 % confidence); raise "
-        "budget.trial_train_seconds, or set an easier target under a new name"
+        "budget.trial_train_seconds, or run a new study with an easier target"
     )
 
 
 def ending(history: History) -> str | None:
-    """A message that the recommendation is final or provisional; None without a verdict."""
+    """Message that the recommendation is final or provisional; None without a verdict."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)

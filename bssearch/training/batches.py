@@ -324,7 +324,7 @@ def _epoch(stream: BatchStream, size: int, seed: int, epoch: int, position: int)
         made = stream.train_batches(size, seed_of(seed, epoch))
         require(
             isinstance(made, Iterable),
-            f"train_batches() returned a {type(made).__name__}; return an iterable of batches",
+            f"train_batches() returned {type(made).__name__}; return an iterable of batches",
             error=WorkloadError,
         )
         batches = iter(made)

@@ -244,13 +244,13 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
     for optimizer in optimizers:
         require(
             any(id(parameter) in parameters for parameter in trained_by(optimizer)),
-            f"build_optimizer() returned a {type(optimizer).__name__} over parameters outside the model",
+            f"build_optimizer() returned {type(optimizer).__name__} over parameters outside the model",
             hint="build the optimizer over the parameters of the given model",
             error=WorkloadError,
         )
         require(
             all("lr" in group for group in optimizer.param_groups),
-            f"build_optimizer() returned a {type(optimizer).__name__} with a parameter group without 'lr'; set lr",
+            f"build_optimizer() returned {type(optimizer).__name__} with a parameter group without 'lr'; set lr",
             error=WorkloadError,
         )
     return optimizers

@@ -66,7 +66,7 @@ class Ranks:
 
     @contextmanager
     def together(self, order: str, *arguments: Any) -> Iterator[None]:
-        """Context of a call that all ranks make; raises the error of the first failed rank."""
+        """Context of a common call; rank 0 raises the failed rank's error if known."""
         try:
             if self._link is not None:
                 self._link.tell((order, arguments))

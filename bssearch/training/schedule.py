@@ -103,7 +103,7 @@ class OwnSchedule(RateSchedule):
         factor = self.factor_at(step)
         try:
             value = float(factor)
-        except (TypeError, ValueError, RuntimeError):  # RuntimeError and ValueError of tensors with several elements
+        except (TypeError, ValueError, RuntimeError):  # ValueError: several elements; RuntimeError: complex tensor
             value = math.nan
         if not 0 <= value < math.inf:
             raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; expected a number >= 0")
@@ -119,7 +119,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
     factor_at = build(configuration, max(1, train_samples // configuration.batch_size))
     require(
         callable(factor_at),
-        f"build_schedule() returned a {type(factor_at).__name__}; return a function from the step to the factor on "
+        f"build_schedule() returned {type(factor_at).__name__}; return a function from the step to the factor on "
         "the learning rate",
         error=WorkloadError,
     )

@@ -214,7 +214,7 @@ def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
     scalar = loss.total if isinstance(loss, WeightedLoss) else loss
     if not isinstance(scalar, torch.Tensor) or scalar.ndim:
         shape = f" of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else ""
-        raise WorkloadError(f"{method}() returned a {type(scalar).__name__}{shape}; expected {wanted}")
+        raise WorkloadError(f"{method}() returned {type(scalar).__name__}{shape}; expected {wanted}")
     return scalar
 
 

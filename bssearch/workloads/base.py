@@ -342,7 +342,7 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
     model.train()
     require(
         isinstance(metrics, Mapping),
-        f"evaluate() returned a {type(metrics).__name__}; return a mapping of metrics",
+        f"evaluate() returned {type(metrics).__name__}; return a mapping of metrics",
         error=WorkloadError,
     )
     return metrics

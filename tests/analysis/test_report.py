@@ -28,6 +28,7 @@ from bssearch.records import (
     TrialState,
     student_t,
 )
+from bssearch.spec.model import IMPORTED
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome
 
@@ -249,7 +250,17 @@ def test_what_fresh_seeds_refuted_is_not_recommended() -> None:
     lucky = [*searched(), make_trial(50, batch_size=32, seconds=0.1, learning_rate=0.2)]
     found = answer([*lucky, *confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)])
     assert found.optimal.parameters["learning_rate"] == 0.1
-    assert "confirmation_missed" in {notice.code for notice in found.warnings}
+    (warning,) = (notice.message for notice in found.warnings if notice.code == "confirmation_missed")
+    assert "raise budget.trial_train_seconds" in warning
+
+
+def test_imported_runs_that_miss_the_target_need_more_runs_or_an_easier_target() -> None:
+    spec = make_spec(workload=IMPORTED)
+    missed = confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)
+    probes = {size: make_probe(size) for size in SIZES}
+    found = build_answer(study(), spec, [*searched(), *missed], probes)
+    (warning,) = (notice.message for notice in found.warnings if notice.code == "confirmation_missed")
+    assert "--target" in warning and "budget" not in warning
 
 
 def test_a_seed_that_ran_twice_counts_once() -> None:

@@ -476,7 +476,7 @@ MISTAKES = {
     ),
     "number for a dict": Mistake(
         script(loop('return {"accuracy": ', "return (").replace(".item()}", ".item())")),
-        ("returned a float", "mapping"),
+        ("returned float", "mapping"),
     ),
     "targets too short": Mistake(
         script(loop("TensorDataset(inputs[:1000], targets[:1000])", "TensorDataset(inputs[:1000], targets[:995])")),

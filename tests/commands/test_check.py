@@ -188,6 +188,19 @@ def test_a_fine_tuning_begins_with_small_batches() -> None:
     assert "fine_tuning_batch_size" in dict(pitfalls(spec.from_preset("fine_tuning"), LawExecutor().describe()))
 
 
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [([1], "17 micro-batches of 6, so"), ([1, 2], "17 micro-batches of 3 on each of 2 devices, so")],
+)
+def test_a_pitfall_counts_the_micro_batches_that_run_on_a_device(devices: list[int], said: str) -> None:
+    most = 7 // devices[-1]
+    space = {**SPEC["space"], "batch_size": [34, 102], "learning_rate": 0.1, "max_micro_batch_size": most}
+    spec = make_spec(space=space, executor={"devices": devices})
+    found = dict(pitfalls(spec, LawExecutor().describe()))
+    assert said in found["many_accumulation_steps"]
+    assert f"micro-batches of {6 // devices[-1]}, but" in found["learning_rate_ignores_accumulation"]
+
+
 @pytest.mark.parametrize("starts_at_peak", [True, False, None])
 def test_a_script_that_does_not_warm_up_is_told_so(starts_at_peak: bool | None) -> None:
     space = {"batch_size": [8, 256], "learning_rate": {"low": 0.01, "high": 1.0}}

@@ -346,7 +346,24 @@ def test_the_search_trains_on_the_least_number_and_only_the_front_on_the_others(
     found = run_on([1, 2], tmp_path, executor)
     assert {one.plan.configuration.world_size for one in executor.requests} == {1}, "two devices are slower"
     assert [one.on_front for one in found.by_devices] == [True, False]
-    assert "save no time" in about_devices(found)
+    assert "more processes save under 5 %: 2 take" in about_devices(found)
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((10.2, 10.0, 12.0), "; more processes save under 5 %: 2 take"),
+        ((10.0, 5.1, 5.0), "; more than 2 save under 5 %."),
+        ((10.0, 6.0, 5.0), "4 processes reach the target"),
+    ],
+)
+def test_devices_up_to_the_last_that_save_five_percent_are_named(
+    times: tuple[float, ...], said: str, tmp_path: Path
+) -> None:
+    found = run_on([1, 2, 4], tmp_path, Node())
+    rows = [one.model_copy(update={"seconds": time}) for one, time in zip(found.by_devices, times, strict=True)]
+    sentence = about_devices(found.model_copy(update={"by_devices": rows}))
+    assert said in sentence and ("save under 5 %" in said or "save" not in sentence)
 
 
 def test_a_study_resumes_its_runs_on_more_devices(tmp_path: Path) -> None:

@@ -432,7 +432,7 @@ def test_a_metric_that_is_not_finite_is_none(value: float) -> None:
         ({}, "no metric 'accuracy', only an empty mapping"),
         ({"accuracy": 0.5, "loss": "low"}, "returned 'low' as 'loss'; return a number"),
         ({"accuracy": 1.5, "loss": 1.0}, r"accuracy = 1.5, outside the declared range \[0.0, 1.0\]"),
-        (0.5, "returned a float; return a mapping"),
+        (0.5, "returned float; return a mapping"),
     ],
 )
 def test_an_evaluation_without_the_declared_metrics_is_refused(returned: Any, message: str) -> None:

@@ -394,7 +394,7 @@ def test_a_workloads_schedule_replaces_warmup_and_schedule_until_the_horizon_end
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda *_: 0.5, "build_schedule\\(\\) returned a float"),
+        (lambda *_: 0.5, "build_schedule\\(\\) returned float"),
         (lambda *_: lambda step: None, "gave None at step 0"),
         (lambda *_: lambda step: torch.ones(2), "gave tensor.* at step 0"),
         (lambda *_: lambda step: float("nan"), "gave nan at step 0"),
@@ -437,8 +437,8 @@ def test_a_training_step_equal_to_bssearchs_trains_the_same_weights(settings: di
     ("step", "said"),
     [
         (lambda step: next(step.micro_batches)[0].sum(), "took 1 of 3 micro-batches"),
-        (lambda step: list(step.micro_batches) and None, "returned a NoneType; expected the loss to log"),
-        (lambda step: next(zip(*step.micro_batches, strict=True))[0], "a Tensor of shape \\(10, 6\\)"),
+        (lambda step: list(step.micro_batches) and None, "returned NoneType; expected the loss to log"),
+        (lambda step: next(zip(*step.micro_batches, strict=True))[0], "returned Tensor of shape \\(10, 6\\)"),
     ],
 )
 def test_a_wrong_training_step_is_named(step: Any, said: str) -> None:

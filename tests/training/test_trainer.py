@@ -346,7 +346,7 @@ def test_a_batch_larger_than_the_training_part_is_refused_with_both_sizes() -> N
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (0.5, "returned a float; expected a scalar tensor"),
+        (0.5, "returned float; expected a scalar tensor"),
         (torch.ones(3, requires_grad=True), r"shape \(3,\); expected a scalar"),
         (torch.tensor(0.5), "without a gradient; the loss must depend on the model"),
     ],

@@ -112,7 +112,7 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
         len(rows) >= FEWEST_LEVELS,
         f"the curves have {len(rows)} levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the "
         f"target; a prediction needs {FEWEST_LEVELS}",
-        hint="search at a harder target under a new name, or leave out the largest batch sizes",
+        hint="run a new study with a harder target, or leave out the largest batch sizes",
     )
     logs = np.array([row for _, row in rows[::-1]])
     return _Levels(
@@ -274,7 +274,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
         needs = f"would take {times:.2g} × the samples" if math.isfinite(times) else "is out of reach"
         raise UsageError(
             f"by the curves, {measured.metric} {value:g} {needs}; predictions end at {FARTHEST:g} × the samples",
-            hint=f"search an easier target first, such as {nearer:.4g}, under a new name",
+            hint=f"first run a new study with an easier target, such as {nearer:.4g}",
         )
     return _predicted(levels, measured, progress, Interval(value=value, low=None, high=None), rng)
 

@@ -66,7 +66,7 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
         notes.append(
             f"final_metric and reached disagree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
             f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} ({first.origin}); "
-            "check --goal"
+            "check --goal and --target"
         )
     return target, notes
 

@@ -369,12 +369,12 @@ LOSS = re.compile(r"(?:.*[/_. ])?(?:loss|error|err|perplexity|ppl|wer|cer|mse|rm
 def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -> None:
     there = {one.ours for one in columns}
     parts = {part_of_batch(one) for one in there if one}
-    missing = [] if {"batch_size", MICRO, STEP_BATCH} & {*there, *parts} else ["batch_size"]
+    missing = [] if {"batch_size", MICRO, STEP_BATCH} & {*there, *parts} else ["'batch_size'"]
     names = [one.theirs for one in columns if one.theirs]
     if "reached" not in there and (metric is None or "final_metric" not in there):
-        missing.append("reached")
+        missing.append("'reached'")
     elif "reached" not in there and not {"steps", "train_seconds"} & there:
-        missing.append("steps or train_seconds")
+        missing.append("'steps' or 'train_seconds'")
     if missing:
         results = [one.theirs for one in columns if one.why == RESULT]
         raise UsageError(

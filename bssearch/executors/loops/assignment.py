@@ -250,7 +250,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
     """The metric's value, possibly NaN. Raises `UsageError` for a missing or invalid metric."""
     require(
         isinstance(metrics, Mapping),
-        f"evaluate() returned a {type(metrics).__name__}; expected a mapping such as {{{metric!r}: 0.9}}",
+        f"evaluate() returned {type(metrics).__name__}; expected a mapping such as {{{metric!r}: 0.9}}",
     )
     require(
         metric in metrics,
@@ -270,7 +270,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
 class Alone(Assignment):
     """A script's run without a search.
 
-    If ``evaluate_every`` is None, an evaluation follows each pass. If ``steps`` is None, the loop itself ends the run.
+    Without ``evaluate_every``, an evaluation follows each pass. Without ``steps``, the loop itself ends the run.
     """
 
     cycles = False
@@ -313,7 +313,7 @@ class Alone(Assignment):
         self.is_over = step >= self._most_steps
         require(
             isinstance(metrics, Mapping),
-            f"evaluate() returned a {type(metrics).__name__}; expected a mapping of metrics",
+            f"evaluate() returned {type(metrics).__name__}; expected a mapping of metrics",
         )
         if self._prints:
             print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})

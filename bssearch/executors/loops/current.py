@@ -308,7 +308,7 @@ def fit_made(trial: Trial, made: Any) -> None:
     kinds = ((one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__)
     found = required(
         next((FITTERS[kind] for kind in kinds if kind in FITTERS), None),
-        f"make_trainer(trial) returned a {type(trainer).__name__}; expected a trainer",
+        f"make_trainer(trial) returned {type(trainer).__name__}; expected a trainer",
         hint=f"known trainers: {', '.join(sorted('.'.join(name) for name in FITTERS))}",
     )
     importlib.import_module(found).fit_made(trial, made)

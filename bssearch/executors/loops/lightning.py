@@ -285,7 +285,7 @@ def fit_made(trial: Trial, made: Any) -> None:
     """
     require(
         isinstance(made, tuple) and len(made) in (2, 3),
-        f"make_trainer(trial) returned a {type(made).__name__}; expected (trainer, module, data), with a datamodule or "
+        f"make_trainer(trial) returned {type(made).__name__}; expected (trainer, module, data), with a datamodule or "
         "a tuple of the training and validation loaders as data",
     )
     trainer, module, *data = made

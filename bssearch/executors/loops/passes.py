@@ -231,7 +231,7 @@ class Passes(Generic[T]):
                 self._loader, self._size = self._make(size), size
                 require(
                     _is_loader(self._loader),
-                    f"the function given to batches() returned a {type(self._loader).__name__}; expected a loader",
+                    f"the function given to batches() returned {type(self._loader).__name__}; expected a loader",
                     hint="call trial.batches(lambda size: DataLoader(data, batch_size=size, ...))",
                 )
         self._pass = self._loader

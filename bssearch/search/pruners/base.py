@@ -29,9 +29,10 @@ class Action(StrEnum):
 class Standings:
     """A study's search trials, by number.
 
-    ``limit``: limit of a trial's train seconds. ``waiting``: curves of paused trials that can resume. ``winners``:
-    curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``: True if trials
-    can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: the gain that meets the target.
+    ``limit``: limit of a trial's train seconds. ``waiting``: curves of paused trials that the pruner may resume.
+    ``winners``: curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``:
+    whether trials can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: the gain that meets
+    the target.
     """
 
     limit: float
@@ -216,5 +217,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """The spec's slack; by default, the slack for the prior seed-to-seed spread."""
+    """The spec's slack, or the slack for the prior seed-to-seed spread."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

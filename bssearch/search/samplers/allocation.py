@@ -8,8 +8,8 @@
 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
 5. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
 
-If a quick answer's interval contains the incumbent, steps 2 and 4 start from the quick answer's batch size. Step 3 then
-runs only one trial per size outside the interval.
+Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the interval. If the incumbent is
+inside, step 3 runs one trial at sizes outside (up to three before a hit), except the default and the largest.
 """
 
 import math

@@ -367,9 +367,9 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["reached,world_size", "1,1"], "the table lacks the column batch_size: it has 'reached', 'world_size'"),
-        (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
-        ([""], "the table lacks the columns batch_size, reached: it has no columns (runs.csv:1)"),
+        (["reached,world_size", "1,1"], "the table lacks the column 'batch_size': it has 'reached', 'world_size'"),
+        (["reached", "1"], "the table lacks the column 'batch_size': it has 'reached' (runs.csv:1)"),
+        ([""], "the table lacks the columns 'batch_size', 'reached': it has no columns (runs.csv:1)"),
         (["batch_size;reached", "8;1,5"], "separated by ';'; expected commas (runs.csv:1)"),
         (["batch_size\treached", "8\t1"], "separated by '\\t'; expected commas (runs.csv:1)"),
         (["batch_size,reached"], "no runs: runs.csv has no row under its header"),

@@ -340,7 +340,7 @@ def test_a_loader_itself_must_make_up_each_batch_and_a_function_must_make_one() 
     with pytest.raises(UsageError, match="batch size 25 must be a multiple of 10"):
         training.go()
     training = Growing(Started(grown()), "made")
-    with pytest.raises(UsageError, match="returned a int; expected a loader"):
+    with pytest.raises(UsageError, match="returned int; expected a loader"):
         next(training.trial.batches(lambda size: size, training.evaluate))  # type: ignore[arg-type, return-value]
     with pytest.raises(UsageError, match="batch_size = 60 must be <= 50"):
         Growing(Started(grown(None, (0, 10), (20, 60))), "plain").go()

@@ -111,7 +111,7 @@ def test_a_report_where_none_is_due_is_an_error() -> None:
     [
         ({"loss": 1.0}, "reports loss; the study's target metric is 'accuracy'"),
         ({"accuracy": "high"}, "accuracy = 'high', which is not a number"),
-        (0.9, "a float; expected a mapping"),
+        (0.9, "returned float; expected a mapping"),
         ({}, "reports no metric"),
     ],
 )
@@ -581,7 +581,7 @@ def alone(form: str = "while", **settings: Any) -> Training:
 
 def test_alone_an_evaluation_must_be_a_mapping() -> None:
     training, metrics = alone(evaluate_every=1), cast(Any, 0.5)
-    with pytest.raises(UsageError, match=r"evaluate\(\) returned a float"):
+    with pytest.raises(UsageError, match=r"evaluate\(\) returned float"):
         for batch in training.trial.batches(training.loader, lambda: metrics):
             training.step(batch)
 
