@@ -278,7 +278,7 @@ def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(
     assert trial.learning_rate
     for _ in trial.batches(range(trial.batch_size), evaluate=lambda: {"accuracy": trial.steps / 3}):
         optimizer.step()
-    assert any("not the trial's" in one for one in started.line.outcome.warnings) is is_told
+    assert any("no optimizer of trial.state has the trial's" in one for one in started.line.outcome.warnings) is is_told
 
 
 SCRIPT = """
