@@ -505,9 +505,9 @@ from bssearch.storage.repository import open_store
 from tests.storage.test_changes import make_study
 
 def die(study, number, time, record=stored._record):
-if study.seed == 1 and studies[1].trials[1] is study:
-    os.kill(os.getpid(), signal.SIGKILL)
-return record(study, number, time)
+    if study.seed == 1 and studies[1].trials[1] is study:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return record(study, number, time)
 
 stored._record, stored.CHUNK = die, 1
 studies = [make_study("first"), make_study("second")]
