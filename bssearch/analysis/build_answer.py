@@ -370,7 +370,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         return TargetNotReachedError(
             f"{plural(reached, 'trial')} of study {study.name!r} reached the target, but {study.objective} was not "
             "measured",
-            hint="use the objective samples_to_target, which needs only steps; energy needs power readings",
+            hint="run a new study with the objective samples_to_target, which needs only steps",
         )
     nearest: Any = min(tried)[2]
     one = "run" if nearest.is_imported else "trial"

@@ -207,12 +207,12 @@ class Beliefs:
 
     @property
     def tied(self) -> list[int]:
-        """Confirmed batch sizes within 5 % of `best` with probability `SHOWN`."""
+        """Confirmed batch sizes at most 5 % worse than `best`, with probability >= `SHOWN`."""
         return self._of(1 - self._worse() >= SHOWN)
 
     @property
     def worse(self) -> list[int]:
-        """Confirmed batch sizes more than 5 % from `best` with probability `SHOWN`."""
+        """Confirmed batch sizes over 5 % worse than `best`, with probability >= `SHOWN`."""
         return self._of(self._worse() >= SHOWN)
 
     def _worse(self) -> Numbers:

@@ -174,7 +174,7 @@ def _check_starts(schedule: BatchSchedule, probes: Mapping[int, ProbeRecord], li
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Default configuration with these values; raise `UsageError` for values outside the space."""
+    """Default configuration with these values; `UsageError` if outside the space, except the default's batch size."""
     configuration = any_configuration_of(spec, values)
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:

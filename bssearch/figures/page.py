@@ -282,6 +282,7 @@ def _kicker(picture: StudyPicture) -> str:
 
 def _sections(picture: StudyPicture) -> list[Section]:
     answer, objective = picture.answer, objective_of(picture.spec, picture.study.target)
+    default = _known_default(picture)
     grew = any(trial.configuration.grows for trial in picture.trials)
     found = [
         _objective(picture),
@@ -319,10 +320,10 @@ def _sections(picture: StudyPicture) -> list[Section]:
         Section(
             name="learning-rate",
             title="Learning rate and batch size",
-            text=f"The chart has all trials{' with a constant batch' if grew else ''}. The lines are the linear and "
-            "the square-root rule from the default.",
+            text=f"Points are trials{' with a constant batch' if grew else ''}."
+            + (" The lines scale the default's rate linearly and by the square root." if default else ""),
             absent="The chart is missing, because the trials' learning rates are unknown.",
-            charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
+            charts={"rates": plots.learning_rate_chart(picture.trials, objective, default)},
         ),
         Section(
             name="device",

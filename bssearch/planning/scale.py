@@ -50,7 +50,7 @@ class AccumulationRequest(Request):
     max_micro: Annotated[
         Micro | None,
         Option(
-            "Instead of micro: most samples that fit on a device; the plan uses the largest divisor.",
+            "Instead of micro: most samples that fit on a device; a divisor of a device's share is used.",
             label="Largest micro-batch",
             unit="samples",
         ),

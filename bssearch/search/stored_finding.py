@@ -19,7 +19,7 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """End of the search; None if the search is open or the stored value is invalid."""
+    """Last stored end of the search, even if reopened; None if missing or invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None

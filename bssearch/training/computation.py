@@ -142,7 +142,7 @@ class Computation:
 
     @property
     def other_devices(self) -> list[torch.device]:
-        """CUDA devices of the other ranks."""
+        """CUDA devices of ranks 1 and up."""
         size = 1 if self.ranks is None or self.device.type != "cuda" else self.ranks.size
         return [torch.device("cuda", index) for index in range(1, size)]
 

@@ -562,9 +562,9 @@ def test_fine_tuning_is_compared_with_studies_from_scratch(
 
 
 def test_a_rule_without_runs_says_what_they_would_cost() -> None:
-    assert of(judged([]), Rule.LINEAR_RATE).reason.endswith("3 runs take about 3 train seconds")
+    assert of(judged([]), Rule.LINEAR_RATE).reason.endswith("about 3 train seconds for 3 runs")
     one_made = runs_of(replace(TUNED, learning_rate=0.8), 1.0, start=100, phase=Phase.AUDIT)
-    assert of(judged(one_made), Rule.LINEAR_RATE).reason.endswith("2 runs take about 2 train seconds")
+    assert of(judged(one_made), Rule.LINEAR_RATE).reason.endswith("about 2 train seconds for 2 runs")
 
 
 def test_without_a_trial_of_the_other_kind_the_belief_is_not_run() -> None:

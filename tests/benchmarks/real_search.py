@@ -4,7 +4,7 @@ Run as ``python tests/benchmarks/real_search.py [STUDY]``: a shipped study or a 
 temporary folder. Each search takes ``--wall-seconds``; ``--searches`` of each run in turns. Each incumbent, a trial
 that was the fastest at its end, then gets ``--seeds`` fresh runs. Its true time is their mean, infinite if a run misses
 the target within the limit. Prints the train seconds of a search until its incumbent's true time is within 25 % and 10
-% of the best incumbent of all searches, and its last incumbent.
+% of the best incumbent of all searches, and its last incumbent. ``--target`` replaces the study's target.
 """
 
 if not __package__:
@@ -26,7 +26,7 @@ from bssearch.executors.base import Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec, find_spec, load_spec
 from tests.benchmarks.harness import script
-from tests.evidence.peers import run_to_target
+from tests.evidence.trials import run_to_target
 
 PAIRS = (("auto", "balanced"), ("tpe", "asha"))
 WITHIN = (1.25, 1.10)
@@ -93,10 +93,13 @@ def main(
     wall_seconds: float = 60.0,
     searches: int = 1,
     seeds: int = 5,
+    target: float | None = None,
     data_dir: Path | None = None,
 ) -> None:
     """Run the searches and then their incumbents, and print both."""
     spec = load_spec(find_spec(study))
+    if target is not None:
+        spec = spec.model_copy(update={"target": spec.target.model_copy(update={"value": target})})
     made: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
     probes: dict[int, ProbeRecord] = {}
     with tempfile.TemporaryDirectory() as folder:

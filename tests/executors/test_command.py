@@ -286,7 +286,7 @@ def test_what_keeps_a_command_from_being_described_is_said(script: str, said: st
     [
         (
             "echo 'Step 1 acc=0.5'",
-            "ended without a report: report.step: step (\\d+) found no number in any line",
+            "report.step: step (\\d+) found no number in any line; correct the regular expression",
         ),
         (
             "while true; do echo Step 1 acc=0.5; sleep 0.01; done",

@@ -51,6 +51,7 @@ from bssearch.records import (
     student_t,
     train_seconds_of,
 )
+from bssearch.records.text import plural
 from bssearch.spec import FINE_TUNING, StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -655,7 +656,7 @@ def _of_runs(
     assert case.configuration is not None and case.tuned is not None, "the case has a configuration to run"
     if len(runs) < wanted and not spec.is_imported:
         cost = (wanted - len(runs)) * run_seconds(spec, case)
-        unmade = f"{unmade}; {wanted - len(runs)} runs take about {cost:.2g} train seconds"
+        unmade = f"{unmade}; about {cost:.3g} train seconds for {plural(wanted - len(runs), 'run')}"
     if not runs:
         return Judgement("not_run", _why_in_vain(trials, case.configuration) or unmade)
     objective = case.tuned.objective

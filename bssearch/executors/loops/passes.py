@@ -220,7 +220,7 @@ class Passes(Generic[T]):
         require(
             not self._is_empty or self._pass is not self._loader,
             f"the loader of batches() is empty, at a micro-batch size of {size}",
-            hint="give a loader with whole batches; do not give an iterator, which ends after one pass",
+            hint="give a loader with at least one batch; do not give an iterator, which ends after one pass",
         )
 
     def begin(self, size: int) -> int | None:

@@ -608,7 +608,7 @@ class LoadedCommand(LoadedProgram):
         reader = process.log_reader
         if reader.unmatched:
             said = ", ".join(f"report.{name}: {text}" for name, text in reader.unmatched.items())
-            return f": {said} found no number in any line{process.shown_lines}"
+            return f": {said} found no number in any line; correct the regular expression{process.shown_lines}"
         return (
             f': let the command print lines such as {{"step": 100, "{self._program.metric}": 0.9}}, or set report: to '
             f"regular expressions for the log{process.shown_lines}"

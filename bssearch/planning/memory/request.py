@@ -253,7 +253,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOption:
-    """A table row, with memory for a precision, an optimizer and checkpointing."""
+    """A row of `MemoryPlan.table`: memory by precision, optimizer and checkpointing."""
 
     precision: str
     mixed: str | None
