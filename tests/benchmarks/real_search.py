@@ -26,7 +26,7 @@ from bssearch.executors.base import Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec, find_spec, load_spec
 from tests.benchmarks.harness import script
-from tests.evidence.trials import run_to_target
+from tests.evidence.peers import run_to_target
 
 PAIRS = (("auto", "balanced"), ("tpe", "asha"))
 WITHIN = (1.25, 1.10)
