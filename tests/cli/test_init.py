@@ -87,12 +87,12 @@ def test_the_text_template_reads_the_folder_of_the_settings_and_says_where_it_is
         resolve("text.py:Text", {**settings, "pattern": "*.md"}, TEMPLATES).load(torch.device("cpu"))
 
 
-@pytest.mark.parametrize("existing", ["task.yaml", "task.py"])
+@pytest.mark.parametrize("existing", ["drafted.yaml", "drafted.py"])  # no module of this name may be importable
 @pytest.mark.parametrize("target", ["kept", "nowhere"])
 def test_an_existing_file_is_named_and_nothing_is_written(tmp_path: Path, existing: str, target: str) -> None:
     (tmp_path / "kept").write_text("mine\n")
     (tmp_path / existing).symlink_to(target)
-    assert f"{existing} exists; choose another name" in refused(tmp_path, "init", "task", code=2)
+    assert f"{existing} exists; choose another name" in refused(tmp_path, "init", "drafted", code=2)
     assert {path.name for path in tmp_path.iterdir()} == {"kept", existing}
     assert (tmp_path / "kept").read_text() == "mine\n"
     assert str((tmp_path / existing).readlink()) == target
