@@ -445,7 +445,7 @@ def advise_target(
     margin: float | None = None,
     on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:
-    """Run the default ``runs`` times to the study's limit, and propose a target; store nothing.
+    """Run the default configuration ``runs`` times to the study's limit, and propose a target; store nothing.
 
     The proposal is the median best metric, eased by ``margin`` and rounded to the easier side. ``on_run`` receives each
     run. Raises `UsageError` for wrong ``runs`` or ``margin``, and `LaunchError` if the default does not train.

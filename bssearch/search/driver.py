@@ -178,7 +178,7 @@ class Shift:
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Load a workload; if ``end`` stops the load from another thread, raise `InterruptedRunError`."""
+        """Context of loading a workload; ``end`` stops the load. Raises `InterruptedRunError` if the shift is ending."""
         with self._lock:
             self._end_loading = end
         try:

@@ -8,8 +8,9 @@
 * metric at chance for half of the whole budget   → `DIVERGED`
 * out of memory                                   → `OOM`
 
-A trial that trains past its target ends as `REACHED`, unless the caller stops it. A resumed trial repeats an unpaused
-trial's steps, evaluations and random numbers. On the CPU, equal requests give equal steps, bit for bit.
+A trial that trains past its target ends as `REACHED`, unless the caller stops it. A resumed trial has the
+steps, evaluations and random numbers of a trial that never paused. On the CPU, equal requests give equal steps, bit for
+bit.
 """
 
 import math

@@ -220,8 +220,8 @@ class ReportedTrial:
         self._moved = self._moved if self._still else now
         require(
             self._still < STILL_REPORTS or now - self._moved <= self._seconds,
-            f"the command reports {self._seconds:g} seconds in {self._still + 1} reports, up to step {report.step}: "
-            "seconds must count from the start of training",
+            f"the command reports the same {self._seconds:g} seconds in {self._still + 1} reports, up to step "
+            f"{report.step}: seconds must count from the start of training",
             hint="sum the seconds of the epochs",
         )
 

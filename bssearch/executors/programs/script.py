@@ -194,7 +194,7 @@ class LoadedScript(LoadedProgram):
         if (answer := answer_in(found)) is not None:
             return answer
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
-        raise failure_of(state, f"the script ended without an answer: {reason}")
+        raise failure_of(state, f"{reason} before its description or measurement; see the log of the slot")
 
 
 def revision_of(script: Path, program: Program) -> str:
