@@ -178,7 +178,7 @@ class Shift:
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Context of loading a workload; ``end`` stops the load. Raises `InterruptedRunError` if the shift is ending."""
+        """Context of loading a workload; ``end`` stops the load. Raises `InterruptedRunError` if the shift ends."""
         with self._lock:
             self._end_loading = end
         try:
