@@ -79,7 +79,7 @@ def _wanted(
         count = sum(one.configuration == configuration for one in trials)
         if count < ENOUGH_RUNS:
             again = configuration.learning_rate if rates[size] else None
-            yield MissingRun(size, again, f"{count} run{'s' * (count > 1)} so far")
+            yield MissingRun(size, again, f"{plural(count, 'run')} so far")
 
 
 def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:

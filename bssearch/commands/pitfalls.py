@@ -138,7 +138,8 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     if smallest >= FINE_TUNING_BATCH:
         yield (
             "fine_tuning_batch_size",
-            f"space.batch_size starts at {smallest}, but fine-tuning usually takes batches of 8 to 32; include them",
+            f"space.batch_size starts at {smallest}, but fine-tuning usually takes batches of 8 to 32; include "
+            "these sizes",
         )
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]

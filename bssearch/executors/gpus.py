@@ -17,6 +17,7 @@ from typing import Self
 import psutil
 
 from bssearch.errors import LaunchError
+from bssearch.records.text import plural
 from bssearch.training.process_times import MPS_SERVER
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -75,7 +76,7 @@ class Gpus:
             users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
             others = "the other GPUs, by bssearch" if len(taken) < len(self._uuids) else "none"
             raise LaunchError(
-                f"a trial needs {count} GPU{'s' * (count > 1)}; free GPUs: {len(taken)} of {len(self._uuids)}"
+                f"a trial needs {plural(count, 'GPU')}; free GPUs: {len(taken)} of {len(self._uuids)}"
                 f" (in use: {users or others})",
                 hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy"
                 if users

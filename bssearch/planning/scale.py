@@ -29,6 +29,7 @@ from bssearch.planning.requests import (
     planned,
 )
 from bssearch.records import LARGE_BATCH
+from bssearch.records.text import plural
 from bssearch.registry import Option
 from bssearch.spec import TINY_BATCH, batch_norm_caveats, split_batch
 
@@ -106,8 +107,8 @@ def _share(batch: int, micro: int, devices: int) -> int:
     if batch % unit == 0:
         return batch // devices
     below, above = batch // unit * unit, -(-batch // unit) * unit
-    near = " or ".join(f"{size} ({size // unit} step{'s' * (size > unit)})" for size in (below, above) if size)
-    count, hint = f"{devices} device{'s' * (devices > 1)}", None
+    near = " or ".join(f"{size} ({plural(size // unit, 'step')})" for size in (below, above) if size)
+    count, hint = plural(devices, "device"), None
     if batch % devices == 0:
         whole = split_batch(batch // devices, micro)[0]
         hint = f"use a micro-batch of {whole}, the largest up to {micro} that splits {batch} on {count} exactly"

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from bssearch.errors import WorkloadError, require
+from bssearch.records.text import plural
 from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
 from bssearch.workloads.base import check_whole
 from bssearch.workloads.data import Data, Part, evenly, stratified_order
@@ -113,7 +114,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     require(
         content[:4] == magic,
         f"{path} starts with the bytes {content[:4].hex(' ') or '(none)'}; "
-        f"an idx file of bytes in {dimensions} dimension{'s' * (dimensions > 1)} starts with {magic.hex(' ')}",
+        f"an idx file of bytes in {plural(dimensions, 'dimension')} starts with {magic.hex(' ')}",
         hint=REPLACE,
         error=WorkloadError,
     )

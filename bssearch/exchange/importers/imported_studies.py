@@ -25,6 +25,7 @@ from bssearch.records import (
     grouped,
     with_crossing,
 )
+from bssearch.records.text import plural
 from bssearch.search.finding import answer
 from bssearch.settings import user_name
 from bssearch.spec import IMPORTED, TRAINING_PARAMETERS, StudySpec, check_study_name, spec_of
@@ -183,7 +184,7 @@ def _about(
     default_batch: int | None,
 ) -> Iterator[str]:
     reached = sum(one.run.reached for one in seeded)
-    runs = f"{len(seeded)} run{'s' * (len(seeded) > 1)}"
+    runs = plural(len(seeded), "run")
     yield f"{runs}, {reached} reached the target, on device {kind[0]}, precision {kind[1]}"
     if renumbered:
         yield (

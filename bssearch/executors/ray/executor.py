@@ -41,6 +41,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
+from bssearch.records.text import plural
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url, environment_with
 
 MOST_LOG_BYTES = 1 << 16  # bytes per reply, because Ray sends less than 100 KiB without its object store
@@ -527,7 +528,7 @@ class RayExecutor(SlotExecutor):
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
         ray = self._cluster.ray
         threads = self._settings.threads
-        needs = f"{threads} CPU{'s' * (threads > 1)}" + (" and a GPU" if self._gpus else "")
+        needs = plural(threads, "CPU") + (" and a GPU" if self._gpus else "")
         try:
             place: Place = ray.get(seat.asked, timeout=PLACE_SECONDS)
             require(
