@@ -35,7 +35,7 @@ _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage, from ``start_samples`` on."""
+    """A stage of a schedule, from ``start_samples`` on."""
 
     start_samples: int
     batch_size: int
@@ -43,13 +43,12 @@ class Stage:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches per step."""
         return self.batch_size // self.micro_batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSchedule:
-    """Stages by batch size.
+    """Stages of growing batch size.
 
     With `noise_scale`, all stages start at 0 samples, and the trial's noise scale decides when the batch grows.
     """
@@ -65,7 +64,7 @@ class BatchSchedule:
         return self.noise_share is not None
 
     def rate_factor(self, batch_size: int) -> float:
-        """Learning-rate factor of a batch size relative to the first stage."""
+        """The learning-rate factor of a batch size relative to the first stage."""
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
@@ -82,17 +81,16 @@ class BatchSchedule:
         return found
 
     def samples_after(self, steps: float) -> float:
-        """Samples seen in the first ``steps``."""
         return math.fsum(stage.batch_size * taken for stage, taken in self.steps_by_stage(steps))
 
     @property
     def text(self) -> str:
-        """Stages after the first, in the format of ``batch_stages``."""
+        """The stages after the first, in the format of ``batch_stages``."""
         return " ".join(map(self._said, self.stages[1:]))
 
     @property
     def in_words(self) -> str:
-        """Batch sizes of the stages, with each stage's start or condition."""
+        """The batch sizes of the stages, with each stage's start or condition."""
         first, *later = self.stages
         if self.is_measured:
             sizes = ", ".join(str(one.batch_size) for one in later)
@@ -107,7 +105,11 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Batch schedule of a configuration, None if the batch size is constant; raises `UsageError` if invalid."""
+    """Return the batch schedule of a configuration, or None if the batch size is constant.
+
+    Raises:
+        UsageError: The schedule is invalid.
+    """
     if (name := configuration.parameters.get(BATCH_SCHEDULE)) is None:
         return None
     require(
@@ -127,21 +129,20 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
 
 
 def growing_schedule(configuration: Configuration) -> BatchSchedule:
-    """Batch schedule of a configuration whose batch grows."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "the configuration has a batch schedule"
     return schedule
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
-    """Stages of a schedule, or a single stage if ``schedule`` is None."""
+    """Return the stages of a schedule, or a single stage if ``schedule`` is None."""
     return (
         (Stage(0, configuration.batch_size, configuration.micro_batch_size),) if schedule is None else schedule.stages
     )
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """For each stage, a configuration with the stage's batch size throughout."""
+    """Return a configuration for each stage, with the stage's batch size throughout."""
     if (schedule := batch_schedule_of(configuration)) is None:
         return [configuration]
     parameters = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
@@ -159,7 +160,7 @@ def constant_configurations(configuration: Configuration) -> list[Configuration]
 
 
 def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -> Configuration:
-    """Configuration with ``schedule``; raises `UsageError` if invalid."""
+    """Return the configuration with ``schedule``; raise `UsageError` if the schedule is invalid."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
     changed = replace(
@@ -180,12 +181,12 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
 
 
 def sizes_in_words(configuration: Configuration) -> str:
-    """Batch size, or all stages' sizes: "16 → 64 → 256"."""
+    """Return the batch size, or the sizes of all stages, such as "16 → 64 → 256"."""
     return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, batch_schedule_of(configuration)))
 
 
 def growing(name: str, sizes: Sequence[int], from_samples: float, until_samples: float) -> list[tuple[int, int]]:
-    """(samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
+    """Return (samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
     first, last = sizes[0], sizes[-1]
     shares = [
         math.log(size / first) / math.log(last / first) if name == "geometric" else (size - first) / (last - first)
@@ -250,7 +251,7 @@ Point = tuple[int, int, float]  # (steps, samples, train seconds)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStage:
-    """Part of a trial that ran one stage; ``learning_rate`` is the peak."""
+    """The part of a trial that ran one stage; ``learning_rate`` is the peak."""
 
     start_samples: int
     batch_size: int
@@ -262,7 +263,7 @@ class RunStage:
 
 
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
-    """Stages that a trial ran; empty for a constant batch size or below two points.
+    """Return the stages that a trial ran; empty for a constant batch size or below two points of the curve.
 
     A measured schedule grows only at evaluations, so batch sizes are samples / steps between evaluations.
     """

@@ -1,4 +1,4 @@
-"""Learning curves."""
+"""Learning curves and the target's crossing."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -11,37 +11,32 @@ from bssearch.records.question import Target
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """Best gain of a trial (`Target.gain`) up to each evaluation."""
+    """The best gain of a trial (`Target.gain`) up to each evaluation."""
 
     train_seconds: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
 
     @property
     def now(self) -> float:
-        """Train seconds of the last evaluation, or 0."""
         return self.train_seconds[-1] if self.train_seconds else 0.0
 
     @property
     def gain(self) -> float:
-        """Best gain; −∞ before the first evaluation."""
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
-        """Add an evaluation; ignore a NaN gain."""
+        """Add an evaluation; a NaN gain does not change the best gain."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
 
     @property
     def when_best(self) -> float:
-        """Train seconds of the first evaluation with the best gain."""
         return self.train_seconds[bisect_left(self.gains, self.gain)]
 
     def index_from(self, train_seconds: float) -> int:
-        """Index of the first evaluation at ``train_seconds`` or later."""
         return bisect_left(self.train_seconds, train_seconds)
 
     def at(self, train_seconds: float) -> float | None:
-        """Best gain at ``train_seconds``; None before the first evaluation."""
         index = bisect_right(self.train_seconds, train_seconds) - 1
         return self.gains[index] if index >= 0 else None
 
@@ -60,7 +55,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Interval from the last miss of the target to the first hit.
+    """The interval from the last miss of the target to the first hit.
 
     One fraction interpolates ``steps`` (rounded up) and ``train_seconds``.
     """
@@ -74,7 +69,7 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """The target's crossing between two consecutive evaluations; at ``hit`` if ``previous`` is None.
+    """Return the target's crossing between two consecutive evaluations, or at ``hit`` if ``previous`` is None.
 
     The fraction is (target − miss) / (hit − miss).
     """
@@ -93,7 +88,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Outcome with the fields of a crossing; a curve of an imported run may have no seconds."""
+    """Return the outcome with the fields of a crossing; seconds stay None if an imported curve has no seconds."""
     is_timed = found.first_hit_seconds > 0 or found.first_hit_step == 0
     return replace(
         outcome,
@@ -107,7 +102,6 @@ def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
 
 
 def first_crossing(observations: Sequence[Observation], target: Target) -> Crossing | None:
-    """First crossing in time-ordered observations, or None."""
     previous = None
     for observation in observations:
         if target.is_met_by(observation.metric):
@@ -117,7 +111,7 @@ def first_crossing(observations: Sequence[Observation], target: Target) -> Cross
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Values as at most ``width`` block characters."""
+    """Draw the values as at most ``width`` block characters."""
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     low, high = min(values, default=0.0), max(values, default=0.0)

@@ -1,4 +1,4 @@
-"""Values by key."""
+"""A list of values for each key."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Values of each key; keys and values keep the order of ``pairs``."""
+    """Return the values of each key; keys and values keep the order of ``pairs``."""
     found: dict[Key, list[Value]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

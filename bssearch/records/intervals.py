@@ -1,4 +1,4 @@
-"""Thresholds of all intervals and verdicts."""
+"""Thresholds of all intervals and verdicts, and the quantiles behind them."""
 
 import statistics
 from collections.abc import Iterable
@@ -16,20 +16,20 @@ FEWEST_SIZES = 3  # points for a fit of two parameters; two points fit exactly
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    """Median of the known values; None if no value is known."""
+    """Return the median of the known values, or None if no value is known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def at_most(count: int, runs: int) -> float:
-    """95 % upper bound of a share ``count`` / ``runs`` (Clopper & Pearson 1934)."""
+    """Return the one-sided 95 % upper bound of the share ``count`` / ``runs`` (Clopper & Pearson 1934)."""
     from scipy.special import betaincinv
 
     return 1.0 if count >= runs else float(betaincinv(count + 1, runs - count, CONFIDENCE))
 
 
 def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Two-sided quantile of Student's t."""
+    """Return the two-sided quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))

@@ -27,7 +27,7 @@ FIRST_LOSS = "the loss of the first step is"  # start of the reason if no update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One evaluation; ``loss`` is the mean since the previous evaluation.
+    """An evaluation; ``loss`` is the mean since the previous evaluation.
 
     ``train_seconds`` exclude evaluation and, if one CPU thread does the work, waits for a CPU.
     """
@@ -41,10 +41,12 @@ class Observation:
 
 
 class MemoryBasis(StrEnum):
-    """Method that measured peak memory.
+    """The method that measured peak memory.
 
-    ``device``: tensors on a GPU. ``resident``: growth of resident memory, by the kernel's high-water mark.
-    ``resident_sampled``: growth in samples, which miss short peaks.
+    Attributes:
+        DEVICE: Tensors on a GPU.
+        RESIDENT: Growth of resident memory, by the kernel's high-water mark.
+        RESIDENT_SAMPLED: Growth of resident memory in samples, which miss short peaks.
     """
 
     DEVICE = "device"
@@ -53,7 +55,7 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """Basis of a program's train seconds: its own report, or wall time since its first step, with evaluation."""
+    """The basis of a program's train seconds: its own report, or wall time since its first step, with evaluation."""
 
     REPORTED = "reported"
     WALL = "wall"
@@ -61,10 +63,14 @@ class SecondsBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
-    """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval.
+    """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval.
 
-    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam_…``: values of preconditioned gradients. ``trace`` and
-    ``square``: mean tr Σ and ‖G‖² over ``passes``.
+    If ‖G‖² may be zero, ``scale`` and ``high`` stay None.
+
+    Attributes:
+        adam_scale: Scale of gradients preconditioned by Adam, as all fields that begin with ``adam_``.
+        trace: Mean tr Σ over ``passes``.
+        square: Mean ‖G‖² over ``passes``.
     """
 
     scale: float | None = None
@@ -82,7 +88,7 @@ class GradientNoise:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's width / scale; infinite if unknown or unbounded."""
+        """Half the interval's width / scale; infinite if the scale or a bound is unknown."""
         if self.scale is None or self.low is None or self.high is None:
             return math.inf
         return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0
@@ -90,7 +96,7 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """Counters of the whole device during a trial; None, never 0, if unavailable."""
+    """Counters of the whole device during a trial; an unavailable counter is None, never 0."""
 
     energy_joules: float | None = None
     mean_power_watts: float | None = None
@@ -100,7 +106,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """End and measurements of a trial; fields not measured are None.
+    """The end and the measurements of a trial; fields that were not measured are None.
 
     ``time_to_target_s`` and ``steps_to_target`` interpolate between the last miss and the first hit. If no evaluation
     hit the target, the last miss is the last evaluation, a lower bound.
@@ -162,14 +168,14 @@ class TrialOutcome:
         names = self.further_test_metrics or {}
         if len(names) > MOST_TEST_METRICS or any(len(name) > LONGEST_NAME for name in names):
             raise ValueError(
-                f"the trial has {len(names):,} test metrics; return at most {MOST_TEST_METRICS:,}, with names of at "
-                f"most {LONGEST_NAME:,} characters"
+                f"the trial has {len(names):,} test metrics; return at most {MOST_TEST_METRICS:,} metrics with names of "
+                f"at most {LONGEST_NAME:,} characters"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class TrialObserved:
-    """New evaluation of a running trial."""
+    """A new evaluation of a running trial."""
 
     number: int
     observation: Observation
@@ -177,7 +183,7 @@ class TrialObserved:
 
 @dataclass(frozen=True, slots=True)
 class TrialStop:
-    """Command to end a running trial within one step."""
+    """A command to end a running trial within one step."""
 
     number: int
     state: TrialState
@@ -186,7 +192,7 @@ class TrialStop:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """A trial ended; a ``broken`` worker cannot run another trial."""
+    """The end of a trial; a ``broken`` worker cannot run another trial."""
 
     number: int
     outcome: TrialOutcome
@@ -198,7 +204,7 @@ class TrialEnded:
 class Timing:
     """Seconds of one optimizer step: median and 95 % interval; other fields are as in `TrialOutcome`.
 
-    ``settled``: the interval reached the requested precision.
+    ``settled`` is True if the interval reached the requested precision.
     """
 
     batch_size: int
@@ -217,13 +223,13 @@ class Timing:
 
     @property
     def is_whole(self) -> bool:
-        """True without accumulation."""
+        """True if the step needs no accumulation."""
         return self.batch_size == self.micro_batch_size * self.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime(Timing):
-    """Time of a step and an evaluation.
+    """The time of a step and of an evaluation.
 
     ``update_seconds`` is the part of a step that does not depend on accumulation.
     """
@@ -235,7 +241,6 @@ class StepTime(Timing):
 
     @classmethod
     def where_memory_ran_out(cls, configuration: Configuration) -> StepTime:
-        """Result for a configuration that does not fit."""
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
@@ -250,7 +255,7 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """Step time in one ``visit``: a quick round over batch sizes."""
+    """The step time in one ``visit``, a quick round over batch sizes."""
 
     visit: int
     step_seconds: float
@@ -268,7 +273,7 @@ class StepTimeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Peak memory of a micro-batch size; see `MemoryBasis`."""
+    """The peak memory of a micro-batch size; `MemoryBasis` names the methods."""
 
     micro_batch_size: int
     fits: bool
@@ -278,7 +283,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """Gradient noise scale near the target; ``reason`` explains a measurement far from the target."""
+    """The gradient noise scale near the target; ``reason`` explains a measurement far from the target."""
 
     batch_size: int
     micro_batch_size: int
@@ -290,11 +295,13 @@ class NoiseMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Machine and software of a trial; seconds compare only if fingerprints are equal.
+    """The machine and the software of a trial; seconds compare only if fingerprints are equal.
 
-    ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's
-    file, and ``git_revision`` ends with ``+`` if this file was modified. ``git_dirty``: True if any tracked file was
-    modified.
+    Attributes:
+        device_memory_bytes: The device's memory, or a smaller configured limit.
+        workload_revision: Digest of the workload's file.
+        git_revision: Commit; ends with ``+`` if the workload's file was modified.
+        git_dirty: True if any tracked file was modified.
     """
 
     device_name: str
@@ -315,7 +322,6 @@ class Environment:
 
     @property
     def library_versions(self) -> dict[str, str]:
-        """Versions by library name."""
         return {name: version for name, _, version in (one.partition(" ") for one in self.libraries)}
 
     @property
@@ -325,20 +331,20 @@ class Environment:
 
 
 def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
-    """Outcome as a flat dict."""
+    """Return the outcome as a flat dict."""
     found = field_values(outcome)
     noise, device_use = field_values(found.pop("noise")), field_values(found.pop("device_use"))
     return {**found, **{f"noise_{name}": value for name, value in noise.items()}, **device_use}
 
 
 def field_values(record: DataclassInstance) -> dict[str, Any]:
-    """Field values by name, not copied, unlike `dataclasses.asdict`."""
+    """Return the field values by name, not copied, unlike `dataclasses.asdict`."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchMeasurement:
-    """Metric at a ``checkpoint`` and at the end of a branch from there; None if the branch diverged.
+    """The metric at a ``checkpoint`` and at the end of a branch from there; None if the branch diverged.
 
     ``digest`` covers the checkpoint's content and the request.
     """

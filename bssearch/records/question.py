@@ -1,4 +1,4 @@
-"""Target, configuration, and phases and states of trials."""
+"""The target and the configuration of a trial, and the phases and states of trials."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ ParameterValue = bool | int | float | str | None
 
 
 class Goal(StrEnum):
-    """Direction in which the metric improves."""
+    """The direction in which the metric improves."""
 
     MAXIMIZE = "maximize"
     MINIMIZE = "minimize"
 
     @property
     def sign(self) -> str:
-        """Sign between a metric and its target."""
         return "≥" if self is Goal.MAXIMIZE else "≤"
 
 
 class Phase(StrEnum):
-    """Purpose of a trial.
+    """The purpose of a trial.
 
     `TO_BUDGET` trains past the target, `GROWTH` searches a batch schedule, `DEVICES` trains on more devices.
     """
@@ -40,7 +39,7 @@ class Phase(StrEnum):
 
 
 class TrialState(StrEnum):
-    """State of a trial; only `REACHED` has a time-to-target, and only `PAUSED` may resume."""
+    """The state of a trial; only `REACHED` has a time-to-target, and only `PAUSED` may resume."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -57,7 +56,6 @@ class TrialState(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """True unless queued or running."""
         return self not in {TrialState.QUEUED, TrialState.RUNNING}
 
     @property
@@ -72,12 +70,11 @@ class TrialState(StrEnum):
 
     @property
     def has_result(self) -> bool:
-        """True if finished, and neither failed, lost nor cancelled."""
         return self.is_finished and not self.is_missing
 
 
 def to_json(record: object) -> str:
-    """Compact JSON with sorted keys; raises ValueError on NaN and infinities."""
+    """Return compact JSON with sorted keys; raise ValueError on NaN and infinities."""
     return _json(asdict(record))  # type: ignore[call-overload]
 
 
@@ -86,7 +83,7 @@ _json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Metric value to reach on the validation part."""
+    """A metric value to reach on the validation part."""
 
     metric: str
     value: float
@@ -98,11 +95,11 @@ class Target:
         return f"{self.metric} {self.goal.sign} {self.value:g}"
 
     def gain(self, metric: float) -> float:
-        """Metric, negated if smaller is better."""
+        """The metric, negated if smaller is better."""
         return metric if self.goal is Goal.MAXIMIZE else -metric
 
     def shortfall(self, metric: float) -> float:
-        """Distance to the target; ≤ 0 if met."""
+        """The distance to the target; at most 0 if the metric meets the target."""
         return self.gain(self.value) - self.gain(metric)
 
     def is_met_by(self, metric: float) -> bool:
@@ -110,16 +107,16 @@ class Target:
         return self.shortfall(metric) <= 0
 
     def is_above_one(self, high: float) -> bool:
-        """True if name and target say that the metric is a share, but metrics up to ``high`` exceed 1."""
+        """True if the metric's name and the target imply a share, but metrics up to ``high`` exceed 1."""
         return 0 < self.value <= 1 < high and _SHARE.fullmatch(self.metric) is not None
 
     def is_in_other_unit(self, low: float, high: float) -> bool:
-        """True if target or metrics may be in percent."""
+        """True if the target or the metrics may be in percent."""
         is_rate = self.goal is Goal.MAXIMIZE or _RATE.fullmatch(self.metric) is not None
         return is_rate and (0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100)
 
     def is_percent_of_share(self, low: float, high: float) -> bool:
-        """True if the target is in percent but metrics, up to ``high`` > 0.5, are shares."""
+        """True if the target is in percent, but the metrics up to ``high`` > 0.5 are shares."""
         is_share = self.goal is Goal.MAXIMIZE and _SHARE.fullmatch(self.metric) is not None
         return is_share and low >= 0 and 0.5 < high <= 1 < self.value <= 100
 
@@ -137,7 +134,7 @@ LARGEST_METRIC = 1e100  # sums of squares stay finite in double precision
 
 
 def is_metric(value: float) -> bool:
-    """True if a value is within ± `LARGEST_METRIC`."""
+    """True if the value is within ± `LARGEST_METRIC`; False for NaN."""
     return abs(value) <= LARGEST_METRIC
 
 
@@ -167,21 +164,21 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """Digest that identifies the configuration."""
+        """A digest that identifies the configuration."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return hashlib.sha256(_json({**values, "parameters": dict(self.parameters)}).encode()).hexdigest()[:12]
 
     def in_micro_batches(self, micro_batch_size: int) -> Configuration:
-        """Configuration with a micro-batch size, which must divide the batch size."""
+        """The configuration with another micro-batch size, which must divide a device's share of the batch."""
         steps = self.batch_size // (micro_batch_size * self.world_size)
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
     def on_devices(self, world_size: int, micro_batch_size: int) -> Configuration:
-        """Configuration on ``world_size`` devices, whose micro-batches must divide the batch size."""
+        """The configuration on ``world_size`` devices; the micro-batches must divide a device's share of the batch."""
         return replace(self, world_size=world_size).in_micro_batches(micro_batch_size)
 
     def trains_like(self, other: Configuration) -> bool:
-        """True if only micro-batch size and devices may differ between the configurations."""
+        """True if at most the micro-batch size and the devices differ between the configurations."""
         return self._whole == other._whole
 
     @property
@@ -194,7 +191,7 @@ class Configuration:
 
     @property
     def grows(self) -> bool:
-        """True with a batch schedule."""
+        """True if the configuration has a batch schedule."""
         return BATCH_SCHEDULE in self.parameters
 
 
@@ -210,17 +207,16 @@ ModelParameters = tuple[tuple[str, ParameterValue], ...]  # sorted; step times d
 
 
 def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
-    """The user's parameters without prefix; names are unique."""
+    """Return the user's parameters without their groups' prefixes; the names are unique."""
     both = (parameters_of_group(configuration.parameters, group) for group in OWN_GROUPS)
     return {name: value for own in both for name, value in own.items()}
 
 
 def parameters_of_group(parameters: Mapping[str, ParameterValue], group: str) -> dict[str, ParameterValue]:
-    """Parameters of one of `OWN_GROUPS`, without prefix."""
+    """Return the parameters of one of `OWN_GROUPS` without the group's prefix."""
     prefix = f"{group}."
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 
 
 def model_parameters(configuration: Configuration) -> ModelParameters:
-    """The user's model parameters, sorted."""
     return tuple(sorted(parameters_of_group(configuration.parameters, OWN_GROUPS[0]).items()))

@@ -1,4 +1,4 @@
-"""Plans of trials, requests to workers, workload descriptions, and stored rows."""
+"""Plans of trials, requests to workers, descriptions of workloads, and stored rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bssearch.records.question import Configuration, ParameterValue, Phase, Targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """Trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
+    """A trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
 
     A fresh optimizer's learning rate rises over ``rise_samples``.
     """
@@ -29,10 +29,11 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Plan fields that a stored trial keeps.
+    """The fields of a plan that a stored trial keeps.
 
-    ``sampled``: the sampler's coordinates; None if the configuration is outside the search space. ``uncapped``: True
-    unless the pruner's cap set ``train_seconds_limit``.
+    Attributes:
+        sampled: The sampler's coordinates; None if the configuration is outside the search space.
+        uncapped: True unless the pruner's cap set ``train_seconds_limit``.
     """
 
     configuration: Configuration
@@ -48,16 +49,15 @@ class Planned:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Fields by name."""
         return {one.name: getattr(self, one.name) for one in fields(Planned)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan(Planned):
-    """Trial to run: new, or stored with the number ``queued`` or ``resumed``.
+    """A trial to run: new, or stored with the number ``queued`` or ``resumed``.
 
-    ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget set the limit. If a trial newer
-    than ``after`` exists, the driver drops the plan.
+    ``limit_state`` is `CAPPED` if the incumbent set the limit, and `EXHAUSTED` if the budget set the limit. If a
+    trial newer than ``after`` exists, the driver drops the plan.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -68,7 +68,6 @@ class TrialPlan(Planned):
 
     @property
     def known_number(self) -> int | None:
-        """The stored trial's number; None if new."""
         return self.resumed if self.resumed is not None else self.queued
 
     @property
@@ -79,13 +78,13 @@ class TrialPlan(Planned):
 
     @property
     def is_tested(self) -> bool:
-        """True if the trial ends with a test evaluation."""
+        """True if the trial ends with an evaluation on the test part."""
         return self.phase not in {Phase.SEARCH, Phase.PROBE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """Request to run a trial.
+    """A request to run a trial.
 
     A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. Without a checkpoint, the trial ends
     as `PRUNED`. A ``branch`` continues from the user's file.
@@ -99,13 +98,12 @@ class TrialRequest:
 
     @property
     def resumes(self) -> bool:
-        """True if the trial resumes from its checkpoint."""
         return self.plan.resumed is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeRequest:
-    """Request to time steps and one evaluation.
+    """A request to time steps and one evaluation.
 
     The timing ends when half the 95 % interval of the median is within ``precision`` (relative), or after
     ``seconds_limit``. With ``trial_train_seconds`` the worker times steps between evaluations; otherwise steps run back
@@ -121,7 +119,7 @@ class StepTimeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """Request for three optimizer steps and an evaluation in a fresh worker.
+    """A request for three optimizer steps and an evaluation in a fresh worker.
 
     With ``reserve`` some memory must stay free.
     """
@@ -133,7 +131,7 @@ class MemoryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseRequest:
-    """Request to train toward a target and measure the gradient noise scale near the target."""
+    """A request to train toward a target and measure the gradient noise scale near the target."""
 
     configuration: Configuration
     seed: int
@@ -146,7 +144,7 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """Bounds of a metric and its value at chance; ``reported``: True to measure the recommendation on the test part.
+    """Bounds of a metric and its value at chance; if ``reported``, the test metric of the recommendation is measured.
 
     Example: ``metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}``
     """
@@ -159,7 +157,7 @@ class MetricInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A freshly initialised model; ``parameters`` counts trainable parameters."""
+    """A freshly initialised model; ``parameters`` counts the trainable parameters."""
 
     parameters: int | None
     batch_norm_layers: int
@@ -168,9 +166,9 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """A loaded workload; external programs may hide sample counts.
+    """A loaded workload; sample counts are None if an external program hides the counts.
 
-    ``starts_at_peak``: True if a program's first step has the full learning rate, None if unknown.
+    ``starts_at_peak`` is True if a program's first step has the full learning rate, and None if unknown.
     """
 
     train_samples: int | None
@@ -201,7 +199,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """Stored step time with the evaluation cadence; seconds and cadence are None if the batch size does not fit.
+    """A stored step time with the evaluation cadence; seconds and cadence are None if the batch size does not fit.
 
     ``error`` is None unless a fit over visits gave the step time.
     """
@@ -214,7 +212,7 @@ class ProbeRecord(StepTime):
 class TrialRecord(Planned):
     """A stored trial.
 
-    ``steps_x_step_time_s``: steps to target × isolated step time; each read uses the step times of all visits.
+    ``steps_x_step_time_s`` is steps to target × isolated step time; each read uses the step times of all visits.
     """
 
     number: int
@@ -230,7 +228,7 @@ class TrialRecord(Planned):
 
     @classmethod
     def planned(cls, plan: Planned, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
-        """New record: running with a lease, else queued."""
+        """A new record: running with a lease, else queued."""
         return cls(
             number=number,
             state=TrialState.QUEUED if lease is None else TrialState.RUNNING,
@@ -258,7 +256,7 @@ class TrialRecord(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """Study to store: its spec as JSON values, and its question's digest."""
+    """A study to store: its spec as JSON values, and its question's digest."""
 
     name: str
     spec: Mapping[str, object]
@@ -278,12 +276,11 @@ class StudyRecord(NewStudy):
 
     @classmethod
     def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
-        """Record of a new study."""
         return cls(created_at=created_at, environment=environment, **field_values(study))
 
     @property
     def workload(self) -> str:
-        """Workload that the spec names; empty without a name."""
+        """The workload that the spec names; empty without a name."""
         return str(self.spec.get("workload", ""))
 
     @property
@@ -294,16 +291,18 @@ class StudyRecord(NewStudy):
 
 
 def spec_digest(spec: Mapping[str, object]) -> str:
-    """16 hex digits that identify a spec's JSON values."""
+    """Return 16 hex digits that identify a spec's JSON values."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def train_seconds_of(trials: Iterable[TrialRecord]) -> float:
-    """Train seconds of all trials that ran."""
     return math.fsum(trial.outcome.train_seconds for trial in trials if trial.outcome is not None)
 
 
 def trainings_of(trials: Iterable[TrialRecord], seconds: float) -> float:
-    """Train seconds of all trials divided by the ``seconds`` of one training, without waits for a CPU if known."""
+    """Return the train seconds of all trials divided by the ``seconds`` of one training.
+
+    Train seconds exclude waits for a CPU if known.
+    """
     outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
     return math.fsum(one.undelayed_train_seconds or one.train_seconds for one in outcomes) / seconds

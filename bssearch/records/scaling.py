@@ -1,14 +1,15 @@
-"""Scaling rules as functions of κ = batch / reference batch."""
+"""Scaling rules as functions of κ = batch size / reference batch size."""
 
 import math
 from enum import StrEnum
 
 
 class LearningRateRule(StrEnum):
-    """How the learning rate scales with batch size.
+    """How the learning rate η scales with the batch size.
 
     linear: η·κ, for SGD well below the noise scale (Goyal et al. 2017, arXiv 1706.02677).
     sqrt: η·√κ (Hoffer et al. 2017, arXiv 1705.08741; for Adam, Granziol et al. 2020, arXiv 2006.09092).
+    none: the learning rate stays constant.
     """
 
     LINEAR = "linear"
@@ -17,12 +18,10 @@ class LearningRateRule(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """Rule in words, such as "∝ batch"."""
         return {"linear": "∝ batch", "sqrt": "∝ √batch", "none": "the same throughout"}[self.value]
 
 
 def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batch: int) -> float:
-    """Learning-rate factor from ``reference_batch`` to ``batch_size``."""
     ratio = batch_size / reference_batch
     return {LearningRateRule.LINEAR: ratio, LearningRateRule.SQRT: math.sqrt(ratio), LearningRateRule.NONE: 1.0}[rule]
 
@@ -39,7 +38,7 @@ RULES_OF_OPTIMIZERS = {
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
-    """Learning-rate rule of an optimizer; sqrt if the literature has no rule."""
+    """Return the learning-rate rule of an optimizer; sqrt if the literature has no rule."""
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
@@ -56,25 +55,25 @@ def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
 
 
 def sqrt_weight_decay(weight_decay: float, ratio: float) -> float:
-    """λ·√κ (folklore); for AdamW equal to `timescale_weight_decay` at η ∝ √κ."""
+    """Return λ·√κ (folklore); for AdamW the result equals `timescale_weight_decay` at η ∝ √κ."""
     return weight_decay * math.sqrt(ratio)
 
 
 def timescale_weight_decay(weight_decay: float, ratio: float, rate_ratio: float) -> float:
-    """λ·κ·η0/η, which preserves AdamW's averaging time τ = B/(ηλN), in epochs.
+    """Return λ·κ·η0/η, which preserves AdamW's averaging time τ = B/(ηλN) in epochs.
 
-    ``rate_ratio`` is η0/η. Wang & Aitchison 2024 (arXiv 2405.13698); Bergsma et al. 2025 (arXiv 2505.13738).
+    ``rate_ratio`` is η0/η. Sources: Wang & Aitchison 2024 (arXiv 2405.13698); Bergsma et al. 2025 (arXiv 2505.13738).
     """
     return weight_decay * ratio * rate_ratio
 
 
 def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:
-    """p·√κ, at most `LARGEST_DROPOUT`: folklore, as gradient noise ∝ 1/√batch."""
+    """Return p·√κ, at most `LARGEST_DROPOUT`; folklore, because gradient noise is ∝ 1/√batch."""
     return min(LARGEST_DROPOUT, dropout * math.sqrt(batch_size / reference_batch))
 
 
 def half_life(decay: float, ratio: float) -> float:
-    """ρ^κ, which preserves an average's half-life in samples.
+    """Return ρ^κ, which preserves an average's half-life in samples.
 
     Weight averages: Busbridge et al. 2023 (arXiv 2307.13813); Adam's β₂: Marek et al. 2025 (arXiv 2507.07101).
     """
@@ -82,15 +81,15 @@ def half_life(decay: float, ratio: float) -> float:
 
 
 def sde_beta(beta: float, ratio: float) -> float:
-    """1 − κ(1 − β), at least 0, for Adam's β (Malladi et al. 2022, arXiv 2205.10287, Definition 2).
+    """Return 1 − κ(1 − β), at least 0, for Adam's β (Malladi et al. 2022, arXiv 2205.10287, Definition 2).
 
-    Scale the learning rate by √κ and ε by `sde_epsilon`.
+    The caller also scales the learning rate by √κ and ε by `sde_epsilon`.
     """
     return max(0.0, 1 - ratio * (1 - beta))
 
 
 def sde_epsilon(epsilon: float, ratio: float) -> float:
-    """ε/√κ, for use with `sde_beta`."""
+    """Return ε/√κ, for use with `sde_beta`."""
     return epsilon / math.sqrt(ratio)
 
 

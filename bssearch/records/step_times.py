@@ -1,4 +1,4 @@
-"""Step time of each batch size from repeated visits.
+"""The step time of each batch size, from repeated visits.
 
 Step times vary more between visits than within a visit, so errors come from differences between visits only.
 """
@@ -44,18 +44,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def split(one: Configuration | Timing) -> Split:
-    """(batch size, micro-batch size, world size)."""
     return one.batch_size, one.micro_batch_size, one.world_size
 
 
 def timed_as(configuration: Configuration) -> Timed:
-    """Key of a configuration's step time."""
     grows = ((BATCH_STAGES, configuration.parameters.get(BATCH_STAGES)),) if configuration.grows else ()
     return *split(configuration), *model_parameters(configuration), *grows
 
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
-    """Measured step times, from uncontended probes if possible; ``model``: the timed model's parameters."""
+    """Return measured step times, preferably from uncontended probes; ``model`` holds the timed model's parameters."""
     timed = [(one.contended, (*split(one), *model), one.step_seconds) for one in probes]
     known: dict[Timed, float] = {}
     for _, place, seconds in sorted(timed, key=lambda one: one[0]):
@@ -65,7 +63,7 @@ def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> 
 
 
 def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
-    """Trial with ``steps_x_step_time_s`` from current step times, if known."""
+    """Return the trial with ``steps_x_step_time_s`` from current step times, if known."""
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
     product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
     if product is None or trial.steps_x_step_time_s == product:
@@ -74,7 +72,7 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
 
 
 def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Seconds of a trial's first ``steps``; None if a step time is missing or the schedule is measured."""
+    """Return the seconds of a trial's first ``steps``; None if a step time is missing or the schedule is measured."""
     schedule = batch_schedule_of(configuration) if configuration.grows else None
     if schedule is None:
         seconds = step_seconds.get(timed_as(configuration))
@@ -90,7 +88,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Steps at the first batch size that take as long as ``steps``; None if unknown."""
+    """Return the steps at the first batch size that take as long as ``steps``; None if a step time is unknown."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -110,8 +108,9 @@ class FittedStepTime:
 class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
-    ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
-    ``seconds``, bounds the bias.
+    Attributes:
+        common: Error of the reference pace, which cancels in ratios.
+        excess: Mean log ratio of wall time to ``seconds``, which bounds the bias.
     """
 
     kind: Key
@@ -124,9 +123,10 @@ class PooledStepTime(Generic[Key]):
 
 @lru_cache(maxsize=64)  # without the cache, each read of a study would fit the same visits again
 def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
-    """Fit log t = split + visit + residual by least squares; return the step time of each split.
+    """Fit log t = split + visit + residual by least squares, and return the step time of each split.
 
-    t is undelayed step time / reference kernel time if known, else wall time of the uncontended visits, if any.
+    t is undelayed step time / reference kernel time if known, else the wall time of the uncontended visits. If all
+    visits are contended, t is their wall time.
     """
     # Visits are random effects, so that a visit to one batch size still adds information.
     if not (chosen := _comparable(visits)):
@@ -150,7 +150,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Probes fitted over the visits on equally many devices, without intervals."""
+    """Return the probes with step times fitted over the visits on equally many devices, without intervals."""
     fitted: dict[Split, FittedStepTime] = {}
     for here in grouped((one.world_size, one) for one in visits).values():
         fitted |= fit_step_times(tuple(here))
@@ -160,13 +160,13 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
 
 
 def with_intervals(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
-    """Probes of `with_visits` with intervals of their seconds."""
+    """Add 95 % intervals to the step times of probes from `with_visits`."""
     return [one if one.error is None else _with_interval(one, one.error) for one in probes]
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPace:
-    """A whole trial's seconds per step, also without waits for a CPU, and the reference kernel's seconds."""
+    """Seconds per step of a whole trial, also without waits for a CPU, and the reference kernel's seconds."""
 
     steps: float
     step_seconds: float
@@ -177,12 +177,12 @@ class TrialPace:
 
     @property
     def weight(self) -> float:
-        """Weight from 0 to 1: `VISIT_DEVIATION`² / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps)."""
+        """The weight from 0 to 1: `VISIT_DEVIATION`² / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps)."""
         return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
 
 
 def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
-    """Step time of each kind of configuration, without waits for a CPU, from its trials.
+    """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
 
     The step time is a geometric mean, weighted by `TrialPace.weight`. Contended trials do not count if every
     ``compared`` kind has `UNDISTURBED` uncontended trials. The kernel's pace is a midmean of the first `PACED` trials.
@@ -240,7 +240,7 @@ def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) ->
 
 
 def _with_interval(probe: ProbeRecord, error: StepTimeError) -> ProbeRecord:
-    assert probe.step_seconds is not None, "only known seconds have an error"
+    assert probe.step_seconds is not None, "a probe with an error has known seconds"
     widest = math.exp(student_t(error.freedom) * math.hypot(error.own, error.common))
     return replace(probe, step_seconds_low=probe.step_seconds / widest, step_seconds_high=probe.step_seconds * widest)
 

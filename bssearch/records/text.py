@@ -12,17 +12,15 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def sentence(words: str) -> str:
-    """Capitalize the first letter."""
     return words[:1].upper() + words[1:]
 
 
 def plural(count: int, noun: str) -> str:
-    """Count and noun: "2 trials"."""
+    """Return the count and its noun, such as "2 trials"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def in_words(value: object) -> str:
-    """Format any value for display."""
     if value is None:
         return NOTHING
     if isinstance(value, float):
@@ -31,7 +29,7 @@ def in_words(value: object) -> str:
 
 
 def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float = 0.6, what: str = "") -> str:
-    """Question about the most similar name, or ``otherwise`` if no name is similar."""
+    """Return a question about the most similar name, or ``otherwise`` if no name is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {what}{near[0]!r}?" if near else otherwise
 
@@ -42,12 +40,12 @@ def without_passwords(text: str) -> str:
 
 
 def device_in_words(name: str | None) -> str | None:
-    """The device's name; "device unknown" if an import lacks the name."""
+    """Return the device's name, or "device unknown" if an import lacks the name."""
     return "device unknown" if name == "unknown" else name
 
 
 def with_precision(device: str | None, precision: str | None) -> str:
-    """Device and precision; no precision if unknown or set by the user's program."""
+    """Return the device and the precision; leave out a precision that is unknown or set by the user's program."""
     return ", ".join(filter(None, (device_in_words(device), None if precision in {"own", "unknown"} else precision)))
 
 
@@ -66,44 +64,43 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
 
 
 def storable(text: str) -> str:
-    """Replace NUL and lone surrogates; shorten to `LONGEST_TEXT`."""
+    """Replace NUL and lone surrogates, and shorten the text to `LONGEST_TEXT`."""
     return shortened(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8"))
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Number with ``digits`` significant digits and thousands separators."""
+    """Return the number with ``digits`` significant digits and thousands separators."""
     short = f"{value:.{digits}g}"
     return f"{float(short):,.0f}" if abs(float(short)) >= 1000 and abs(value) < 1e9 else short
 
 
 def ends(low: float | None, high: float | None, digits: int = 3) -> str:
-    """Interval in brackets, to append to its estimate; empty if unknown."""
+    """Return an interval in brackets, to append to its estimate; empty if a bound is unknown."""
     return "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
 
 
 def noise_scale(scale: float | None, low: float, high: float | None) -> str:
-    """Gradient noise scale with its 95 % interval, or a lower bound."""
+    """Return the gradient noise scale with its 95 % interval, or the lower bound if the scale is unknown."""
     if scale is None:
         return f"≥ {samples(low)}"
     return f"{samples(scale)} [{samples(low)}, {'∞' if high is None else samples(high)}]"
 
 
 def samples(value: float) -> str:
-    """Number of samples to three digits: 2,100 or 0.125."""
+    """Format a number of samples with three significant digits, such as 2,100 or 0.125."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def memory(value: int) -> str:
-    """Bytes in GiB or MiB."""
+    """Format bytes in GiB or MiB."""
     return f"{number(value / 2**30)} GiB" if value >= 2**30 else f"{number(value / 2**20)} MiB"
 
 
 def span(sizes: Sequence[int]) -> str:
-    """Range of batch sizes, such as "16–64"."""
+    """Format a range of batch sizes, such as "16–64"."""
     low, high = sizes
     return str(low) if low == high else f"{low}–{high}"
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB, to three digits."""
     return f"{size / 2**30:.3g} GiB"
