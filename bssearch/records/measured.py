@@ -168,8 +168,8 @@ class TrialOutcome:
         names = self.further_test_metrics or {}
         if len(names) > MOST_TEST_METRICS or any(len(name) > LONGEST_NAME for name in names):
             raise ValueError(
-                f"the trial has {len(names):,} test metrics; return at most {MOST_TEST_METRICS:,} metrics with names of "
-                f"at most {LONGEST_NAME:,} characters"
+                f"the trial has {len(names):,} test metrics; return at most {MOST_TEST_METRICS:,} metrics, with names "
+                f"of at most {LONGEST_NAME:,} characters"
             )
 
 
