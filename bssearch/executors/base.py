@@ -39,10 +39,11 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 class Program:
     """A user's Python ``script`` with its ``arguments``, or any ``command``.
 
-    A script calls `bssearch.current_trial`. ``file.py:make_trainer`` names a function that returns a trainer.
+    A script calls `bssearch.current_trial`. A ``script`` such as ``file.py:make_trainer`` names a function that returns
+    a trainer.
 
     Attributes:
-        default: configuration for the program's description.
+        default: configuration that a description of the program uses.
         names: parameters that the study sets.
         report: expressions of `bssearch.executors.programs.reports`.
         searched: parameters that the study searches; a reporting command needs their placeholders.
@@ -62,7 +63,7 @@ class Program:
     counts_tokens: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Values that the study sets, besides batch size and learning rate."""
+        """Return the values of the parameters ``names``, without batch size and learning rate."""
         values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
         values["optimizer"] = configuration.optimizer
         return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}
@@ -70,7 +71,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
-    """Workload and devices of an executor, see `ExecutorSpec`.
+    """The workload and the devices of an executor; see `ExecutorSpec`.
 
     Attributes:
         workload: name of a workload in ``folder``, or of the program.
@@ -102,7 +103,6 @@ class ExecutorSettings:
 
     @property
     def least_slots(self) -> int:
-        """Number of slots; 1 for ``auto``."""
         return 1 if self.slots == "auto" else self.slots
 
 
@@ -122,7 +122,7 @@ class Executor(Protocol):
         """True if each slot has its own device or CPU cores."""
 
     def describe(self) -> WorkloadDescription:
-        """Describe the workload."""
+        """Describe the workload's data, metrics, model and environment."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time a configuration's steps. Raises `LaunchError` if the worker dies."""
@@ -144,14 +144,14 @@ class Executor(Protocol):
     def stop(self, stop: TrialStop) -> None:
         """Ask a running trial to end within a step. Ignores unknown trials.
 
-        `TrialState.PAUSED` without a writable ``checkpoint`` prunes the trial.
+        With `TrialState.PAUSED`, a trial without a writable ``checkpoint`` is pruned.
         """
 
     def events(self, timeout: float) -> list[Event]:
-        """Events since the last call, after at most ``timeout`` seconds."""
+        """Return the events since the last call, after at most ``timeout`` seconds."""
 
     def kill(self) -> None:
-        """Cancel all trials. Safe in signal handlers. The executor stays usable."""
+        """Cancel all trials. A signal handler may call this method. The executor stays usable."""
 
     def close(self) -> None:
         """Cancel trials and release resources. Idempotent."""
@@ -159,13 +159,13 @@ class Executor(Protocol):
 
 @runtime_checkable
 class TimesSideBySide(Executor, Protocol):
-    """Executor that times steps on several devices at once."""
+    """An executor that times steps on several devices at once."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """Time the steps of at most `slots` requests, one request per slot."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time a configuration's steps in all slots, by device."""
+        """Time a configuration's steps in all slots. The keys are device names."""
 
 
 def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
@@ -180,7 +180,6 @@ def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:
-    """Make the executor of this name."""
     return cast(Executor, registry.load("executors", name)(settings))
 
 
@@ -194,7 +193,7 @@ Work = Literal["describe"] | Measurement | TrialRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Command to load a slot's workload. All slots share ``devices`` devices."""
+    """The command to load a slot's workload. All slots share ``devices`` devices."""
 
     settings: ExecutorSettings
     slot: int
@@ -204,7 +203,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Command to do ``work`` with ``program``. ``given``: values of parameters that the script defines."""
+    """The command to do ``work`` with ``program``. ``given``: values of parameters that the script defines."""
 
     work: Work
     program: Program
@@ -215,24 +214,23 @@ class Assign:
 
     @property
     def plan(self) -> TrialPlan | Measurement | None:
-        """Configuration and threads of the work, None for a description."""
+        """The work's configuration and threads, or None if the work is a description."""
         work = None if self.work == "describe" else self.work
         return work.plan if isinstance(work, TrialRequest) else work
 
     @property
     def configuration(self) -> Configuration:
-        """Configuration to train with, or to describe."""
         return self.program.default if self.plan is None else self.plan.configuration
 
     @property
     def parameters(self) -> dict[str, ParameterValue]:
-        """Parameter values besides batch size and learning rate."""
+        """The parameter values, without batch size and learning rate."""
         return {**self.given, **self.program.parameters(self.configuration)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Answer to `Load`, with the workload file's ``revision`` and the number of ``devices``."""
+    """The answer to `Load`, with the ``revision`` of the workload's file and the number of ``devices``."""
 
     device: str
     revision: str | None = None
@@ -243,7 +241,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Answer to a command that failed in the ``workload`` or at ``launch``."""
+    """The answer to a failed command. ``error``: whether the workload or the launch failed."""
 
     error: Literal["workload", "launch"]
     message: str
@@ -251,7 +249,6 @@ class Refused:
     out_of_memory: bool = False
 
     def as_error(self) -> BSSearchError:
-        """This failure as an exception."""
         return (WorkloadError if self.error == "workload" else LaunchError)(self.message, hint=self.hint)
 
 
@@ -262,7 +259,7 @@ Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | Trial
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Encode a message as one line. Raises `ValueError` for NaN or infinity."""
+    """Encode a message as one line. Raises `ValueError` if a number is NaN or infinite."""
     if isinstance(message, str):
         return f"{message}\n".encode()
     fields = json.dumps(
@@ -274,12 +271,10 @@ def encode(message: Command | Reply) -> bytes:
 
 
 def decode_command(line: bytes) -> Command:
-    """Parse and check a command."""
     return cast("Command", _decoded(line, Command))
 
 
 def decode_reply(line: bytes) -> Reply:
-    """Parse a reply."""
     return cast("Reply", _decoded(line, Reply))
 
 
@@ -315,7 +310,7 @@ class LineSplitter:
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Lines that a chunk completes. Raises `ValueError` for a line above `LONGEST_LINE_BYTES`."""
+        """Return the lines that a chunk completes. Raises `ValueError` if a line exceeds `LONGEST_LINE_BYTES`."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             raise ValueError(f"a line has more than {LONGEST_LINE_BYTES:,} bytes")

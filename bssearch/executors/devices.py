@@ -1,4 +1,4 @@
-"""Assignment of devices to slots."""
+"""The assignment of devices to slots."""
 
 import torch
 
@@ -45,7 +45,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
 def memory_limit_of_slot(
     device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
 ) -> int | None:
-    """Memory limit of a slot in bytes, or None.
+    """Return a slot's memory limit in bytes, or None without a limit.
 
     Slots on one CUDA device share the device's memory, minus `CONTEXT_BYTES` per slot.
     """
@@ -57,10 +57,9 @@ def memory_limit_of_slot(
 
 
 def uuid_of(device: str) -> str | None:
-    """The GPU's UUID as in ``nvidia-smi -L``; None for a CPU."""
+    """Return the GPU's UUID as in ``nvidia-smi -L``, or None if the device is a CPU."""
     return device_uuid(torch.device(device)) if device.startswith("cuda") else None
 
 
 def name_of(device: str) -> str:
-    """The device's model name."""
     return device_name(torch.device(device))

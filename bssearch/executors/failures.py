@@ -1,4 +1,4 @@
-"""Answers to the driver for failures of the user's code."""
+"""Answers to the driver if the user's code fails."""
 
 import gc
 import traceback
@@ -19,7 +19,7 @@ from bssearch.records import (
 
 
 def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a failed load or description."""
+    """Return the answer to a failed load or description."""
     lacks_memory = _ran_out_of_memory(error)
     message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
     if lacks_memory:
@@ -43,7 +43,6 @@ def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Ref
 
 
 def not_measured(error: BaseException, request: Measurement) -> Refused:
-    """Answer for a failed measurement."""
     what = {StepTimeRequest: "step time", MemoryRequest: "memory", NoiseRequest: "noise"}[type(request)]
     return Refused(
         error="launch" if isinstance(error, LaunchError) else "workload",

@@ -1,6 +1,6 @@
-"""GPUs of this machine.
+"""The GPUs of this machine.
 
-One driver at a time holds a GPU, by an abstract socket with the GPU's UUID (Linux). The kernel frees the socket when
+A driver holds a GPU by an abstract socket (Linux), whose name contains the GPU's UUID. The kernel frees the socket when
 the driver ends. Workers see only their slot's GPUs, as ``cuda:0``, ``cuda:1``, …
 """
 
@@ -30,7 +30,7 @@ SMI_SECONDS = 30.0  # without persistence mode, nvidia-smi loads the driver for 
 
 
 class Gpus:
-    """GPUs of a driver and of its slots.
+    """The GPUs of a driver and its slots.
 
     ``allow_busy`` includes GPUs in use by other programs.
     """
@@ -43,23 +43,24 @@ class Gpus:
 
     @classmethod
     def found(cls, device: str, environment: Mapping[str, str], *, allow_busy: bool = False) -> Self | None:
-        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None without a GPU or ``nvidia-smi``."""
+        """Find the GPUs of ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None if ``nvidia-smi`` lists no GPU."""
         uuids = [] if device == "cpu" or shutil.which(SMI) is None else visible(_smi("-L"), environment.get(VISIBLE))
         if device.startswith("cuda:"):
             uuids = uuids[int(device.removeprefix("cuda:")) :][:1]
         return cls(uuids, allow_busy=allow_busy) if uuids else None
 
     def usable(self) -> int:
-        """Number of GPUs that this driver holds or can take."""
+        """Count the GPUs that this driver holds or can take."""
         in_use, sockets = self._in_use(), SOCKETS.read_text() if SOCKETS.exists() else ""
         return sum(
             uuid in self._held or not (uuid in in_use or f"@{_lock_of(uuid)}\n" in sockets) for uuid in self._uuids
         )
 
     def of_slot(self, slot: int, count: int) -> list[str]:
-        """The slot's ``count`` GPUs, which change only with ``count``.
+        """Return the slot's ``count`` GPUs. The GPUs change only if ``count`` changes.
 
-        If no GPU is free, a slot with ``count`` = 1 shares a GPU of this driver. Raises `LaunchError` for too few GPUs.
+        If no GPU is free, a slot with ``count`` = 1 shares a GPU of this driver. Raises `LaunchError` if too few GPUs
+        are free.
         """
         if len(self._of_slots.get(slot, ())) == count:
             return self._of_slots[slot]
@@ -96,7 +97,6 @@ class Gpus:
             self._held.pop(uuid).close()
 
     def close(self) -> None:
-        """Free all GPUs. Idempotent."""
         for slot in list(self._of_slots):
             self.give_back(slot)
 
@@ -119,9 +119,9 @@ def _lock_of(uuid: str) -> str:
 
 
 def visible(listed: str, chosen: str | None) -> list[str]:
-    """UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses. MIG slices replace their GPU.
+    """Return the UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses. MIG slices replace their GPU.
 
-    Device numbers follow the order of ``nvidia-smi``, see `CUDA_DEFAULTS`.
+    Device numbers follow the order of ``nvidia-smi``; see `CUDA_DEFAULTS`.
     """
     found: list[str] = []
     whole: list[str] = []
@@ -139,7 +139,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """Id and name of another program's process, for each busy GPU."""
+    """Return the UUIDs of busy GPUs, with the id and name of another program's process per GPU."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     own = psutil.Process()

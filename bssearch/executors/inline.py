@@ -56,7 +56,7 @@ _KILLED = "killed: the run ended"
 
 
 class InlineExecutor:
-    """`Executor` in this process, for debugging.
+    """An `Executor` in this process, for debugging.
 
     ``hang_seconds`` has no effect. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
     """
@@ -66,6 +66,7 @@ class InlineExecutor:
         require(
             settings.least_slots == 1,
             f"executor.slots = {settings.slots} must be 1 with the executor inline, which runs one trial at a time",
+            hint="set executor.slots: 1, or executor.name: local",
         )
         require(
             settings.devices == (1,),
@@ -87,19 +88,16 @@ class InlineExecutor:
 
     @property
     def slots_apart(self) -> bool:
-        """True if the workload is on a GPU."""
         return self._loaded is not None and self._loaded.device != "cpu"
 
     def describe(self) -> WorkloadDescription:
-        """See `Executor.describe`."""
         return self._answer(self._load().describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """See `Executor.measure_step_time`."""
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """See `Executor.measure_memory`. Raises `UsageError` for a workload without a file."""
+        """Measure in another process. Raises `UsageError` if the workload has no file."""
         self._refuse_while_a_trial_runs()
         require(
             self._settings.given is None,
@@ -111,11 +109,9 @@ class InlineExecutor:
             return executor.measure_memory(request)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """See `Executor.measure_noise`."""
         return self._measured(request, NoiseMeasurement)
 
     def submit(self, request: TrialRequest) -> None:
-        """See `Executor.submit`."""
         if self._trial is not None:
             raise ValueError(f"no slot is free for trial {request.number}: trial {self._trial.request.number} runs")
         from bssearch.executors.devices import uuid_of
@@ -126,12 +122,11 @@ class InlineExecutor:
         self._observations = loaded.trial(request, stop=lambda: self._stop).observations()
 
     def stop(self, stop: TrialStop) -> None:
-        """See `Executor.stop`."""
         if self._trial is not None and self._trial.request.number == stop.number:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Train to the trial's next evaluation or end."""
+        """Train to the trial's next evaluation or end, and return the new events."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)
@@ -207,7 +202,7 @@ class InlineExecutor:
             raise ValueError("cannot measure while a trial runs; wait for the trial's end")
 
     def _advance(self, trial: RunningTrial) -> None:
-        assert self._observations is not None, "a trial in the slot has observations"
+        assert self._observations is not None, "the trial in the slot has no observations"
         with self._logged():
             try:
                 observation = next(self._observations)

@@ -87,7 +87,6 @@ class LoadedWorkload:
 
     @property
     def device(self) -> str:
-        """The workload's device."""
         return str(self._computation.device)
 
     def describe(self) -> WorkloadDescription:
@@ -126,7 +125,7 @@ class LoadedWorkload:
         return description
 
     def measure(self, request: Measurement) -> Measured:
-        """Make the requested measurement. Exceptions of the workload pass through."""
+        """Make the requested measurement. The workload's exceptions pass through."""
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
         with self._ranks(request.configuration.world_size):
@@ -148,7 +147,6 @@ class LoadedWorkload:
         stop: AskStop,
         on_progress: Callable[[], None],
     ) -> TrialOutcome:
-        """Run a trial to its end."""
         with (
             self._ranks(request.plan.configuration.world_size, on_progress),
             closing(self.trial(request, stop=stop, on_progress=on_progress).observations()) as observations,
@@ -161,7 +159,7 @@ class LoadedWorkload:
                 on_observation(observation)
 
     def follower(self, rank: int, answer: Callable[[Any], None]) -> Follower:
-        """This process as rank ``rank`` of a trial."""
+        """Make the follower that runs rank ``rank`` of a trial in this process."""
         return Follower(
             self._workload,
             self._data,
@@ -183,7 +181,7 @@ class LoadedWorkload:
     def trial(
         self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None
     ) -> TrialLoop:
-        """Make a trial and set the process's thread count."""
+        """Make a trial and set the process's number of CPU threads."""
         torch.set_num_threads(request.plan.threads)
         return TrialLoop(
             request,

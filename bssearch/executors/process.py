@@ -61,7 +61,7 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 
 
 def describe_exception(error: BaseException) -> str:
-    """``ExceptionType: message (file:line: code)`` of the user's innermost frame, or else of a library."""
+    """Return ``ExceptionType: message (file:line: code)`` with the user's innermost frame, or else a library's."""
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -87,7 +87,7 @@ def describe_exit(return_code: int, who: str = "worker") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker's ``return_code`` (negative for a signal) and the cause.
+    """A worker's ``return_code`` (negative if a signal ended the worker) and the cause.
 
     ``killed_by_kernel``: whether the OOM killer acted, None if unknown. A ``verdict`` of bssearch takes precedence.
     """
@@ -98,12 +98,12 @@ class Death:
 
     @classmethod
     def since(cls, kernel_kills_before: int | None, return_code: int) -> Self:
-        """A local process's exit, given `kernel_memory_kills` at its start."""
+        """Return a local process's death, given `kernel_memory_kills` at the process's start."""
         kills = kernel_memory_kills()
         return cls(return_code, None if kernel_kills_before is None or kills is None else kills > kernel_kills_before)
 
     def judged(self, last_words: str | None = None, who: str = "worker") -> tuple[TrialState, str]:
-        """State and reason of the trial, given `words_of_no_memory`."""
+        """Return the trial's state and reason. ``last_words`` comes from `words_of_no_memory`."""
         if self.verdict is not None:
             return self.verdict
         reason = describe_exit(self.return_code, who)
@@ -121,12 +121,11 @@ class Death:
 def judge_exit(
     return_code: int, kernel_kills_before: int | None, last_words: str | None = None, *, who: str = "worker"
 ) -> tuple[TrialState, str]:
-    """State and reason of a trial whose local process exited, see `Death.since`."""
     return Death.since(kernel_kills_before, return_code).judged(last_words, who)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
-    """State and reason of a command's exit. Shells report signals as 128 + number."""
+    """Return a trial's state and reason after a command's exit. Shells report a signal as 128 + number."""
     code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code
     return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 
@@ -144,13 +143,13 @@ def check_unchanged(what: str, before: str | None, now: str | None) -> None:
 
 
 def kernel_memory_kills() -> int | None:
-    """The kernel's count of OOM kills, if known."""
+    """Return the kernel's count of OOM kills, or None if unknown."""
     kills = found_in(Path("/proc/vmstat"), r"^oom_kill (\d+)$")
     return None if kills is None else int(kills)
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
-    """Last allocation failure in a log after byte ``start``, if any."""
+    """Return the last allocation failure in a log after byte ``start``, if any."""
     return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
 
 
@@ -159,7 +158,7 @@ def _last_line_with(any_of: tuple[str, ...], text: str) -> str | None:
 
 
 def tail(log: Path, start: int) -> str:
-    """Last lines of a log, after byte ``start``."""
+    """Return the last lines of a log after byte ``start``."""
     return "\n".join(_last_bytes(log, start).splitlines()[-_TAIL_LINES:])
 
 
@@ -170,7 +169,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Log after byte ``start``. Omits the middle beyond `_LOG_BYTES`."""
+    """Return a log's text after byte ``start``, without the middle beyond `_LOG_BYTES`."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)
@@ -241,12 +240,10 @@ def hide_secrets() -> None:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """True for a variable of `SECRETS` or a checkpoint store's URL."""
     return name in SECRETS or (name == CHECKPOINT_DIR_VARIABLE and is_url(value))
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """A worker's environment, without secrets."""
     return (
         CUDA_DEFAULTS
         | {name: value for name, value in environment.items() if not is_secret(name, value)}
@@ -255,14 +252,14 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """PyTorch allocator settings, empty on MIG slices or if the user set any."""
+    """Return variables for PyTorch's allocator, empty on MIG slices or if the user set such a variable."""
     # expandable segments ask NVML, which refuses MIG slices (pytorch#197312)
     is_slice = "MIG-" in given.get("CUDA_VISIBLE_DEVICES", "")
     return {} if is_slice or any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if a process has exited. Does not reap the process."""
+    """Return whether a process has exited, without reaping the process."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -274,7 +271,6 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def report_folder_prefix(worker: int) -> str:
-    """Report-folder prefix for a process id."""
     return f"bssearch-report-{worker}-"
 
 
@@ -311,7 +307,8 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
 class WorkerHandle(ABC):
     """A slot's worker, which takes commands and puts its replies into an `Inbox`.
 
-    The worker's output begins at byte ``log_start`` of ``log``. ``place`` names a remote machine.
+    The worker's output begins at byte ``log_start`` of ``log``. ``place`` names a remote machine and is otherwise
+    empty.
     """
 
     place = ""
@@ -355,10 +352,10 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 
 
 class WorkerProcess(WorkerHandle):
-    """Worker as a child process in its own session.
+    """A worker that is a child process in a new session.
 
-    Create the worker in a long-lived thread, because Linux kills the worker with the thread. ``pid`` is also the
-    group and session id.
+    Create the worker in a long-lived thread, because Linux kills the worker with the thread. ``pid`` is also the group
+    and session id.
     """
 
     def __init__(
@@ -402,31 +399,28 @@ class WorkerProcess(WorkerHandle):
         self._listener.start()
 
     def send(self, command: Command) -> None:
-        """See `WorkerHandle.send`."""
         if command != "exit" and not isinstance(command, TrialStop):  # only a job may kill the worker
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """See `WorkerHandle.has_exited`. Only `bury` reaps the process."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
-        """See `WorkerHandle.write_stack`."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`. Also kills descendants in other sessions."""
+        """Kill the worker and its descendants, in other sessions too."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> Death:
-        """Kill the group, reap the worker, remove pipes and report folders."""
+        """Kill the group, reap the worker, and remove pipes and report folders."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
@@ -469,7 +463,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its starting thread ends (Linux). Safe after a fork.
+    """Let the kernel kill this process when its starting thread ends (Linux). A forked child may call this function.
 
     Exits if the ``parent`` has already died.
     """
@@ -479,7 +473,6 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `die_with_parent`."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
@@ -507,7 +500,7 @@ def end_group() -> NoReturn:
 class Watcher:
     """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is the caller's group. For another group, the shell starts a session.
+    Group 0 is the caller's group. With another group, the shell starts a session.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:
@@ -524,6 +517,6 @@ class Watcher:
         self.pid = self._shell.pid
 
     def dismiss(self) -> None:
-        """End only the shell."""
+        """End the shell, but not the group."""
         self._shell.kill()
         self._shell.wait()

@@ -1,4 +1,4 @@
-"""Processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
+"""The processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
 
 The ranks are in the worker's process group. Rank 0 sends pickled orders over a socket.
 """
@@ -54,7 +54,7 @@ _TICK_SECONDS = 0.2
 
 
 class _EndedError(LaunchError):
-    """A rank ended, see `RankProcesses.cause`."""
+    """A rank has ended; see `RankProcesses.cause`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RankFailure:
 
 
 class RankProcess:
-    """Process of a rank. A thread calls ``on_end`` when the process ends."""
+    """The process of a rank. A thread calls ``on_end`` when the process ends."""
 
     def __init__(self, rank: int, load: Load, on_end: Callable[[], None]) -> None:
         self.rank = rank
@@ -94,12 +94,10 @@ class RankProcess:
             _send(self._line, order)
 
     def has_exited(self) -> bool:
-        """True if the process has ended."""
         # `poll` misses the exit while the listening thread returns from `wait`
         return self._process.poll() is not None or not psutil.pid_exists(self._process.pid)
 
     def kill(self) -> None:
-        """Kill and reap the process."""
         self._process.kill()
         self._process.wait()
 
@@ -136,7 +134,7 @@ class RankProcesses:
 
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
-        """Context with ``size`` idle ranks. Restarts failed ranks."""
+        """Open a context with ``size`` idle ranks. Restarts failed ranks."""
         if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:
@@ -156,18 +154,15 @@ class RankProcesses:
                 process.tell(("leave", ()))
 
     def tell(self, order: Order) -> None:
-        """See `Link.tell`."""
         if self._ended.is_set():
             raise self.cause(_EndedError("a rank has ended"))
         for process in self._members:
             process.tell(order)
 
     def answers(self) -> list[Any]:
-        """See `Link.answers`."""
         return [self._answer(process) for process in self._members]
 
     def cause(self, error: Exception) -> Exception:
-        """See `Link.cause`."""
         if not isinstance(error, _EndedError) and not _is_of_peer(error):
             return error
         deadline = time.monotonic() + CAUSE_SECONDS
@@ -179,7 +174,6 @@ class RankProcesses:
         return error
 
     def kill(self) -> None:
-        """Kill all processes."""
         processes, self._processes, self._ranks = self._processes, [], None
         for process in processes:
             process.kill()
@@ -297,7 +291,7 @@ def _is_of_peer(error: BaseException) -> bool:
 
 def main() -> None:
     """Tie this process to its worker, then serve the worker."""
-    parser = argparse.ArgumentParser(description="Rank of a bssearch worker. Only the worker starts this program.")
+    parser = argparse.ArgumentParser(description="A rank of a bssearch worker. Only the worker starts this program.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
     parser.add_argument("--line", type=int, required=True, help="descriptor of the connection to the worker")
     parser.add_argument("--rank", type=int, required=True, help="number of this rank, from 1")

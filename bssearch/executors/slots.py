@@ -56,7 +56,7 @@ from bssearch.records import (
 
 
 class LogFolder:
-    """Folder with a log per slot, temporary by default."""
+    """A folder with one log per slot, temporary by default."""
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
@@ -69,11 +69,9 @@ class LogFolder:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def file_of(self, slot: int) -> Path:
-        """A slot's log."""
         return self._folder / f"slot-{slot}.log"
 
     def close(self) -> None:
-        """Remove a temporary folder. Idempotent."""
         self._temporary.close()
 
 
@@ -120,7 +118,7 @@ Place = tuple[str, str]  # (machine, device): trials in the same place slow each
 
 
 class SlotState(Enum):
-    """State of a slot's worker."""
+    """The state of a slot's worker."""
 
     EMPTY = auto()  # no worker
     LOADING = auto()
@@ -141,7 +139,7 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker. Unless ``keeps_log``, each trial's end empties the log."""
+    """A slot and its worker. Unless ``keeps_log`` is set, the end of a trial empties the log."""
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index
@@ -155,7 +153,7 @@ class Slot:
         self.failure: Failure | None = None
         self.trial: RunningTrial | None = None
         self.world_size = 1
-        """Number of the worker's devices."""
+        """The number of the worker's devices."""
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
         self._job_log = 0  # log position in bytes when the worker got its last job
@@ -184,7 +182,7 @@ class Slot:
         return self.trial
 
     def take(self, reply: Reply) -> Event | None:
-        """Process a reply; return its trial event, if any."""
+        """Process a reply, and return the trial event, if any."""
         match reply:
             case Loaded():
                 self.device, self.device_uuid = reply.device, reply.device_uuid
@@ -247,21 +245,20 @@ class Slot:
 
     @property
     def lacks_memory(self) -> bool:
-        """True if the last request failed because memory ran out."""
         return self.failure is not None and self.failure.out_of_memory
 
     @property
     def place(self) -> Place | None:
-        """Machine and device of the worker, if the slot has loaded before."""
+        """The worker's machine and device, or None if no worker has loaded."""
         return (self.worker.place, self.device_uuid or self.device) if self.worker and self.device else None
 
     @property
     def _living(self) -> WorkerHandle:
-        assert self.worker is not None, f"a slot that is {self.state.name} has no worker"
+        assert self.worker is not None, f"slot {self.index} has no worker in the state {self.state.name}"
         return self.worker
 
     def _move(self, to: SlotState, *allowed: SlotState) -> None:
-        assert self.state in allowed, f"slot {self.index} is {self.state.name}, not ready to be {to.name}"
+        assert self.state in allowed, f"slot {self.index} cannot change from {self.state.name} to {to.name}"
         self.state = to
 
     def _has_done(self, job: SlotState) -> None:
@@ -297,9 +294,9 @@ _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.han
 
 
 class SlotExecutor(ABC):
-    """`Executor` with one worker per slot.
+    """An `Executor` with one worker per slot.
 
-    Call the executor from one thread. ``auto`` slots count as 1 until a worker has loaded.
+    Call the executor from one thread. Until a worker has loaded, ``auto`` means one slot.
     """
 
     job_seconds = JOB_SECONDS
@@ -331,7 +328,6 @@ class SlotExecutor(ABC):
 
     @property
     def slots_apart(self) -> bool:
-        """See `Executor.slots_apart`. On a CPU, bssearch corrects seconds for other slots' work."""
         if not self._has_gpus:
             # a user's loop may use more threads
             return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
@@ -339,7 +335,6 @@ class SlotExecutor(ABC):
         return self.slots <= (self._devices or 0) and len({*places}) == len(places)
 
     def describe(self) -> WorkloadDescription:
-        """See `Executor.describe`."""
         found = self._ask("describe", WorkloadDescription)
         require(
             not self._has_gpus or self._settings.devices[-1] <= (self._devices or 1),
@@ -350,21 +345,18 @@ class SlotExecutor(ABC):
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """See `Executor.measure_step_time`. Does not raise if memory runs out."""
+        """Return a `StepTime` even if memory runs out."""
         return self.measure_step_times([request])[0]
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """See `TimesSideBySide.measure_step_times`."""
         return self._ask_all([*zip(self._slots, requests, strict=False)], StepTime)
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """See `TimesSideBySide.step_times_by_device`."""
         found = self._ask_all([(slot, request) for slot in self._slots], StepTime)
         names = [slot.device_uuid or slot.device or f"of slot {slot.index}" for slot in self._slots]
         return dict(zip(names, found, strict=True))
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """See `Executor.measure_memory`. Does not raise if memory runs out."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:
@@ -378,7 +370,6 @@ class SlotExecutor(ABC):
             self._discard(self._slots[0])
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """See `Executor.measure_noise`."""
         return self._ask(request, NoiseMeasurement)
 
     def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
@@ -420,7 +411,7 @@ class SlotExecutor(ABC):
             if isinstance(command, StepTimeRequest) and slot.lacks_memory:
                 return StepTime.where_memory_ran_out(command.configuration)
             raise
-        assert slot.answer is not None, "an answer makes a worker ready"
+        assert slot.answer is not None, f"slot {slot.index} is ready without an answer"
         if isinstance(command, StepTimeRequest):
             slot.timed.append(command.configuration)
         return slot.answer
@@ -442,11 +433,12 @@ class SlotExecutor(ABC):
             raise ValueError("cannot measure while a trial runs; wait for the trial's end")
 
     def submit(self, request: TrialRequest) -> None:
-        """See `Executor.submit`."""
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
         if len(running) == self.slots:
-            raise ValueError(f"no slot is free for trial {request.number}: slots are busy with trials {running}")
+            raise ValueError(
+                f"no slot is free for trial {request.number}: slots are busy with trials {running}; wait for an end"
+            )
         world_size = request.plan.configuration.world_size
         if world_size == self._settings.devices[0]:
             self._start_all()
@@ -464,13 +456,11 @@ class SlotExecutor(ABC):
             neighbour.contended = trial.contended = True
 
     def stop(self, stop: TrialStop) -> None:
-        """See `Executor.stop`."""
         for slot in self._slots:
             if slot.worker and slot.trial and slot.trial.request.number == stop.number:
                 slot.worker.send(stop)
 
     def events(self, timeout: float) -> list[Event]:
-        """See `Executor.events`."""
         deadline = time.monotonic() + timeout
         self._pump(0.0)
         while not self._events and (left := deadline - time.monotonic()) > 0:
@@ -479,13 +469,11 @@ class SlotExecutor(ABC):
         return events
 
     def kill(self) -> None:
-        """See `Executor.kill`."""
         for slot in self._slots:
             slot.condemn(*KILLED)
         self._wait_for_burials(_KILL_SECONDS)
 
     def close(self) -> None:
-        """See `Executor.close`."""
         for slot in self._slots:
             if slot.worker:
                 slot.worker.send("exit")
@@ -592,12 +580,11 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def may_have_gpus() -> bool:
-    """True if this machine has a GPU driver."""
     return any(Path(name).exists() for name in GPU_FILES)
 
 
 def cpu_slots(threads: int) -> int:
-    """Number of automatic slots on the CPU, limited by cores and memory."""
+    """Return the number of ``auto`` slots on the CPU, limited by cores and memory."""
     available = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no control group, or no limit: "max"
         limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -606,7 +593,7 @@ def cpu_slots(threads: int) -> int:
 
 
 def usable_cores() -> int:
-    """Number of physical cores that affinity and the control group's quota allow this process."""
+    """Count the physical cores that affinity and the control group's quota allow this process."""
     logical = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical
@@ -617,9 +604,9 @@ def usable_cores() -> int:
 
 
 class LocalExecutor(SlotExecutor):
-    """`Executor` with worker processes on this machine.
+    """An `Executor` with worker processes on this machine.
 
-    The calling thread must outlive the executor, see `WorkerProcess`.
+    The calling thread must outlive the executor; see `WorkerProcess`.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -633,13 +620,12 @@ class LocalExecutor(SlotExecutor):
         )
 
     def describe(self) -> WorkloadDescription:
-        """See `Executor.describe`. On a CPU, all workers load at once."""
+        """Describe the workload. On a CPU, all workers load at once."""
         if self._is_on_cpu:
             self._start_all()
         return super().describe()
 
     def close(self) -> None:
-        """See `Executor.close`."""
         super().close()
         if self._leased is not None:
             self._leased.close()

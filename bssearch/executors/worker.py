@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """Connection to the driver, on copies of descriptors 0 and 1."""
+    """The connection to the driver, on copies of file descriptors 0 and 1."""
 
     def __init__(self) -> None:
         self._commands = os.dup(0)
@@ -67,7 +67,7 @@ class Channel:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, or exit if the driver is gone. Thread-safe. Raises `ValueError` for NaN."""
+        """Send a reply, or exit if the driver is gone. Thread-safe. Raises `ValueError` if a number is NaN."""
         line = memoryview(encode(reply))
         try:
             with self._lock:
@@ -77,7 +77,6 @@ class Channel:
             end_group()
 
     def read(self) -> bytes:
-        """Next bytes of commands, empty at the end."""
         return os.read(self._commands, CHUNK_BYTES)
 
 
@@ -115,7 +114,7 @@ class Worker:
 
     @property
     def _trainable(self) -> Trainable:
-        assert self._loaded is not None, "the driver's first command is Load"
+        assert self._loaded is not None, "the driver must send Load before other commands"
         return self._loaded
 
     def _listen(self) -> NoReturn:

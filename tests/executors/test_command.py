@@ -173,8 +173,8 @@ def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Pat
         (BEGINS + "kill -SEGV $$", TrialState.FAILED, "the command killed by SIGSEGV (signal 11) after step 0"),
         ("echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1", TrialState.OOM, "CUDA out of memory"),
         (BEGINS, TrialState.EXHAUSTED, "the command ended at step 0"),
-        ("echo hello", TrialState.FAILED, "the command ended without a report of the target's metric"),
-        ("""echo '{"step": 5, "loss": 1}'""", TrialState.FAILED, "without a report of the target's metric"),
+        ("echo hello", TrialState.FAILED, "the command ended without a report of accuracy"),
+        ("""echo '{"step": 5, "loss": 1}'""", TrialState.FAILED, "without a report of accuracy"),
         (
             BEGINS + """echo '{"step": -3}'; SLEEP""",
             TrialState.FAILED,
@@ -352,7 +352,7 @@ def noise_request(configuration: Configuration, *, train_seconds_limit: float, e
 
 
 def test_what_cannot_be_measured_of_a_command_is_said(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="batch size 8: the command ended after 1 reports, too few to time a step"):
+    with pytest.raises(WorkloadError, match="batch size 8: the command ended after 1 report, too few to time a step"):
         timed(loaded(tmp_path, BEGINS))
     noise = noise_request(DEFAULT, train_seconds_limit=1.0, eval_every_steps=1)
     with pytest.raises(WorkloadError, match="of a command that only reports"):

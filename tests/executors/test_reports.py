@@ -488,7 +488,7 @@ def test_a_program_that_leaves_has_an_end_by_what_it_said(code: int, state: Tria
     told.trial.left(code)
     assert told.state is state
     silent.takes(1.0, 10, 1.0, loss=0.5)
-    with pytest.raises(UsageError, match="without a report of the target's metric"):
+    with pytest.raises(UsageError, match="without a report of accuracy"):
         silent.trial.left(0)
 
 

@@ -1,1 +1,1 @@
-"""Trials run by user commands and scripts."""
+"""Trials of user commands and scripts."""

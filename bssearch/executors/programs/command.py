@@ -50,6 +50,7 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.records.noise_scale import ENDLESS, Norms, Pass, gradient_noise
+from bssearch.records.text import plural
 from bssearch.spec.model import check_places, filled, launched_ranks, places_of, values_of
 from bssearch.training.course import Approach, Course, Ending, not_finite, paused, where
 
@@ -68,7 +69,7 @@ FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the 
 class ReportedTrial:
     """Collects a program's reports. ``ending`` is None while the trial runs.
 
-    Uses the program's seconds or the wall clock. Later steps' pace gives the time of steps before the first report.
+    Seconds come from the program or the wall clock. The pace of later steps gives the time before the first report.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if ``asked``, or at the time limit."""
+        """End the trial if ``asked`` is set or the time limit is over."""
         if self.ending is not None:
             return
         if asked is not None:
@@ -135,24 +136,24 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial if the program exited with code 0. Raises `UsageError` without a report."""
+        """End the trial if the program exited with code 0. Raises `UsageError` if no report had the metric."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             require(
                 self._course.progress.last is not None,
-                "the command ended without a report of the target's metric: let the command report each evaluation",
+                f"the command ended without a report of {self._request.target.metric}: "
+                "let the command report each evaluation",
             )
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """End the trial as failed and return the outcome."""
+        """End the trial in ``state`` and return the outcome."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()
 
     def outcome(self) -> TrialOutcome:
-        """The ended trial's outcome."""
-        assert self.ending is not None, "a trial that has ended has an ending"
+        assert self.ending is not None, "the trial has not ended"
         progress, wall = self._course.progress, self._ended - self._started
         return self._course.with_target(
             TrialOutcome(
@@ -306,7 +307,7 @@ LARGEST_FILE = 2**26  # bytes of a file that counts as code, because larger file
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """12 hex digits of the SHA-256 of a command, its report format and its files."""
+    """Return 12 hex digits of the SHA-256 of a command, its report format and its files."""
     parts = ["\0".join(program.command), repr(sorted(program.report.items()))]
     for path in files_of(program.command, folder).values():
         if path.resolve().is_relative_to(
@@ -317,7 +318,7 @@ def revision_of(program: Program, folder: Path) -> str:
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Files that the command's arguments name, also after "="."""
+    """Find the files that the command's arguments name, also after ``=``."""
     return {
         name: folder / name
         for token in command
@@ -327,7 +328,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Digest of a file's content, or of the file's size above `LARGEST_FILE`."""
+    """Return the SHA-256 of a file's content, or of the file's size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -467,7 +468,6 @@ class LoadedCommand(LoadedProgram):
         return trial.outcome()
 
     def started(self, configuration: Configuration, *, seed: int, evaluate_every: int, threads: int) -> CommandProcess:
-        """Start the command with a configuration's values."""
         program = self._program
         values = values_of(
             configuration,
@@ -480,7 +480,7 @@ class LoadedCommand(LoadedProgram):
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` for a missing placeholder or a growing batch."""
+        """Raise `UsageError` if a placeholder is missing or the batch grows."""
         require(
             configuration.world_size == 1 or "devices" in self._takes,
             f"the trial has {configuration.world_size} devices, but the command has no placeholder {{devices}}",
@@ -593,7 +593,7 @@ class LoadedCommand(LoadedProgram):
             pace, count = pace_of(reports)
         return required(
             pace,
-            f"batch size {configuration.batch_size}: the command ended after {count} reports, "
+            f"batch size {configuration.batch_size}: the command ended after {plural(count, 'report')}, "
             + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step"),
             hint=f"let the command make more than {REPORTS_TIMED} reports, with rising steps",
             error=WorkloadError,

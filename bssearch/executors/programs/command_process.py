@@ -1,4 +1,4 @@
-"""Process of a user's command, with output and socket."""
+"""The process of a user's command, with its output and its socket."""
 
 import os
 import select
@@ -71,7 +71,7 @@ class ProgramProcess(Protocol):
         """The worker's end of the program's socket."""
 
     def exit_code(self) -> int | None:
-        """Exit code, negative for a signal. None while the program runs."""
+        """Return the exit code, negative if a signal ended the program, or None while the program runs."""
 
     def kill(self) -> object:
         """Kill the process group."""
@@ -79,7 +79,7 @@ class ProgramProcess(Protocol):
 
 @dataclass(slots=True)
 class Conversation:
-    """Exchange of messages about one piece of work.
+    """An exchange of messages about one piece of work.
 
     Attributes:
         reply: the final reply. ``take`` gets all other replies.
@@ -160,7 +160,7 @@ class LoadedProgram(ABC):
         from bssearch.executors.devices import device_of, memory_limit_of_slot
 
         settings = load.settings
-        assert settings.program is not None, "only a program's worker loads a program"
+        assert settings.program is not None, "the settings of this worker have no program"
         self._program, self._folder = settings.program, settings.folder
         device, present = device_of(settings.device, load.slot, settings.allow_busy)
         self.device, self.devices = str(device), load.devices or present
@@ -169,7 +169,6 @@ class LoadedProgram(ABC):
         )
 
     def assigned(self, work: Work) -> Assign:
-        """Message that assigns ``work`` to the program."""
         return Assign(
             work=work,
             program=self._program,
@@ -179,15 +178,13 @@ class LoadedProgram(ABC):
         )
 
     def describe(self) -> WorkloadDescription:
-        """Describe the program."""
         answer = self._answer("describe")
-        assert isinstance(answer, WorkloadDescription), "a program answers with a description"
+        assert isinstance(answer, WorkloadDescription), "the program did not answer with a description"
         return answer
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure in the user's program."""
         answer = self._answer(request)
-        assert not isinstance(answer, WorkloadDescription), "a measurement is not a description"
+        assert not isinstance(answer, WorkloadDescription), "the program answered a measurement with a description"
         return answer
 
     @abstractmethod
@@ -195,15 +192,15 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """The program's answer, if any. Raises the program's error."""
+    """Return the program's answer, if any. Raises the program's error."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
-    assert not isinstance(found.reply, TrialEnded), "only a trial ends with TrialEnded"
+    assert not isinstance(found.reply, TrialEnded), "the program answered with TrialEnded, but ran no trial"
     return found.reply
 
 
 def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observation], None]) -> Callable[[Reply], None]:
-    """Handler of a running trial's replies."""
+    """Return a handler for the replies of a running trial."""
 
     def take(reply: Reply) -> None:
         on_progress()
@@ -215,17 +212,15 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 @dataclass(slots=True)
 class SilenceLimit:
-    """Limit of silence since the ``last`` reply."""
+    """The longest silence in ``seconds`` since the ``last`` reply."""
 
     seconds: float
     last: float
 
     def is_over(self) -> bool:
-        """True if the silence exceeds the limit."""
         return time.monotonic() - self.last > self.seconds
 
     def take(self, reply: Reply) -> None:
-        """Note a reply."""
         self.last = time.monotonic()
 
     def stop(self) -> None:
@@ -239,7 +234,7 @@ class SilenceLimit:
 
 
 def failure_of(state: TrialState, reason: str) -> WorkloadError:
-    """Error of a program's exit, with a `MemoryError` as cause if memory ran out."""
+    """Return an error with the ``reason``, and with a `MemoryError` as cause if memory ran out."""
     error = WorkloadError(reason)
     error.__cause__ = MemoryError(reason) if state is TrialState.OOM else None
     return error
@@ -248,10 +243,10 @@ def failure_of(state: TrialState, reason: str) -> WorkloadError:
 def outcome_of(
     found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, failed: TrialOutcome, program: str
 ) -> TrialOutcome:
-    """Outcome of a connected program's trial: its last reply, else ``asked``, else ``failed``.
+    """Return a connected program's outcome: the last reply, else ``asked``, else ``failed``.
 
-    An error exit before the time limit is a failure, even after a reported end. Without a reported end, a pause becomes
-    pruned, because no checkpoint exists.
+    A trial that exhausts its budget before the time limit fails if the program exits with an error. If the program
+    reports no end, a pause becomes a prune, because no checkpoint exists.
     """
     if not isinstance(found.reply, TrialEnded):
         if asked is None:
@@ -321,7 +316,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                     process_group=0,
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
-                assert self._process.stdout is not None, "stdout is a pipe"
+                assert self._process.stdout is not None, "the program's stdout is not a pipe"
                 kept.callback(self._process.stdout.close)
                 kept.callback(self._process.kill)
                 read, write = os.pipe()
@@ -344,7 +339,6 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def last_lines(self) -> str:
-        """End of the program's output."""
         return self._tail.decode(errors="replace")
 
     @property
@@ -354,25 +348,23 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def shown_lines(self) -> str:
-        """Last output lines, for a message."""
+        """The last lines of output, as the end of a message."""
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
         return "; the program printed:\n" + "\n".join(lines) if lines else "; the program printed no text"
 
     def failure(self, code: int) -> WorkloadError:
-        """Error for an exit code, see `failure_of`."""
         state, reason = judge_command(code, self.kernel_kills, self.last_lines)
         return failure_of(state, reason if state is TrialState.OOM else f"{reason}{self.shown_lines}")
 
     @property
     def line(self) -> socket.socket:
-        """The worker's end of a connected program's socket."""
-        assert self._line is not None, "the program has connected"
+        assert self._line is not None, "the program has not connected"
         return self._line
 
     def connects(self, is_over: Callable[[], bool]) -> bool:
-        """Wait until the program connects or reports. True if the program connects.
+        """Wait until the program connects or reports. Returns True if the program connects.
 
-        False if the program reports first or exits, or if ``is_over()``. Later connections fail.
+        Returns False if the program reports first or exits, or if ``is_over()`` is true. Later connections fail.
         """
         while self._line is None and self._first_reports is None and self.goes_on() and not is_over():
             reports = self.reports(TICK_SECONDS)
@@ -382,7 +374,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return self._line is not None
 
     def exit_code(self) -> int | None:
-        """Log output and return the exit code, None while the program runs."""
+        """Log the program's output and return the exit code, or None while the program runs."""
         if self._code is not None:
             return self._code
         self.log()

@@ -64,7 +64,7 @@ SECONDS_ENOUGH = 10.0  # seconds after which fewer reports suffice
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report after ``step`` optimizer steps. ``values`` are metrics, loss and samples."""
+    """A report after ``step`` optimizer steps. ``values`` holds metrics, loss and samples by name."""
 
     step: int
     values: Mapping[str, float]
@@ -73,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportPace:
-    """Time of a run's steps. ``is_own``: whether the program's clock measured the time."""
+    """The ``seconds`` that ``steps`` took. ``is_own``: whether the program's clock measured the time."""
 
     seconds: float
     steps: int
@@ -81,7 +81,7 @@ class ReportPace:
 
 
 def pace_of(reports: Iterator[Report]) -> tuple[ReportPace | None, int]:
-    """The pace, None for too few reports, and the number of reports."""
+    """Return the pace and the number of reports. The pace is None if no later report has more steps and seconds."""
     began, count, pace = 0.0, 0, None
     first: Report | None = None
     for report in reports:
@@ -108,7 +108,7 @@ class ReportReader:
     """Parses reports from a byte stream.
 
     ``expressions`` map names, including ``step``, to regular expressions with one group. Without expressions, the lines
-    are JSON. ``step`` must be a number; the target's ``metric``, seconds, samples and loss, a number or null.
+    are JSON. ``step`` must be a number. ``metric``, ``seconds``, ``samples`` and ``loss`` may also be null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
@@ -175,7 +175,7 @@ class ReportReader:
             )
             require(
                 not _JSON_WITH_STEP.match(line),
-                f"a line with a step is not JSON: {_shown(line)}: {reason.partition(';')[0]}",
+                f"a line with a step is not JSON: {_shown(line)}: {reason.partition(';')[0]}; print valid JSON",
             )
             return None
         return self._numbers_of(data) if STEP in data else None

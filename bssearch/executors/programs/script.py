@@ -48,13 +48,13 @@ class ScriptProcess:
     code: int | None = None
 
     def exit_code(self) -> int | None:
-        """See `ProgramProcess.exit_code`. Raises `LaunchError` if the server died."""
+        """Return the exit code, if any. Raises `LaunchError` if the server died."""
         if self.code is None:
             self.code = self.server.exit_told()
         return self.code
 
     def kill(self) -> None:
-        """Kill the script's group. The server ends other descendants."""
+        """Kill the script's process group. The server ends other descendants."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -63,7 +63,7 @@ class ScriptProcess:
 class ScriptServer:
     """Starts one process of a script at a time and ends its descendants.
 
-    ``notice``: the reason if trials repeat the script's imports.
+    ``notice``: why trials repeat the script's imports, or None.
     """
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class ScriptServer:
         self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
 
     def start(self, ranks: int = 1) -> ScriptProcess:
-        """Start the script's ``ranks``. Rank 0 has the connection. Raises `LaunchError` if the script cannot start."""
+        """Start ``ranks`` processes with a connection to rank 0. Raises `LaunchError` if the script cannot start."""
         if self._process.poll() is not None:
             self._control.close()
             self._begin()
@@ -104,12 +104,11 @@ class ScriptServer:
             raise LaunchError(f"the script does not start: {error}") from error
 
     def exit_told(self) -> int | None:
-        """Exit code of the last script. None while the script runs."""
+        """Return the exit code of the last script, or None while the script runs."""
         is_told = self._said or select.select([self._control], [], [], 0.0)[0]
         return cast(int, self._told()["exit"]) if is_told else None
 
     def close(self) -> None:
-        """End the server."""
         self._control.close()
         self._process.wait()
 
@@ -140,7 +139,6 @@ class LoadedScript(LoadedProgram):
         self._server = ScriptServer(named, self._program.arguments)
 
     def close(self) -> None:
-        """End the server."""
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
@@ -198,5 +196,5 @@ class LoadedScript(LoadedProgram):
 
 
 def revision_of(script: Path, program: Program) -> str:
-    """12 hex digits of the SHA-256 of a script and its arguments."""
+    """Return 12 hex digits of the SHA-256 of a script and its arguments."""
     return hashlib.sha256(script.read_bytes() + "\0".join(program.arguments).encode()).hexdigest()[:12]
