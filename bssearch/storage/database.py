@@ -41,7 +41,7 @@ LONGEST_WAIT_S = 10.0
 
 
 class Patience:
-    """Retries calls after a lost connection, with growing random pauses, for `RETRY_FOR_S`.
+    """Retries calls after a lost connection, with growing random pauses, for `RETRY_FOR_S` seconds.
 
     ``notify`` reports each loss and return of the connection once.
     """
@@ -54,11 +54,11 @@ class Patience:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Make current and future calls fail immediately."""
+        """Stop retrying; later calls fail at the first lost connection."""
         self._over.set()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Result of ``work``; raise `DatabaseError` if the connection stays lost.
+        """Return the result of ``work``, or raise `DatabaseError` if the connection stays lost.
 
         ``work`` must be idempotent, because the connection may break after the commit.
         """
@@ -164,7 +164,7 @@ def _close(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> N
 
 
 class Database:
-    """An engine and its transactions."""
+    """A database engine and its transactions."""
 
     def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:
         self._engine = create_engine_for(url, write=write)
@@ -213,7 +213,7 @@ class Database:
             return {name: study_id for name, study_id in connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id))}
 
     def close(self) -> None:
-        """Stop retrying and close all connections; connections in use close when returned."""
+        """Stop retrying and close all connections; a connection in use closes after its use."""
         self.patience.end()
         event.listen(self._engine, "checkin", _close)
         self._engine.dispose()
@@ -229,16 +229,16 @@ class Database:
         return self.masked_url != self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """See `bssearch.storage.connection.engine.reading`."""
+        """Open a transaction that sees one state of the database."""
         return self._in_turn() or reading(self._engine)
 
     def looking(self) -> AbstractContextManager[Connection]:
-        """Open a connection for independent statements."""
+        """Open a connection; on a server, each of its statements is a separate transaction."""
         return self._in_turn() or looking(self._engine)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Open a transaction that commits on exit and ends this thread's turn."""
+        """Open a transaction that commits on exit and ends this thread's `turn`."""
         if not self._write:
             raise DatabaseError(f"{self.masked_url} was opened read-only; open the store with write=True")
         held, self._turn.connection = self._turn.connection, None
@@ -251,7 +251,7 @@ class Database:
 
     @contextmanager
     def turn(self, study: str) -> Iterator[None]:
-        """Lock a study for this thread until its first write, which commits the transaction.
+        """Lock a study for this thread until the thread's first write, which commits the transaction.
 
         If the server ends the lock, the write retries in a new transaction.
         """
@@ -305,11 +305,11 @@ class Database:
         return self.patience.run(once)
 
     def study_id(self, connection: Connection, name: str) -> int:
-        """A study's id."""
+        """Return a study's id, or raise `NotFoundError`."""
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:
-        """Lock a study's row; return the id. A server ends the lock after `LONGEST_TURN_SECONDS` of silence."""
+        """Lock a study's row; return the id. A server ends the lock after `LONGEST_TURN_SECONDS` without statements."""
         return self._found(connection, name, _locked(connection, _STUDY_ID))
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
@@ -321,7 +321,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Id of an environment, stored if new. Call only once per environment in a transaction."""
+        """Return an environment's id; store a new environment. Call only once per environment in a transaction."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -335,7 +335,7 @@ class Database:
 
 
 class StorePart:
-    """Methods of the store about one subject."""
+    """The methods of the store about one subject."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

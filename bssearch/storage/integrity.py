@@ -88,7 +88,7 @@ _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC
 
 
 class Kind(StrEnum):
-    """Kinds of rows; each kind follows the kinds that its rows refer to."""
+    """The kinds of rows. Rows refer only to rows of the same or an earlier kind."""
 
     ENVIRONMENT = "environment"
     STUDY = "study"
@@ -148,7 +148,7 @@ def _problem(kind: Kind, row: Mapping[str, Any] | RowMapping, error: ValidationE
 
 
 def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
-    """A row's name for messages."""
+    """Name a row in messages, such as ``trial 3``."""
     if kind in (Kind.STUDY, Kind.TRIAL):
         return f"{kind} {shortened(row.get('name' if kind is Kind.STUDY else 'number'))}"
     keys = ", ".join(f"{name} {shortened(row.get(name))}" for name in LAYOUTS[kind].keys)
@@ -156,13 +156,12 @@ def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
 
 
 def columns_of(kind: Kind) -> dict[str, ColumnElement[Any]]:
-    """Columns of a kind by field; digests and trial numbers replace the ids of other rows."""
+    """A kind's columns by field; digests and trial numbers replace the ids of other rows."""
     replaced = {"environment": ENVIRONMENT_ROWS.c.digest, "trial": TRIAL_ROWS.c.number}
     return {name: replaced.get(name, column) for name, column in LAYOUTS[kind].columns.items()}
 
 
 def rows_of(kind: Kind, study_id: int, columns: Mapping[str, ColumnElement[Any]]) -> Select[Any]:
-    """Query of a study's rows of a kind, ordered by their keys."""
     table, keys = LAYOUTS[kind].table, columns_of(kind)
     query = select(*(column.label(name) for name, column in columns.items()))
     if "environment_id" in table.c:

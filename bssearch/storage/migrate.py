@@ -1,4 +1,4 @@
-"""The schema's revisions and a team's roles. Only a migration imports Alembic."""
+"""The schema's revisions and the roles of a team's database."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ LONGEST_PREFIX = 50
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Roles of a team's database; people's logins are members.
+    """The roles of a team's database; people's logins are members.
 
-    Readers see studies, writers run studies, owners upgrade tables.
+    Readers see studies, writers run studies, and owners upgrade tables.
     """
 
     prefix: str = DEFAULT_PREFIX
@@ -65,22 +65,18 @@ class Roles:
 
     @property
     def reader(self) -> str:
-        """May read everything."""
         return f"{self.prefix}_reader"
 
     @property
     def writer(self) -> str:
-        """May run studies."""
         return f"{self.prefix}_writer"
 
     @property
     def owner(self) -> str:
-        """Owns the tables."""
         return f"{self.prefix}_owner"
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """The three roles."""
         return self.reader, self.writer, self.owner
 
 
@@ -119,7 +115,6 @@ SEQUENCES = tuple(
 
 
 def role_statements(roles: Roles, schema: str) -> list[str]:
-    """SQL that creates missing roles with access to a schema."""
     return [
         *(
             # Roles belong to the whole server: an upgrade of another database may create the roles at the same moment.
@@ -139,7 +134,6 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
 
 
 def right_statements(roles: Roles, schema: str) -> list[str]:
-    """SQL that sets the roles' rights exactly."""
     tables = ", ".join([*WRITER_RIGHTS, VERSION_TABLE])
     return [
         *_owned(roles.owner, schema, [*WRITER_RIGHTS, VERSION_TABLE]),
@@ -171,7 +165,6 @@ PRINT_COMMAND = "bssearch db init --roles --print"
 
 
 def found_roles(connection: Connection) -> Roles | None:
-    """Roles named in the version table's comment, or None."""
     if connection.dialect.name != "postgresql":
         return None
     comment = connection.scalar(
@@ -186,7 +179,6 @@ def found_roles(connection: Connection) -> Roles | None:
 
 
 def make_roles(connection: Connection, roles: Roles) -> None:
-    """Create missing roles; may raise `DatabaseError`."""
     login, may_make, found = connection.execute(
         text(
             "SELECT current_user, rolsuper OR rolcreaterole, "
@@ -204,12 +196,11 @@ def make_roles(connection: Connection, roles: Roles) -> None:
 
 
 def give_rights(connection: Connection, roles: Roles) -> None:
-    """Set the roles' rights."""
     _execute(connection, right_statements(roles, _schema(connection)))
 
 
 def become_owner(connection: Connection, roles: Roles) -> None:
-    """Become the owner for this transaction; may raise `DatabaseError`."""
+    """Act as the owner until the transaction ends; raise `DatabaseError` unless the login is a member."""
     login = connection.scalar(text("SELECT current_user"))
     if not is_member(connection, roles.owner):
         raise needs(roles.owner, login, "to upgrade the schema", connection)
@@ -217,12 +208,11 @@ def become_owner(connection: Connection, roles: Roles) -> None:
 
 
 def is_member(connection: Connection, role: str) -> bool:
-    """True if the login is a member or a superuser."""
+    """True if the login is a member of the role or a superuser."""
     return bool(connection.scalar(text("SELECT pg_has_role(current_user, :role, 'MEMBER')"), {"role": role}))
 
 
 def refuse_without_reading(connection: Connection, *, to_write: bool) -> None:
-    """Raise `DatabaseError` if the login cannot read."""
     roles = found_roles(connection)
     lacks = text("SELECT current_user WHERE NOT has_table_privilege(:table, 'SELECT')")
     login = connection.scalar(lacks, {"table": VERSION_TABLE}) if roles else None
@@ -232,7 +222,6 @@ def refuse_without_reading(connection: Connection, *, to_write: bool) -> None:
 
 
 def refuse_without_writing(connection: Connection) -> None:
-    """Raise `DatabaseError` if the login cannot write."""
     if connection.dialect.name != "postgresql":
         return
     lacking = connection.execute(_LACKING).first()
@@ -246,7 +235,6 @@ def refuse_without_writing(connection: Connection) -> None:
 
 
 def needs(role: str, login: str | None, doing: str, connection: Connection) -> DatabaseError:
-    """Error for a login without a role."""
     return DatabaseError(
         f"{shown(connection.engine.url)}: {login!r} needs the role {role} {doing}",
         hint=f'ask an owner of the database for: GRANT {role} TO "{login}"',
@@ -299,7 +287,7 @@ _EXISTS = frozenset({"42P07", "42710", "23505"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """Schema revisions before and after an upgrade, and the backup file, if any."""
+    """The schema revisions before and after an upgrade, and the backup file, if any."""
 
     before: str | None
     after: str
@@ -311,7 +299,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Schema revision of a database; None without bssearch tables."""
+    """A database's schema revision, or None without bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
     with opened_engine(database, write=False) as engine:
@@ -364,8 +352,8 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    ``roles`` creates roles on a server. Concurrent calls wait up to
-    `bssearch.storage.connection.engine.LONGEST_WAIT_S`.
+    ``roles`` creates roles on a server. Concurrent calls wait up to `bssearch.storage.connection.engine.LONGEST_WAIT_S`
+    seconds.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -419,7 +407,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """False for tables of other programs or of Alembic."""
+    """True unless ``name`` is a table of another program or of Alembic."""
     return kind != "table" or (name is not None and name.startswith(PREFIX) and name != VERSION_TABLE)
 
 
@@ -516,7 +504,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """SQL in ``POSTGRESQL`` of each revision's module, oldest revision first."""
+    """The SQL in ``POSTGRESQL`` of each revision's module, oldest revision first."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))
@@ -550,9 +538,9 @@ SCHEMA = "public"
 
 
 def script(roles: Roles | None) -> str:
-    """SQL for psql that creates tables and roles in one transaction.
+    """The SQL for psql that creates tables and roles in one transaction.
 
-    On existing tables, the SQL changes only rights, and fails on another schema revision.
+    If tables exist, the SQL changes only rights, and fails on another schema revision.
     """
     statements = [
         "BEGIN",

@@ -1,6 +1,6 @@
 """The tables and their column types. Columns have the names of records' fields; see `to_columns`.
 
-Times are UTC. Only objects with user-defined keys are JSON.
+Times are in UTC. Only objects with user-defined keys are stored as JSON.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-LARGEST = 1e300  # measured numbers lie between the inverse of this number and this number
+LARGEST = 1e300  # absolute values of measured numbers are between 1/LARGEST and LARGEST, or 0
 
-# Bounds of stored values: whatever a row holds, a command reads it within a second.
+# Bounds of stored values, so that a command reads any row within a second.
 MOST_SENTENCES = 1_000
 MOST_KEYS = 1_000  # keys of a configuration
 LONGEST_VALUE = 10_000  # characters of a key or value of a configuration
@@ -95,13 +95,12 @@ NAMING_CONVENTION = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware datetimes in UTC."""
+    """Datetimes with a time zone, stored in UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC; raise `ValueError` if the time has no time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -109,50 +108,44 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Read a stored time as UTC."""
         return value and (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC))
 
 
 class FiniteFloat(TypeDecorator[float]):
-    """A finite double; SQLite would silently store NaN as NULL."""
+    """A finite double in Python and in rows; SQLite would silently store NaN as NULL."""
 
     impl = Float(53)
     cache_ok = True
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
-        """Raise `ValueError` for NaN and infinities."""
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number")
         return value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[float | None], float | None]:
-        """Also refuse NaN and infinities in rows."""
         return partial(self.process_bind_param, dialect=dialect)  # fewer calls, because a trial has 37 floats
 
 
 class StorableText(TypeDecorator[str]):
-    """Text; replaces NUL and lone surrogates, and cuts long texts."""
+    """A text type that replaces NUL and lone surrogates, and cuts long texts."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Make a text storable."""
         return None if value is None else storable(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        """Cut a text that another program stored."""
         return shortened(value) if isinstance(value, str) else value  # SQLite stores any type
 
 
 class Sentences(TypeDecorator[tuple[str, ...]]):
-    """Sentences, one per line."""
+    """A tuple of sentences, stored as lines."""
 
     impl = StorableText
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Join sentences to lines."""
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
@@ -166,7 +159,6 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
 
 
 def json_kind(value: object) -> str:
-    """Kind of a JSON value in words."""
     if isinstance(value, bool):
         return "a boolean"
     kinds = {type(None): "null", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
@@ -174,7 +166,7 @@ def json_kind(value: object) -> str:
 
 
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
-    """Reason why a JSON value cannot be a stored object, or None.
+    """The reason why a JSON value cannot be a stored object, or None.
 
     ``of_scalars``: the object may hold only booleans, numbers, texts and nulls.
     """
@@ -231,7 +223,6 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:
-    """Text type with a CHECK of allowed values."""
     return Enum(
         kind,
         name=name,
@@ -254,7 +245,6 @@ at_most_one = partial(_checked, "{0} >= 0 AND {0} <= 1", "share")
 
 
 def are_finite(*columns: ColumnElement[float]) -> ColumnElement[bool]:
-    """Condition that columns are finite."""
     # Other programs may store infinities or NaN.
     return and_(*(column <= LARGEST for column in columns))
 
@@ -274,7 +264,7 @@ compiles(database_now, "sqlite")(lambda *_, **__: "strftime('%Y-%m-%d %H:%M:%f00
 
 
 class database_started(FunctionElement[datetime]):  # noqa: N801 - named like an SQL function
-    """The server's start; NULL on SQLite."""
+    """The server's start time; NULL on SQLite."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -285,7 +275,6 @@ compiles(database_started, "sqlite")(lambda *_, **__: "NULL")
 
 
 def now(connection: Connection) -> datetime:
-    """The database's time."""
     return connection.execute(select(database_now())).scalar_one()
 
 
@@ -304,7 +293,7 @@ PREFIXES: Mapping[type, str] = {
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """Fields of a record type, each with its nested record type or None."""
+    """The fields of a record type, each with its nested record type or None."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -315,7 +304,7 @@ def _nested(hint: object) -> type | None:
 
 
 def leaves(record_type: type, path: str = "", *, without: str | None = None) -> dict[str, tuple[str, Any]]:
-    """Attribute path and Python type of each column of a record type and its nested records, in order."""
+    """The attribute path and Python type of each column of a record type and its nested records."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, tuple[str, Any]] = {}
     for name, nested in layout(record_type).items():
@@ -327,12 +316,11 @@ def leaves(record_type: type, path: str = "", *, without: str | None = None) -> 
 
 
 def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """Columns of a record type, in order, with their Python types."""
     return {name: kind for name, (_, kind) in leaves(record_type, without=without).items()}
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Column values of a record; a nested None adds no column."""
+    """The column values of a record; a nested None adds no column."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)
@@ -367,7 +355,7 @@ UNFINISHED = "state IN ('queued', 'running')"
 
 
 class ProbeKind(StrEnum):
-    """Kinds of probes."""
+    """The kinds of probes."""
 
     MEMORY = "memory"
     STEP_TIME = "step_time"
@@ -401,7 +389,7 @@ _SQL_TYPES: Mapping[Any, TypeEngine[Any]] = {
 
 
 def column(name: str, kind: Any, *further: SchemaItem, **options: Any) -> Column[Any]:
-    """Column for values of a Python type; ``X | None`` is nullable."""
+    """Make a column for values of a Python type; ``X | None`` makes the column nullable."""
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     [own] = {*kinds} - {types.NoneType}
     return Column(name, _SQL_TYPES.get(own, own), *further, nullable=types.NoneType in kinds, **options)
@@ -454,7 +442,7 @@ STUDY_ROWS = table(
 )
 
 # A trial's configuration, its lease while running, and its outcome (zeros before the end). ``plan_id`` is the last plan
-# that started or queued the trial; ``revision`` is the study's at that change.
+# that started or queued the trial; ``revision`` is the study's revision then.
 TRIAL_ROWS = table(
     "bss_trial",
     _id(),

@@ -61,16 +61,17 @@ def _timed_model(spec: object) -> ModelParameters:
 
 
 class ProbeStore(StorePart):
-    """Measurements outside trials."""
+    """The measurements of a study outside its trials."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._known_step_times: dict[int, tuple[tuple[object, ...], list[ProbeRecord]]] = {}
 
     def add_step_time(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
-        """Store a visit's step time; return the visit's number (``visit=None``: a new visit).
+        """Store a step time of a visit; return the visit's number.
 
-        Stored visits stay unchanged. The first visit fixes the evaluation cadence.
+        If ``visit`` is None, make a new visit. Stored step times stay unchanged. A split's first step time fixes
+        ``eval_every_steps``.
         """
         number = visit
 
@@ -108,9 +109,10 @@ class ProbeStore(StorePart):
     def by_batch_size(
         self, connection: Connection, study_id: int, environment: Environment | None = None
     ) -> dict[int, ProbeRecord]:
-        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any.
+        """The step time of each batch size, fitted over all visits.
 
-        Only the smallest number of devices counts.
+        Each step time belongs to the largest timed micro-batch within `memory_boundary`. Only probes on the smallest
+        number of devices count.
         """
         rows = connection.execute(PROBES.where(PROBE_ROWS.c.study_id == study_id)).mappings()
         timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
@@ -122,7 +124,6 @@ class ProbeStore(StorePart):
 
     @inside(Database.reading)
     def step_times(self, connection: Connection, study: str) -> list[ProbeRecord]:
-        """Step times of all splits over all visits, by batch size."""
         return with_intervals(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
@@ -139,7 +140,7 @@ class ProbeStore(StorePart):
     def timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
-        """Trials with ``steps_x_step_time_s`` from the step times of all visits.
+        """The trials with ``steps_x_step_time_s`` from the step times of all visits.
 
         Trials of another model keep their stored value.
         """
@@ -176,7 +177,6 @@ class ProbeStore(StorePart):
         return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
-        """Store whether a micro-batch size fits; replace an earlier result."""
         columns = {
             "batch_size": memory.micro_batch_size,
             "micro_batch_size": memory.micro_batch_size,
@@ -189,7 +189,6 @@ class ProbeStore(StorePart):
 
     @reads
     def memory(self, connection: Connection, study_id: int, environment: Environment) -> list[MemoryUse]:
-        """Memory probes of equal devices by micro-batch size."""
         query = MEMORY.where(
             PROBE_ROWS.c.study_id == study_id,
             ENVIRONMENT_ROWS.c.device_memory_bytes == environment.device_memory_bytes,
@@ -206,13 +205,12 @@ class ProbeStore(StorePart):
         ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
-        """Store a gradient noise scale; replace an earlier noise scale."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 
     @reads
     def noise(self, connection: Connection, study_id: int) -> list[NoiseMeasurement]:
-        """Noise scales, newest first."""
+        """The noise scales, newest first."""
         query = NOISE.where(PROBE_ROWS.c.study_id == study_id)
         return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
 
@@ -220,7 +218,6 @@ class ProbeStore(StorePart):
     def add_branch(
         self, connection: Connection, study_id: int, environment: Environment, branch: BranchMeasurement
     ) -> None:
-        """Store a branch unless already stored."""
         place = {"study_id": study_id, "environment_id": self._database.environment_id(connection, environment)}
         insert_if_absent(connection, BRANCH_ROWS, {**to_columns(branch), **place, "measured_at": now(connection)})
 
@@ -228,7 +225,7 @@ class ProbeStore(StorePart):
     def branches(
         self, connection: Connection, study_id: int, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
-        """Branches, oldest first; only branches with ``digests``, if given."""
+        """The branches with these digests (default: all), oldest first."""
         columns = [BRANCH_ROWS.c[name] for name in column_types(BranchMeasurement)]
         query = select(*columns).where(BRANCH_ROWS.c.study_id == study_id).order_by(BRANCH_ROWS.c.id)
         if digests is not None:

@@ -44,7 +44,7 @@ from bssearch.storage.models import (
 )
 from bssearch.storage.statements import insert_if_absent
 
-# Submitted studies; ``served_seconds`` counts slot seconds.
+# Submitted studies. ``served_seconds`` counts slot seconds.
 SUBMISSION_ROWS = table(
     "bss_submission",
     Column("id", Integer, primary_key=True),
@@ -139,10 +139,10 @@ _MAY_BECOME = {
 
 
 class QueueStore(StorePart):
-    """Submissions and workers."""
+    """The submissions and workers of the queue."""
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or requeue the owner's finished submission; `UsageError` if the name is taken."""
+        """Queue a study, or requeue the owner's finished submission; raise `UsageError` if the name is taken."""
         check_study_name(new.name)
         new.check()
         tried_at: datetime | None = None
@@ -175,17 +175,15 @@ class QueueStore(StorePart):
 
     @inside(Database.reading)
     def submissions(self, connection: Connection) -> list[Submission]:
-        """Submissions in order of arrival."""
         return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
 
     @inside(Database.reading)
     def submission(self, connection: Connection, name: str) -> Submission:
-        """Submission of this name; `NotFoundError` if missing."""
         return _submission(connection, name)
 
     @inside(Database.reading)
     def unsettled(self, connection: Connection) -> dict[str, list[int]]:
-        """Running and paused trials of cancelled studies that queue workers ran, by study."""
+        """The running and paused trials that queue workers left in cancelled studies, by study."""
         left = connection.execute(
             select(SUBMISSION_ROWS.c.name, TRIAL_ROWS.c.number, TRIAL_ROWS.c.lease_owner)
             .join(STUDY_ROWS, STUDY_ROWS.c.name == SUBMISSION_ROWS.c.name)
@@ -201,7 +199,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def set_state(self, connection: Connection, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission; `UsageError` if its state forbids the change."""
+        """Pause, cancel or requeue a submission; raise `UsageError` if its state forbids the change."""
         _lock(connection)
         found = _submission(connection, name)
         if found.state is state:
@@ -217,12 +215,12 @@ class QueueStore(StorePart):
 
     @inside(Database.reading)
     def waiting(self, connection: Connection) -> list[str]:
-        """Names of submissions to serve, by priority, then arrival."""
+        """The names of submissions to serve, highest priority first, then in order of arrival."""
         return [one.name for one in _waiting(connection)]
 
     @inside(Database.writing)
     def keep_worker(self, connection: Connection, worker: WorkerRecord) -> None:
-        """Store a worker; delete workers absent for `FORGOTTEN_AFTER`."""
+        """Store a worker; delete workers that were absent for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         row["seen_at"] = now(connection)
@@ -232,20 +230,18 @@ class QueueStore(StorePart):
 
     @inside(Database.reading)
     def workers(self, connection: Connection) -> list[WorkerRecord]:
-        """Workers, most recently seen first."""
         time = now(connection)
         return [worker_record(row, time) for row in connection.execute(WORKERS).mappings()]
 
     @inside(Database.writing)
     def beat(self, connection: Connection, worker: str, *, left: bool = False) -> None:
-        """Record a worker's heartbeat or exit."""
         time = now(connection)
         values = {"seen_at": time, **({"left_at": time} if left else {})}
         connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker).values(values))
 
     @inside(Database.writing)
     def begin_shift(self, connection: Connection, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Begin a worker's shift; return the submission to serve, or None."""
+        """Start a worker's shift; return the submission to serve, or None."""
         _lock(connection)
         serving = connection.scalar(select(WORKER_ROWS.c.serving).where(WORKER_ROWS.c.name == worker))
         waiting = {one.name: one for one in _waiting(connection)}
@@ -263,7 +259,10 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def renew_shift(self, connection: Connection, worker: str, eligible: Collection[str], used: float) -> bool:
-        """Add slot seconds to a worker's submission; False if missing or not first."""
+        """Add ``used`` slot seconds to a worker's submission.
+
+        Returns False if the submission is gone or another submission comes first.
+        """
         name = _add_served(connection, worker, used)
         first = _first(_waiting(connection), eligible)
         return name is not None and first is not None and first.name == name
@@ -277,7 +276,7 @@ class QueueStore(StorePart):
         state: SubmissionState = SubmissionState.WAITING,
         reason: str = "",
     ) -> None:
-        """End a shift of ``used`` slot seconds; set the state of a waiting submission."""
+        """End a shift of ``used`` slot seconds; set the state of a submission that still waits."""
         name = _add_served(connection, worker, used)
         values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
         connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker).values(values))
@@ -300,7 +299,7 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
 def rename_submission(connection: Connection, old: str, new: str) -> None:
     """Rename a finished submission; raise `UsageError` if the name is taken."""
     known = connection.scalar(select(SUBMISSION_ROWS.c.id).where(SUBMISSION_ROWS.c.name == new))
-    require(known is None, f"{new!r} is already in the queue", hint="choose another name")
+    require(known is None, f"the study {new!r} is already in the queue", hint="choose another name")
     connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == old).values(name=new))
 
 
@@ -321,7 +320,7 @@ def _taken(by: Submission | None, name: str) -> UsageError:
     how = (
         f"already submitted by {by.owner} from the template {by.template} and is {by.state}" if by else "already taken"
     )
-    return UsageError(f"{name!r} was {how}", hint="choose another name with --name")
+    return UsageError(f"the study {name!r} was {how}", hint="choose another name with --name")
 
 
 def _found(connection: Connection, name: str) -> Submission | None:

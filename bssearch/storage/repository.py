@@ -1,4 +1,4 @@
-"""The store. Each method is one transaction."""
+"""The store: an open database with its studies, trials and queue."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
 
     The default is ``bssearch.db`` in the current folder.
 
-    ``write`` creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and the
-    connection.
+    With ``write``, opening creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and
+    the connection.
 
     Raises `UsageError` for a malformed URL, and `DatabaseError` if opening fails.
 
@@ -49,7 +49,7 @@ def check_writable(url: str | None = None) -> None:
 
 
 class Transfer(StorePart):
-    """Copies of whole studies."""
+    """Exports and imports of whole studies."""
 
     def import_finished(self, studies: Sequence[FinishedStudy], replaced: Collection[str] = ()) -> None:
         """Delete the studies ``replaced`` and store all new studies, or change no study.
@@ -74,7 +74,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study without running trials to a file; return the running trials' numbers."""
+        """Write a study without its running trials to a file; return the numbers of the running trials."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
@@ -82,7 +82,7 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read the named studies (default: all not archived) without running trials.
+        """Read the named studies (default: all studies that are not archived) without running trials.
 
         ``source`` names the database in messages.
         """
@@ -99,7 +99,7 @@ class Transfer(StorePart):
     ) -> list[Joined]:
         """Insert missing rows and replace changed trials in one transaction; return the counts.
 
-        ``name``: another name for the first study, if new.
+        ``name`` renames the first study if that study is new.
         """
         from bssearch.storage.transfer.study_copy import join
 
@@ -113,8 +113,8 @@ class Transfer(StorePart):
 class Store(Database):
     """An open database, which threads may share.
 
-    If opened for writing, calls wait for an unreachable server (`Patience`). Methods may raise `DatabaseError`, and
-    `NotFoundError` for an unknown study.
+    If the database was opened for writing, calls wait for an unreachable server (`Patience`). Methods may raise
+    `DatabaseError`, and `NotFoundError` for an unknown study.
 
     Example: ``store: bssearch.Store = bssearch.open_store("sqlite:///runs.db")``
     """

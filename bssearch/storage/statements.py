@@ -1,4 +1,4 @@
-"""Shared SQL statements."""
+"""SQL statements of several parts of the store."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -142,7 +142,6 @@ ENVIRONMENTS: Select[Any] = select(*_columns(ENVIRONMENT_ROWS, Environment)).sel
 
 
 def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
-    """Conditions for environments of equal device, precision and compile mode."""
     return (
         ENVIRONMENT_ROWS.c.device_name == environment.device_name,
         ENVIRONMENT_ROWS.c.precision == environment.precision,
@@ -165,14 +164,12 @@ NOISE: Select[Any] = (
 
 
 def insert_if_absent(connection: Connection, table: Table, columns: Mapping[str, Any]) -> bool:
-    """Insert a row unless its key exists; True if the row is new."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = kind.insert(table).on_conflict_do_nothing().returning(literal_column("1"))
     return connection.execute(statement, columns).first() is not None
 
 
 def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Conditions of a study's running trials."""
     return TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.state == TrialState.RUNNING
 
 
@@ -185,7 +182,7 @@ _ENDS_OWN = _ENDS.where(TRIAL_ROWS.c.lease_owner == bindparam("of_owner"))
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
-    """End a running trial and its lease; False if the trial is not running or has another owner."""
+    """End a running trial and its lease; return False if the trial is not running or has another owner."""
     values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
     statement, of = (_ENDS, {}) if owner is None else (_ENDS_OWN, {"of_owner": owner})
     return connection.execute(statement, {**values, **of}).rowcount == 1
@@ -204,7 +201,7 @@ _HELD_IDS = _TRIAL_IDS.add_columns(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary(StudyRecord):
-    """Study with its trial counts."""
+    """A study with its trial counts."""
 
     trials: int
     reached: int
@@ -212,23 +209,19 @@ class StudySummary(StudyRecord):
 
 
 def study_record(row: RowMapping) -> StudyRecord:
-    """Build a study from a row of `STUDY`."""
     return from_columns(StudyRecord, row, absent="environment" if row["environment_id"] is None else None)
 
 
 def study_summary(row: RowMapping) -> StudySummary:
-    """Build a summary from a row of `STUDIES`."""
     counts = {name: row[name] for name in ("trials", "reached", "running")}
     return StudySummary(**field_values(study_record(row)), **counts)
 
 
 def trial_record(row: RowMapping) -> TrialRecord:
-    """Build a trial from a row of `TRIALS`."""
     return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
 
 
 def stored_trial(connection: Connection, study_id: int, number: int) -> TrialRecord:
-    """Trial by its number; raise `NotFoundError` if missing."""
     known = number <= LARGEST_NUMBER
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:
@@ -239,7 +232,7 @@ def stored_trial(connection: Connection, study_id: int, number: int) -> TrialRec
 def trial_ids_of(
     connection: Connection, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
-    """Row ids of trials by trial number; `NotFoundError` for a missing trial.
+    """Return the row ids of trials by trial number; raise `NotFoundError` for a missing trial.
 
     With ``owner``, lock the trials until the transaction ends, and return only trials that this owner runs.
     """
@@ -251,18 +244,16 @@ def trial_ids_of(
 
 
 def holds_claim(connection: Connection, study_id: int, name: str, owner: str) -> bool:
-    """True if an owner holds a claim, even if its lease has ended."""
+    """True if ``owner`` holds the claim, even if the claim's lease has ended."""
     place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name, CLAIM_ROWS.c.owner == owner
     return connection.scalar(select(CLAIM_ROWS.c.name).where(*place)) is not None
 
 
 def trial_id_of(connection: Connection, study_id: int, number: int) -> int:
-    """Row id of a trial."""
     return trial_ids_of(connection, study_id, [number])[number]
 
 
 def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundError:
-    """Error for a missing trial, with the valid numbers."""
     study = select(STUDY_ROWS.c.name).where(STUDY_ROWS.c.id == study_id).scalar_subquery()
     name, low, high = connection.execute(
         select(study, func.min(TRIAL_ROWS.c.number), func.max(TRIAL_ROWS.c.number)).where(
@@ -277,7 +268,6 @@ def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundErro
 
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
-    """Error for a missing study, with similar names."""
     names = connection.scalars(select(STUDY_ROWS.c.name).order_by(STUDY_ROWS.c.name)).all()
     guess, other = nearest(name, names, ""), in_parent_folder(masked(connection.engine.url))
     hint = "; ".join(filter(None, (guess, "list all studies with `bssearch study list`", other)))
@@ -310,10 +300,13 @@ _ENDED = select(TRIAL_ROWS.c.number).where(*_AMONG, TRIAL_ROWS.c.state != TrialS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Trials that changed since a revision: stored, started, resumed, ended, or observed after the end.
+    """The trials of a study that changed after a revision.
 
-    ``is_rewritten``: True if rows were deleted or rewritten; ``trials`` then has all trials. ``has_new_probes``: True
-    if step times may differ.
+    A trial changes if it is stored, started, paused, resumed, ended, or observed after the end.
+
+    Attributes:
+        is_rewritten: Rows were deleted or rewritten; ``trials`` has all trials.
+        has_new_probes: Step times may have changed.
     """
 
     revision: int
@@ -323,32 +316,28 @@ class Changes:
 
 
 def raise_revision(connection: Connection, study_id: int) -> int:
-    """Raise a study's revision; return the new revision."""
     return int(connection.execute(_RAISED, {"of_study": study_id}).scalar_one())
 
 
 def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Give changed trials a new revision."""
     if numbers:
         changed = {"of_study": study_id, "numbers": list(numbers)}
         connection.execute(_CHANGED, {**changed, "revision": raise_revision(connection, study_id)})
 
 
 def mark_observed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Mark finished trials with new observations as changed."""
     among = {"of_study": study_id, "numbers": list(numbers)}
     mark_changed(connection, study_id, connection.scalars(_ENDED, among).all())
 
 
 def mark_probed(connection: Connection, study_id: int) -> None:
-    """Raise a study's revision after a probe."""
     revision = raise_revision(connection, study_id)
     connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(probed_at_revision=revision))
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Revision counters of a study."""
+    """The revision counters of a study."""
 
     study_id: int
     created_at: datetime
@@ -358,7 +347,6 @@ class Counters:
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """Revision counters of a study; `NotFoundError` if missing."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:

@@ -52,7 +52,10 @@ from bssearch.storage.trials import check_idle
 
 
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
-    """Store a study, or raise `UsageError` if the name is taken; ``again`` allows an equal stored study."""
+    """Store a study; raise `UsageError` if the name is taken.
+
+    ``again`` allows an equal stored study.
+    """
     if insert_if_absent(connection, STUDY_ROWS, to_columns(study)):
         return
     stored = connection.execute(STUDY.where(STUDY_ROWS.c.name == study.name)).mappings().first()
@@ -63,9 +66,9 @@ def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> 
 def bind_study(
     connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool
 ) -> None:
-    """Bind a study to a kind of device; raise `OtherDeviceError` if bound to another kind.
+    """Bind a study to a kind of device; raise `OtherDeviceError` if the study is bound to another kind.
 
-    ``again`` replaces the environment by an environment of the same kind.
+    ``again`` replaces an environment of the same kind.
     """
     study = study_record(connection.execute(STUDY.where(STUDY_ROWS.c.id == study_id)).mappings().one())
     same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
@@ -92,7 +95,7 @@ def _refuse_busy(connection: Connection, study_id: int, name: str, doing: str) -
 
 
 class StudyStore(StorePart):
-    """Studies: specs and bound devices."""
+    """The studies, with their specs and environments."""
 
     def create(self, new: NewStudy) -> StudyRecord:
         """Store a study; raise `UsageError` if the name is taken."""
@@ -110,7 +113,6 @@ class StudyStore(StorePart):
 
     @patiently
     def get(self, name: str) -> StudyRecord:
-        """Study of this name; `NotFoundError` if missing."""
         found = self.find(name)
         if found is None:
             with self._database.reading() as connection:
@@ -119,7 +121,6 @@ class StudyStore(StorePart):
 
     @inside(Database.reading)
     def find(self, connection: Connection, name: str) -> StudyRecord | None:
-        """Study of this name, or None."""
         self._database.asked.update(
             connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id).where(STUDY_ROWS.c.name == name)).all()
         )
@@ -128,7 +129,7 @@ class StudyStore(StorePart):
 
     @inside(Database.reading)
     def summaries(self, connection: Connection) -> list[StudySummary]:
-        """All studies with trial counts, oldest first."""
+        """All studies with their trial counts, oldest first."""
         return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
     @writes
@@ -168,29 +169,26 @@ class StudyStore(StorePart):
 
     @writes
     def update_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> None:
-        """Replace a study's spec; the caller checks that the question stays the same."""
+        """Replace a study's spec. The caller checks that the spec still asks the study's question."""
         connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(spec=dict(spec)))
 
     @writes
     def keep_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> str:
-        """Store a spec; return its digest."""
         digest = spec_digest(spec)
         insert_if_absent(connection, SPEC_ROWS, {"study_id": study_id, "digest": digest, "spec": dict(spec)})
         return digest
 
     @writes
     def bind(self, connection: Connection, study_id: int, environment: Environment, *, again: bool = False) -> None:
-        """See `bind_study`."""
         environment_id = self._database.environment_id(connection, environment)
         bind_study(connection, study_id, environment, environment_id, again=again)
 
 
 class FindingStore(StorePart):
-    """Answers of studies; an answer is valid while its stamp equals the study's stamp."""
+    """The answers of studies. An answer is valid while its stamp equals the study's stamp."""
 
     @reads
     def stamp(self, connection: Connection, study_id: int) -> str:
-        """Digest of a study's spec, trials and probes."""
         return _stamp(connection, study_id)
 
     @writes
@@ -203,9 +201,10 @@ class FindingStore(StorePart):
         *,
         is_news: bool = False,
     ) -> None:
-        """Replace a study's answer; ``stamp`` must be older than the answer.
+        """Store a study's answer in place of an earlier answer.
 
-        ``is_news``: drivers read the answer as they read a new probe.
+        ``stamp`` must precede the computation of ``answer``. If ``is_news``, drivers read the answer like a
+        new probe.
         """
         fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
         if not insert_if_absent(connection, FINDING_ROWS, {"study_id": study_id, **fields}):
@@ -215,7 +214,7 @@ class FindingStore(StorePart):
 
     @inside(Database.looking)
     def age_seconds(self, connection: Connection, study: str) -> float:
-        """Seconds since a study's last answer; infinity without an answer."""
+        """The seconds since a study's last answer, or infinity without an answer."""
         study_id = self._database.study_id(connection, study)
         found_at = connection.scalar(select(FINDING_ROWS.c.found_at).where(FINDING_ROWS.c.study_id == study_id))
         return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
@@ -228,7 +227,7 @@ class FindingStore(StorePart):
 
     @reads
     def current(self, connection: Connection, study_id: int) -> Mapping[str, Any] | None:
-        """A study's answer; None if missing or outdated."""
+        """A study's answer, or None if the answer is missing or outdated."""
         stored = connection.execute(
             select(FINDING_ROWS.c.stamp, FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)
         ).first()
@@ -267,7 +266,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial(Planned):
-    """Finished trial to import."""
+    """A finished trial to import."""
 
     outcome: TrialOutcome
     curve: Sequence[Observation] = ()
@@ -275,7 +274,7 @@ class FinishedTrial(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStudy:
-    """Study to import; its trials get the numbers 1, 2, …"""
+    """A study to import. The trials get the numbers 1, 2, …"""
 
     study: NewStudy
     environment: Environment

@@ -81,7 +81,6 @@ UNKNOWN_IF_EMPTY = ("train_seconds", "reason")
 
 
 def archived(name: str) -> UsageError:
-    """Error for an archived study."""
     return UsageError(
         f"the study {name!r} is archived and accepts no trials", hint=f"run `bssearch study archive {name} --undo`"
     )
@@ -96,7 +95,10 @@ def start_trial(
     lease: Lease | None = None,
     environment: Environment | None = None,
 ) -> TrialRecord | None:
-    """See `TrialStore.start`; without ``lease``, queue the trial. Idempotent per ``plan_id``."""
+    """Start a trial as `TrialStore.start` does; without ``lease``, queue the trial.
+
+    A repeated ``plan_id`` starts no second trial.
+    """
     with database.writing() as connection:
         study_id = database.lock_study(connection, study)
         environment_id = None if environment is None else database.environment_id(connection, environment)
@@ -165,17 +167,17 @@ _OBSERVED = insert(OBSERVATION_ROWS)
 
 
 class TrialStore(StorePart):
-    """Trials, observations and logs."""
+    """The trials, with their observations and logs."""
 
     def __init__(self, database: Database, probes: ProbeStore) -> None:
         super().__init__(database)
         self._probes = probes
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a trial under a lease; None if another driver was faster or holds ``lease.claim``.
+        """Start a trial under a lease; return None if another driver was faster or holds ``lease.claim``.
 
         A new trial starts only if no trial is newer than ``plan.after``. Only one driver can start a queued trial or
-        resume a paused trial, with the same configuration except for micro-batches.
+        resume a paused trial. A queued trial keeps its configuration except for the micro-batches.
         """
         return self.patience.run(
             partial(start_trial, self._database, study, plan, uuid4().hex, lease=lease, environment=environment)
@@ -198,8 +200,8 @@ class TrialStore(StorePart):
     ) -> TrialRecord:
         """Store a trial's end. A trial that was contended before a pause stays contended.
 
-        Raises `DatabaseError` if the trial ended differently, or ``owner`` does not hold the lease, and `ValueError` if
-        ``outcome`` is not final.
+        Raises `DatabaseError` if the trial ended differently, or if ``owner`` does not hold the lease. Raises
+        `ValueError` if ``outcome`` is not final.
         """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not a final state")
@@ -230,7 +232,7 @@ class TrialStore(StorePart):
         numbers: Collection[int] | None = None,
         state: TrialState = TrialState.PRUNED,
     ) -> list[int]:
-        """End paused trials (default: all); return their numbers."""
+        """End paused trials (default: all) in ``state``; return the numbers of the ended trials."""
         settled = update(TRIAL_ROWS).where(TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.state == TrialState.PAUSED)
         if numbers is not None:
             settled = settled.where(TRIAL_ROWS.c.number.in_(numbers))
@@ -247,7 +249,6 @@ class TrialStore(StorePart):
         phase: Phase | None = None,
         states: Collection[TrialState] | None = None,
     ) -> list[TrialRecord]:
-        """Trials by number, only of ``phase`` and ``states`` if given."""
         query = TRIALS.where(TRIAL_ROWS.c.study_id == study_id)
         if phase is not None:
             query = query.where(TRIAL_ROWS.c.phase == phase)
@@ -267,7 +268,7 @@ class TrialStore(StorePart):
         state: TrialState | None = None,
         batch_size: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Columns of the trials by number, without building records; an unknown value is None."""
+        """The configuration and the columns ``names`` of each trial, ordered by number; an unknown value is None."""
         settings = column_types(Configuration)
         columns = {*names, *settings}
         wanted = {"phase": phase, "state": state, "batch_size": batch_size}
@@ -285,7 +286,7 @@ class TrialStore(StorePart):
 
     @reads
     def counts(self, connection: Connection, study_id: int) -> list[tuple[Phase, TrialState, int, float]]:
-        """Phase, state, number of trials and their train seconds, in the order of the first trials."""
+        """Tuples of phase, state, number of trials and their train seconds, ordered by first trial."""
         one = TRIAL_ROWS.c
         seconds = func.coalesce(func.sum(one.train_seconds), 0.0)
         query = select(one.phase, one.state, func.count(), seconds).where(one.study_id == study_id)
@@ -294,7 +295,7 @@ class TrialStore(StorePart):
 
     @reads
     def fast(self, connection: Connection, study_id: int, phase: Phase | None = None) -> list[TrialRecord]:
-        """Fastest uncontended trial, and all contended trials that reached the target."""
+        """The fastest uncontended trial, and all contended trials that reached the target."""
         one = TRIAL_ROWS.c
         reached = TRIALS.where(one.study_id == study_id, one.time_to_target_s.is_not(None))
         reached = reached if phase is None else reached.where(one.phase == phase)
@@ -305,13 +306,12 @@ class TrialStore(StorePart):
 
     @reads
     def get(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
-        """Trial by its number; `NotFoundError` if missing."""
         [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study_id, number)])
         return found
 
     @inside(Database.reading)
     def changes(self, connection: Connection, study: str, since: int) -> Changes:
-        """Trials that changed after a revision of the study (0: all trials)."""
+        """The trials that changed after a revision of the study (0: all trials)."""
         now = counters(connection, study)
         # A revision above the study's revision comes from a deleted study of the same name.
         is_rewritten = since < now.rewritten_at_revision or since > now.revision
@@ -331,7 +331,7 @@ class TrialStore(StorePart):
 
     @reads
     def seconds_at_rest(self, connection: Connection, study_id: int) -> float:
-        """Seconds since a trial started or ended, else since the study began."""
+        """The seconds since a trial started or ended, else since the study was created."""
         trials = select(func.max(TRIAL_ROWS.c.created_at), func.max(TRIAL_ROWS.c.ended_at))
         last = connection.execute(trials.where(TRIAL_ROWS.c.study_id == study_id)).one()
         made = connection.scalars(select(STUDY_ROWS.c.created_at).where(STUDY_ROWS.c.id == study_id)).one()
@@ -340,7 +340,7 @@ class TrialStore(StorePart):
 
     @reads
     def spec(self, connection: Connection, study_id: int, number: int) -> Mapping[str, object] | None:
-        """Spec with which a trial started; None if unknown."""
+        """The spec with which a trial started, or None if unknown."""
         return connection.scalar(
             select(SPEC_ROWS.c.spec)
             .join(
@@ -352,7 +352,6 @@ class TrialStore(StorePart):
 
     @reads
     def environments(self, connection: Connection, study_id: int) -> dict[int, Environment]:
-        """Environment of each started trial."""
         query = ENVIRONMENTS.add_columns(ENVIRONMENT_ROWS.c.id)
         trials = select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.environment_id).where(
             TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.environment_id.is_not(None)
@@ -364,7 +363,6 @@ class TrialStore(StorePart):
 
     @reads
     def torch_versions(self, connection: Connection, study_id: int) -> list[str]:
-        """Torch versions of a study's trials, earliest trial first."""
         query = (
             select(ENVIRONMENT_ROWS.c.torch_version)
             .join(TRIAL_ROWS, TRIAL_ROWS.c.environment_id == ENVIRONMENT_ROWS.c.id)
@@ -380,8 +378,8 @@ class TrialStore(StorePart):
     ) -> frozenset[int]:
         """Store all observations, or no observation.
 
-        With ``owner``, skip trials whose lease the owner has lost, and return the trials' numbers. Raises
-        `DatabaseError` if an observation at a step exists, unless an earlier try stored the rows.
+        With ``owner``, skip trials whose lease the owner has lost, and return their numbers. Raises `DatabaseError` if
+        a trial already has an observation at a step, unless an earlier try stored the rows.
         """
         if not rows:
             return frozenset()
@@ -414,7 +412,6 @@ class TrialStore(StorePart):
 
     @reads
     def observations(self, connection: Connection, study_id: int, number: int) -> list[Observation]:
-        """A trial's observations by step."""
         trial_id_of(connection, study_id, number)
         return self._curves(connection, study_id, [number])[number]
 
@@ -431,7 +428,7 @@ class TrialStore(StorePart):
     def evaluations(
         self, connection: Connection, study: str, numbers: Collection[int]
     ) -> dict[int, list[tuple[float, float]]]:
-        """Each trial's (train seconds, metric) pairs by step."""
+        """Each trial's (train seconds, metric) pairs, ordered by step."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
         for number, train_seconds, metric in connection.execute(EVALUATIONS, of):
@@ -440,7 +437,6 @@ class TrialStore(StorePart):
 
     @reads
     def observation_count(self, connection: Connection, study_id: int) -> int:
-        """Number of a study's observations."""
         query = select(func.count()).select_from(OBSERVATION_ROWS).join(TRIAL_ROWS)
         return connection.execute(query.where(TRIAL_ROWS.c.study_id == study_id)).scalar_one()
 
@@ -455,7 +451,6 @@ class TrialStore(StorePart):
 
     @reads
     def log(self, connection: Connection, study_id: int, number: int) -> str | None:
-        """A trial's log, or None."""
         trial_id = trial_id_of(connection, study_id, number)
         return connection.scalar(select(LOG_ROWS.c.text).where(LOG_ROWS.c.trial_id == trial_id))
 
@@ -463,12 +458,15 @@ class TrialStore(StorePart):
 # No lease expires within these seconds after a server's start; drivers reconnect sooner.
 RESTART_GRACE_S = 60.0
 
-# Returns True if the driver that owns a lease is alive, None if unknown.
+# Returns whether the driver that owns a lease is alive, or None if unknown.
 IsAlive = Callable[[str], bool | None]
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Time by which expired leases ended; shortly after a server's start, no lease counts as expired."""
+    """Return the time up to which leases count as expired.
+
+    Within `RESTART_GRACE_S` seconds of a server's start, no lease counts as expired.
+    """
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
         return datetime.min.replace(tzinfo=UTC)
@@ -491,7 +489,7 @@ def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
 
 
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
-    """Raise `UsageError` if a driver holds a live lease of a trial or claim of the study."""
+    """Raise `UsageError` if a driver holds an unexpired lease of a trial or claim of the study."""
     ended = ended_by(connection)
     running = connection.execute(
         select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.lease_owner, TRIAL_ROWS.c.lease_expires_at)
@@ -516,7 +514,7 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
 
 
 class LeaseStore(StorePart):
-    """Leases of running trials and claims."""
+    """The leases of running trials and of claims."""
 
     @writes
     def heartbeat(self, connection: Connection, study_id: int, owner: str, lease_seconds: float) -> None:
@@ -529,7 +527,6 @@ class LeaseStore(StorePart):
 
     @reads
     def ends(self, connection: Connection, study_id: int) -> dict[str, datetime]:
-        """Each owner's latest lease end."""
         found: dict[str, datetime] = {}
         trials = select(TRIAL_ROWS.c.lease_owner, TRIAL_ROWS.c.lease_expires_at).where(*is_running(study_id))
         claims = select(CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(CLAIM_ROWS.c.study_id == study_id)
@@ -539,7 +536,10 @@ class LeaseStore(StorePart):
 
     @writes
     def mark_lost(self, connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
-        """End trials of dead owners; return their numbers. If ``is_alive`` returns None, the lease decides."""
+        """Mark the running trials of dead owners as lost; return the numbers of the lost trials.
+
+        If ``is_alive`` returns None, a trial is lost when its lease has ended.
+        """
         owners = connection.scalars(select(TRIAL_ROWS.c.lease_owner).where(*is_running(study_id)).distinct()).all()
         known = {owner: is_alive(owner) for owner in owners}
         dead = {owner for owner, alive in known.items() if alive is False}
@@ -556,7 +556,7 @@ class LeaseStore(StorePart):
         lost = []
         # Sort here, because with ORDER BY number SQLite would scan all trials of the study.
         for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
-            late = f"the lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
+            late = f"the lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, because {owner} did not renew the lease"
             why = f"the driver {owner} is gone" if owner in dead else late
             outcome = TrialOutcome(state=TrialState.LOST, reason=why)
             columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
@@ -569,7 +569,7 @@ class LeaseStore(StorePart):
     def claim(
         self, connection: Connection, study_id: int, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive
     ) -> bool:
-        """Claim a task until the lease ends or the owner dies; True if the claim succeeded."""
+        """Claim a task until the lease ends or the owner dies; return True if the claim succeeded."""
         place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name
         held = connection.execute(select(CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(*place)).first()
         values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
@@ -585,11 +585,9 @@ class LeaseStore(StorePart):
 
     @reads
     def holds(self, connection: Connection, study_id: int, name: str, *, owner: str) -> bool:
-        """See `holds_claim`."""
         return holds_claim(connection, study_id, name, owner)
 
     @writes
     def release(self, connection: Connection, study_id: int, name: str, *, owner: str) -> None:
-        """Release an owner's claim."""
         place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name, CLAIM_ROWS.c.owner == owner
         connection.execute(delete(CLAIM_ROWS).where(*place))

@@ -1,7 +1,7 @@
 """All tables, with PostgreSQL triggers that protect studies and submissions of other logins.
 
-Only the login that created a study may rename, archive or delete it, and only a submission's login may cancel, pause,
-resume, rename or delete it. The table owner may do both.
+Only the login that created a study may rename, archive or delete it. Only a submission's login may cancel, pause,
+resume, rename or delete it. The owner of the tables may change every study and submission.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ POSTGRESQL = (
     "DROP TRIGGER IF EXISTS bss_submission_submitter ON bss_submission",
     SUBMITTER,
 )
-"""PostgreSQL objects beside the tables, also in the printed schema. They can run twice."""
+"""SQL for the triggers, also in the printed schema. Every statement can run twice."""
 
 
 def upgrade() -> None:

@@ -1,4 +1,4 @@
-"""Step times of several devices, and trials that train on them."""
+"""Step times on several devices, and the phase of trials on several devices."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _LARGEST_PORT = 65535
 
 
 def masked(url: str | URL) -> str:
-    """URL with its password as ``***``, even if malformed."""
+    """A URL with its password as ``***``, even if malformed."""
     text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
@@ -69,7 +69,7 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Parse a database URL; raise `UsageError` if malformed or without a driver."""
+    """Parse a database URL; raise `UsageError` if the URL is malformed or its driver is not installed."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
@@ -120,17 +120,16 @@ def _checked_sqlite(url: URL) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """Path of a SQLite file, or None."""
+    """The path of a SQLite file, or None for a server."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """Path of a SQLite file, or the masked URL of a server."""
+    """The path of a SQLite file, or the masked URL of a server."""
     return str(sqlite_file(url) or masked(url))
 
 
 def without_secrets(text: str, url: URL) -> str:
-    """Replace the URL's passwords by ``***``."""
     for secret in (url.password, *(value for key, value in url.query.items() if _is_secret(key))):
         for one in (secret,) if isinstance(secret, str) else secret or ():
             text = text.replace(one, "***") if one else text
@@ -192,7 +191,6 @@ _BY_STATE: Mapping[tuple[str, ...], tuple[str, str, type[DatabaseError]]] = {
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
-    """Translate an SQLAlchemy error."""
     cause = " ".join(without_secrets(str(getattr(error, "orig", None) or error), url).split())
     where = shown(url)
     if sqlite_file(url) is None:
@@ -210,12 +208,10 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
 
 
 def read_only(where: str) -> DatabaseError:
-    """Error for a read-only database."""
     return DatabaseError(f"{where} is read-only", hint=f"make the database writable, or {OTHER_DATABASE_HINT}")
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
-    """Error for a missing right, with minimal GRANTs."""
     whom = f'TO "{role}"'
     if thing.startswith("schema "):
         rights = "USAGE, CREATE" if right == "CREATE" else "USAGE"
@@ -259,7 +255,9 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
 def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
     said = getattr(getattr(error, "orig", None), "diag", None)
     if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
-        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask a login of this list")
+        return DatabaseError(
+            f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask a login that the message names"
+        )
     if owned := re.search(r"must be owner of (\w+ \S+)", cause):
         return DatabaseError(
             f"{where}: the role {_role(url)!r} cannot change {owned.group(1)}, which another role owns",
@@ -342,7 +340,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 
 @contextmanager
 def opened_engine(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Iterator[Engine]:
-    """Engine that closes its connections on exit; see `create_engine_for`."""
+    """Make an engine, and close its connections on exit; see `create_engine_for`."""
     engine = create_engine_for(url, write=write, foreign_keys=foreign_keys)
     try:
         yield engine
@@ -357,7 +355,7 @@ def reading(engine: Engine) -> AbstractContextManager[Connection]:
 
 
 def looking(engine: Engine) -> AbstractContextManager[Connection]:
-    """Open a connection for independent statements."""
+    """Open a connection; on a server, each of its statements is a separate transaction."""
     return _connected(engine, isolation_level="AUTOCOMMIT")
 
 
@@ -563,7 +561,7 @@ def _to_json(value: Any) -> str:
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON; raise `ValueError` for unbounded numbers or invalid Unicode."""
+    """Parse stored JSON; raise `ValueError` for NaN, infinities, overlong integers and invalid Unicode."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = _DECODER.decode(text)
@@ -638,7 +636,7 @@ NETWORK_FUSE = (
 
 
 def file_system_of(path: Path) -> str:
-    """File system type of an absolute path; "" if unknown."""
+    """The file system type of an absolute path, or "" if unknown."""
     with suppress(OSError):
         holding = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
         return max(reversed(holding), key=lambda one: len(one.mountpoint)).fstype if holding else ""
@@ -646,13 +644,12 @@ def file_system_of(path: Path) -> str:
 
 
 def is_shared_by_machines(file_system: str) -> bool:
-    """True if machines may share this file system."""
     kind, _, subtype = file_system.lower().partition(".")
     return kind in NETWORK_FILE_SYSTEMS or (kind in {"fuse", "fuseblk"} and subtype.startswith(NETWORK_FUSE))
 
 
 def refuse_network_file(path: Path) -> None:
-    """Raise `DatabaseError` for a network file system, unless the user allows it."""
+    """Raise `DatabaseError` if a file is on a network file system, unless the user allows such files."""
     if os.environ.get(NETWORK_FILE_VARIABLE) == "1":
         return
     kind = file_system_of(path.resolve())
@@ -681,7 +678,7 @@ _BLOCKERS = text(
 
 
 class BlockedError(DatabaseError):
-    """Another session held a lock for `LONGEST_WAIT_S`."""
+    """Another session held a lock for `LONGEST_WAIT_S` seconds."""
 
 
 def lock_tables(connection: Connection, names: Collection[str], mode: str = ONE_AT_A_TIME) -> None:

@@ -1,7 +1,7 @@
-"""A whole study in memory, validated, and in one file: JSON lines, compressed with gzip.
+"""A whole study in memory and in a file of JSON lines, compressed with gzip.
 
-The header has format, version, schema revision, bssearch's version, the study and counts of rows. Rows follow as
-``{kind: row}``, ordered by `Kind` and key. The last line has the counts and the SHA-256 of all earlier lines.
+The header has the format, the versions, the study's name and the counts of rows. Rows follow as ``{kind: row}``,
+ordered by `Kind` and key. The last line has the counts and the SHA-256 of all earlier lines.
 """
 
 import gzip
@@ -65,7 +65,9 @@ _RUNS = TRIAL_ROWS.c.state == TrialState.RUNNING
 class Copy:
     """A study's rows by kind and key, in the order of writing.
 
-    ``source`` names the file or database in messages; ``running``: numbers of running trials, which the rows exclude.
+    Attributes:
+        source: The file or database, for messages.
+        running: Numbers of running trials.
     """
 
     source: str
@@ -74,29 +76,26 @@ class Copy:
 
     @property
     def study(self) -> Row:
-        """The study's own row."""
         return self.rows[Kind.STUDY][()]
 
     @property
     def name(self) -> str:
-        """The study's name."""
         return str(self.study["name"])
 
     @property
     def environment(self) -> Environment | None:
-        """The bound environment, if any."""
         digest = self.study["environment"]
         return None if digest is None else from_columns(Environment, self.rows[Kind.ENVIRONMENT][(digest,)])
 
     def curves(self) -> dict[int, dict[str, Row]]:
-        """Observations by trial and step."""
+        """Each trial's observations by name, such as ``evaluation at step 5``."""
         found: dict[int, dict[str, Row]] = defaultdict(dict)
         for (trial, step), row in self.rows[Kind.OBSERVATION].items():
             found[trial][f"evaluation at step {step}"] = row
         return found
 
     def add(self, kind: Kind, row: object) -> None:
-        """Add a row; raise `UsageError` if invalid, duplicate or dangling."""
+        """Add a row; raise `UsageError` if the row is invalid, a duplicate, or refers to a missing row."""
         values = checked(kind, row)
         key = tuple(values[name] for name in LAYOUTS[kind].keys)
         if key in self.rows[kind]:
@@ -110,9 +109,9 @@ class Copy:
 
 
 def read_copy(connection: Connection, study_id: int, source: str, *, with_running: bool = False) -> Copy:
-    """Read a study; raise `DatabaseError` for an invalid row.
+    """Read a study from a database; raise `DatabaseError` for an invalid row.
 
-    Only ``with_running`` includes running trials, because a copy has no leases.
+    Unless ``with_running``, leave out running trials, because a copy has no leases.
     """
     copy = Copy(source)
     try:
@@ -131,9 +130,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Raise `UsageError` if the name is invalid or the spec differs from the study, `SpecError` if the spec is
-    unreadable.
-    """
+    """Check name and spec; raise `UsageError`, or `SpecError` for an unreadable spec."""
     study = copy.study
     check_study_name(copy.name)
     try:
@@ -195,7 +192,7 @@ _DIVERGED = "trials ran in both places, or a program changed rows; keep one copy
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Result of `join`, with counts by kind of row."""
+    """The result of `join`, with counts by kind of row."""
 
     study: str
     source: str
@@ -206,13 +203,11 @@ class Joined:
 
     @property
     def document(self) -> dict[str, Any]:
-        """JSON values."""
         told = {"study": self.study, "source": self.source, "is_new": self.is_new, "is_changed": self.is_changed}
         return {**told, "trials_skipped": list(self.skipped), **self.counts}
 
     @property
     def sentence(self) -> str:
-        """Message for the user."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
         done = f"{plural(new, 'trial')} added, {changed} replaced" if self.is_changed else "no changes"
         running = ", ".join(map(str, self.skipped))
@@ -297,7 +292,7 @@ class _Join:
             counts=self._counts(new),
         )
 
-    # Choice of rows
+    # Selection of rows
 
     def _sort_trials(self) -> None:
         live = select(TRIAL_ROWS.c.number).where(
@@ -440,7 +435,6 @@ _KINDS = frozenset(kind.value for kind in Kind)
 
 
 def write_study(path: Path, copy: Copy) -> None:
-    """Write a study."""
     check_file(path)
     counts = {kind.value: len(copy.rows[kind]) for kind in sorted(Kind)}
     header = {
