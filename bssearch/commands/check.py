@@ -1,7 +1,4 @@
-"""``check`` tries a workload and proposes a target; ``run --dry-run`` bounds a study's cost.
-
-``check --walk`` takes six steps from the memory budget to the task's priority, with measured figures.
-"""
+"""Check a workload, propose a target, and bound a study's cost before a run."""
 
 import math
 import statistics
@@ -66,9 +63,9 @@ LONGEST_S = 10.0  # most seconds of all runs together; about as long as the rest
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) for searched parameters that do not change the loss.
+    """Yield a (code, sentence) for each searched parameter that does not change the loss.
 
-    ``probe``: step time of the default configuration.
+    ``probe`` is the step time of the default configuration.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
     others = _other_values(spec, configuration)
@@ -80,8 +77,8 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     if expected > LONGEST_S:
         yield (
             "parameters_not_tried",
-            f"bssearch did not test whether the workload uses {' and '.join(others)}, because {1 + len(others)} runs "
-            f"of {STEPS} steps would take {expected:.3g} s, more than {LONGEST_S:g} s",
+            f"bssearch did not test whether the workload uses {' and '.join(others)}: {1 + len(others)} runs "
+            f"of {STEPS} steps would take {expected:.3g} s, more than the limit of {LONGEST_S:g} s",
         )
         return
     before = _losses(spec, executor, 2, configuration)
@@ -146,7 +143,7 @@ TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limi
 
 
 class BatchCheck(Model):
-    """A batch size; seconds are null if memory ran out."""
+    """A tried batch size; all seconds are null if memory ran out."""
 
     batch_size: int
     micro_batch_size: int
@@ -156,7 +153,10 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default's trial of ``limit_s`` train seconds; ``time_to_target_s`` is null if the trial missed the target."""
+    """The default configuration's trial of at most ``limit_s`` train seconds.
+
+    ``time_to_target_s`` is null if the trial missed the target.
+    """
 
     batch_size: int
     limit_s: float
@@ -170,7 +170,7 @@ class ShortTrial(Model):
 
 
 class WalkStep(Model):
-    """A step of the walk: question, measured figures by name, and decision."""
+    """A step of ``check --walk``: a question, measured figures by name, and a decision."""
 
     question: str
     figures: dict[str, float | None]
@@ -178,9 +178,9 @@ class WalkStep(Model):
 
 
 class Check(Model):
-    """Check of a spec, or of the largest scale; ``notes`` correct common claims.
+    """The check of a spec, or of its largest scale; ``notes`` correct common claims.
 
-    ``longest_study_s`` and ``likely_study_s`` sum over all ``studies``.
+    ``longest_study_s`` and ``likely_study_s`` are the wall seconds of all ``studies`` together.
     """
 
     study: str
@@ -204,7 +204,9 @@ class Check(Model):
 
 
 def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Check:
-    """Try a study's workload for a few seconds without storing results; ``walk`` adds six measured steps.
+    """Try a study's workload for a few seconds without storing results.
+
+    ``walk`` answers six questions, from the memory budget to the objective, with measured figures.
 
     Raises the errors of `bssearch.run_study`.
 
@@ -293,13 +295,13 @@ def _walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkSte
     yield WalkStep(
         question="How much memory is there?",
         figures={"memory_gib": budget / GIB, "usable_gib": usable / GIB},
-        decision=f"plan with {1 - HEADROOM:.0%} of this memory, which is feasible, not optimal",
+        decision=f"plan with {1 - HEADROOM:.0%} of this memory; a batch that fits is feasible, not always optimal",
     )
     fit, reason = _memory(evidence, executor)
     yield WalkStep(
         question="How much memory does a sample take?",
         figures={} if fit is None else {"fixed_gib": fit.fixed_bytes / GIB, "sample_mib": fit.bytes_per_sample / MIB},
-        decision=f"not measured: {reason}" if fit is None else "a fixed part, and an equal part for each sample",
+        decision=f"not measured: {reason}" if fit is None else "add a fixed part and an equal part for each sample",
     )
     most = None if fit is None else samples
     if fit is not None and fit.bytes_per_sample > 0:
@@ -338,7 +340,7 @@ def _largest_step(largest: int, most: int | None) -> WalkStep:
     elif most >= largest:
         decision = f"batch {largest}, the largest batch size of the space, fits at once"
     else:
-        decision = f"batches above {most} accumulate: set space.max_micro_batch_size: {most}"
+        decision = f"batches above {most} do not fit at once; set space.max_micro_batch_size: {most} to accumulate"
     return WalkStep(
         question="What is the largest safe micro-batch?", figures={"safe_micro_batch": most}, decision=decision
     )
@@ -355,9 +357,12 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     elif drop is None:
         decision = f"not measured: {target.metric} is 0 at batch {default}"
     elif drop > DROP:
-        decision = f"{target.metric} drops by {drop:.1%} in {limit:g} s: use a smaller batch, or retune and regularise"
+        decision = (
+            f"after {limit:g} train seconds, {target.metric} is {drop:.1%} worse at batch {largest} than at batch "
+            f"{default}; use a smaller batch, or retune and regularise"
+        )
     else:
-        decision = f"the metric drops by at most {DROP:.0%}: batch {largest} trains as well in {limit:g} s"
+        decision = f"after {limit:g} train seconds, {target.metric} is at most {DROP:.0%} worse at batch {largest}"
     yield WalkStep(
         question="Does the largest batch converge?",
         figures={f"{target.metric}_at_{default}": mine, f"{target.metric}_at_{largest}": its, "drop": drop},
@@ -414,7 +419,10 @@ class DefaultRun(Model):
 
 
 class TargetRow(Model):
-    """A possible target: runs that reach it, and median time (null if at least half of the runs miss the target)."""
+    """A possible target, the number of runs that reach the target, and their median time.
+
+    The time is null if at least half of the runs miss the target.
+    """
 
     target: float
     reached: int
@@ -423,7 +431,7 @@ class TargetRow(Model):
 
 
 class Advice(Model):
-    """A proposed target, and alternatives."""
+    """A proposed target and its alternatives, in units of the metric."""
 
     metric: str
     goal: Goal
@@ -445,10 +453,11 @@ def advise_target(
     margin: float | None = None,
     on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:
-    """Run the default configuration ``runs`` times to the study's limit, and propose a target; store nothing.
+    """Run the default configuration ``runs`` times to the study's limit, and propose a target.
 
-    The proposal is the median best metric, eased by ``margin`` and rounded to the easier side. ``on_run`` receives each
-    run. Raises `UsageError` for wrong ``runs`` or ``margin``, and `LaunchError` if the default does not train.
+    The proposal is the median best metric, eased by ``margin`` (in units of the metric) and rounded to the easier side.
+    ``on_run`` receives each run. The database stores no run. Raises `UsageError` for wrong ``runs`` or ``margin``, and
+    `LaunchError` if the default does not train.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
@@ -489,7 +498,6 @@ def summarise(
     curves: Sequence[Sequence[Observation]],
     margin: float | None,
 ) -> Advice:
-    """Proposed target and alternatives, from the curves of the default's runs; see `advise_target`."""
     # The best metric of the untrained models, because no untrained model may reach the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]
@@ -586,12 +594,11 @@ UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Largest number of `finalists`."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Seconds of a trial that trains until ``limit``, with evaluations if timed."""
+    """Return the wall seconds of a trial of ``limit`` train seconds, with evaluations if the probe timed evaluations."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one evaluation before the first step
@@ -599,9 +606,9 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 
 
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
-    """Most wall seconds of the search, and of all later runs.
+    """Return the most wall seconds of the search, and of all later runs.
 
-    ``trial``: seconds of a full trial, by default with `EVALUATION_SHARE` for evaluation.
+    ``trial`` is the wall seconds of a full trial; the default includes `EVALUATION_SHARE` for evaluation.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots
@@ -611,21 +618,20 @@ def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float,
 
 
 def confirmation_runs(spec: StudySpec) -> int:
-    """Most confirmation runs per finalist."""
     return spec.confirm.max_runs or spec.confirm.runs
 
 
 def schedule_runs(spec: StudySpec) -> int:
-    """Number of trials with growing batches, repeats included."""
     if spec.space.batch_schedule is None:
         return 0
     return spec.budget.schedule_trials + REPEATED * spec.confirm.runs
 
 
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
-    """Expected wall seconds of the study if no trial beats the default.
+    """Return the expected wall seconds of the study if no trial beats the default.
 
-    The default's time to target caps all but `UNCAPPED_TRIALS` search trials. ``trial``: seconds of a full trial.
+    The default's time to target caps all but `UNCAPPED_TRIALS` search trials. ``trial`` is the wall seconds of a full
+    trial.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full
@@ -657,7 +663,7 @@ class DryRun(Model):
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Plan a run without a device, store or workload."""
+    """Bound a study's cost without a device, store or workload."""
     scaled = checked(spec).at_scales
     spec = scaled[-1]
     check_parts(spec)

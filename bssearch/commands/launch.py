@@ -21,7 +21,7 @@ class Launch:
     """The database, the places of workload and data, and the way trials run.
 
     ``workload`` replaces the spec's workload: a class (called with ``workload_settings``), an object, or a name. Code
-    of a notebook or the running script trains in this process, one trial at a time.
+    from a notebook or the running script trains in this process, one trial at a time.
 
     Example: ``bssearch.run_study("study.yaml", bssearch.Launch(db="sqlite:///runs.db", verbose=True))``
     """

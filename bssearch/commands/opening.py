@@ -1,4 +1,4 @@
-"""Open a study: store, executor, and checks of its spec."""
+"""Open a study with its store and executor, and check its spec."""
 
 import hashlib
 import json
@@ -53,9 +53,10 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
-    """Folder with a stored study's code: ``folder``, else the folder of this user's last run.
+    """Return the folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` for code or texts that differ from the last run, and for files outside of the folder.
+    Raises `UsageError` if the code or a text parameter differs from the last run, or if the file is outside of the
+    folder.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -84,7 +85,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 
 def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` for a cluster or OptunaHub package that differs from this user's last run of the study."""
+    """Raise `UsageError` if the cluster or OptunaHub package differs from this user's last run of the study."""
     # A cluster's or package's owner can run code on this machine.
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
@@ -106,7 +107,7 @@ def _hub_package(spec: StudySpec) -> str | None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` for a workload that is in no file or module."""
+    """Raise `UsageError` if the workload is in no file or module."""
     require(
         spec.workload != GIVEN_IN_PYTHON,
         f"workload: the spec of study {spec.name!r} names no workload",
@@ -178,7 +179,10 @@ GivenSpec = StudySpec | Mapping[str, Any] | str | Path
 
 
 def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tuple[StudySpec, Launch]:
-    """Spec with overrides (ignored for a `StudySpec`), and launch, by default in the file's folder."""
+    """Load a spec with ``overrides``, and set the default folder of the launch to the folder of the spec's file.
+
+    A `StudySpec` ignores ``overrides``.
+    """
     if isinstance(spec, StudySpec | Mapping):
         return spec if isinstance(spec, StudySpec) else load_spec(spec, overrides), launch
     path = find_spec(spec)
@@ -192,7 +196,7 @@ MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 
 
 def check_parts(spec: StudySpec) -> None:
-    """Raise `UsageError` for a part of the spec that does not load."""
+    """Raise `UsageError` if a board, objective, sampler, pruner or executor does not load."""
     check_boards(boards_of(spec))
     makers: dict[str, Callable[[], object]] = {
         f"objective = {spec.objective!r}": lambda: objective_of(spec),
@@ -213,7 +217,7 @@ def check_parts(spec: StudySpec) -> None:
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` if the workload lacks the metric, or samples for the largest batch size."""
+    """Raise `SpecError` if the workload lacks the metric, or has fewer samples than the largest batch size."""
     target = spec.target
     require(
         target.metric in found.metrics,
@@ -322,7 +326,7 @@ INLINE = "inline"
 
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
-    """Spec with the given workload; inline executor if only this process can load the workload."""
+    """Return the spec with the given workload; use the inline executor if only this process can load the workload."""
     executor = spec.executor.model_copy(update={"name": INLINE, "address": None})
     return spec.model_copy(
         update={
@@ -334,7 +338,10 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Spec with the given workload (`UsageError` if unfit); ``keeps_name`` keeps the spec's workload name."""
+    """Return the spec with the given workload, or raise `UsageError` if the workload does not fit the spec.
+
+    ``keeps_name`` checks the workload, but keeps the spec if the spec names a workload.
+    """
     if given is None:
         if launch.make_executor is None:
             refuse_where_in_no_file(spec)
@@ -354,7 +361,7 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
     return spec if keeps_name else with_workload(spec, given)
 
 
-TOLD_AFTER_S = 30.0  # seconds; imports are shorter
+TOLD_AFTER_S = 30.0  # seconds without an evaluation; imports are shorter
 
 
 def _given(launch: Launch) -> GivenWorkload | None:
@@ -408,11 +415,9 @@ class OpenStudy:
     shift: Shift | None = None
 
     def driver(self) -> Driver:
-        """Driver of the study's trials."""
         return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
-        """Stored trials and step times of the study."""
         return History(
             self.spec,
             self.store.trials.of(self.spec.name),
@@ -422,7 +427,7 @@ class OpenStudy:
 
 @contextmanager
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
-    """Create or open a spec's study with an executor; close study and executor at the end.
+    """Create or open a spec's study with an executor; close the study and the executor at the end.
 
     If the workload fails before the first measurement, delete a new study.
     """
@@ -518,11 +523,11 @@ def stored_spec(
     connects: bool = False,
     answered: bool = True,
 ) -> tuple[StudySpec, Launch]:
-    """Spec of a stored study, and a launch in the folder of its code.
+    """Return the spec of a stored study, and a launch in the folder of the study's code.
 
-    ``to_run`` refuses imported runs. ``runs_code`` refuses code that differs from this user's last run here, and
-    ``connects`` a different cluster or OptunaHub package. ``answered`` raises `TargetNotReachedError` without an
-    answer.
+    ``to_run`` refuses imported studies. ``runs_code`` refuses code that differs from this user's last run on this
+    machine. ``connects`` refuses a cluster or OptunaHub package that differs from this run. ``answered`` raises
+    `TargetNotReachedError` if the study has no answer.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)
@@ -547,7 +552,7 @@ def _refuse_imported(spec: StudySpec) -> None:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """A spec's program; None for a workload."""
+    """Return the spec's program, or None if the spec names a workload."""
     if not spec.is_program:
         return None
     return Program(
@@ -573,7 +578,7 @@ def _configuration_to_describe(spec: StudySpec) -> Configuration:
 
 
 def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `UsageError` if batch norms would make steps depend on the number of devices."""
+    """Raise `UsageError` if batch normalisation makes the steps to the target depend on the number of devices."""
     layers, devices, training = found.model.batch_norm_layers, spec.executor.devices, spec.training
     require(
         devices == (1,) or layers == 0 or training.sync_batch_norm or training.ghost_batch_size is not None,

@@ -1,4 +1,4 @@
-"""Pitfalls that prevent or distort a comparison of batch sizes, from a spec and a check's measurements."""
+"""Pitfalls that prevent or distort a comparison of batch sizes."""
 
 import math
 import os
@@ -43,7 +43,6 @@ RANGE = 16  # high over low of a proposed range of batch sizes
 
 
 def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
-    """Yield the pitfalls of a spec, as (code, sentence)."""
     yield from about_batch_sizes(spec)
     yield from about_batch_norm(spec, found)
     micro, steps = _most_micro_batches(spec)
@@ -69,7 +68,6 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
 
 
 def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
-    """Yield a finding if the space has one batch size."""
     sizes = spec.batch_sizes
     if len(sizes) == 1:
         high = 2 ** math.ceil(math.log2(max(sizes[0], RANGE)))
@@ -81,7 +79,6 @@ def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
 
 
 def about_batch_norm(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
-    """Yield caveats about batch normalisation."""
     ranks, largest = spec.executor.devices[-1], spec.space.max_micro_batch_size
     micro_batches = {size: split_batch(max(1, size // ranks), largest)[0] for size in spec.batch_sizes}
     yield from batch_norm_caveats(
@@ -98,7 +95,7 @@ def _most_micro_batches(spec: StudySpec) -> tuple[int, int]:
 
 
 def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
-    """True if the untrained metric is well on the way from chance to target."""
+    """Return True if the untrained metric covers over `STARTS_TRAINED` of the way from chance to the target."""
     target = spec.record_target
     info, untrained = found.metrics.get(target.metric), found.model.initial_metrics.get(target.metric)
     if info is None or info.chance is None or untrained is None or target.value == info.chance:
@@ -114,8 +111,8 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
     if is_far and len(rates) == 1:
         yield (
             "learning_rate_fixed",
-            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}; search the learning rate, starting from a "
-            "rule",
+            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}; search the learning rate, for "
+            "example {low: …, high: …, rule: sqrt}",
         )
     if is_far and (found.starts_at_peak or not spec.is_program) and bounds(space.warmup_epochs)[1] == 0:
         begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
@@ -129,7 +126,7 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
         yield (
             "learning_rate_ignores_accumulation",
             f"batch {largest} accumulates micro-batches of {micro}, but space.learning_rate = {rates[0]:g} is the "
-            f"same at every batch size; write {{low: …, high: …, rule: sqrt}}",
+            f"same at every batch size; write space.learning_rate as {{low: …, high: …, rule: sqrt}}",
         )
 
 
@@ -179,7 +176,6 @@ Suspicion = tuple[str, object, str]  # a code, true if the suspicion applies, an
 
 
 def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
-    """Yield suspicious properties of spec and workload, as (code, sentence)."""
     known = list(pitfalls(evidence.spec, evidence.found))
     for code, holds, sentence in (
         *_about_the_metric(evidence),
@@ -355,6 +351,6 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Share of an epoch's samples (or tokens without padding) in the dropped last batch; 0 if unknown."""
+    """Return the dropped share of an epoch's samples (or tokens without padding), or 0 if the share is unknown."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples

@@ -1,4 +1,4 @@
-"""The content of a study's page, and studies side by side."""
+"""The content of a study's page, and the comparison of studies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMPARED = (
 
 
 class Comparison(Model):
-    """A study in a comparison; ``note``: reason for a missing answer or ratio."""
+    """A study in a comparison; ``note`` is the reason for a missing answer or ratio."""
 
     study: str
     database: str
@@ -65,7 +65,7 @@ class Comparison(Model):
 
 
 def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = None) -> StudyPicture:
-    """Content of a study's page; ``trials``, if given, are all trials of the study."""
+    """Gather the content of a study's page; ``trials``, if given, must be all trials of the study."""
     study, trials = store.studies.get(name), store.trials.of(name) if trials is None else trials
     found = answer(store, name, trials=trials)
     spec = spec_of(study)
@@ -93,7 +93,6 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
 
 
 def svg_of(store: Store, name: str) -> str:
-    """A study's chart as a dated SVG document."""
     found, study = answer(store, name), store.studies.get(name)
     spec = spec_of(study)
     return objective_picture(
@@ -104,7 +103,7 @@ def svg_of(store: Store, name: str) -> str:
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
-    """Compare studies with the first study; close the stores."""
+    """Compare studies with the first study, and close the stores."""
     with ExitStack() as stack:
         for store in dict.fromkeys(store for store, _ in studies):
             stack.enter_context(store)  # errors about an unusable row name the row
@@ -189,7 +188,6 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
 
 
 def compared_row(one: Comparison) -> dict[str, Any]:
-    """Comparison as a row with the columns `COMPARED`."""
     figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit
     poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
     figures: list[Any] = [None, "target not reached", *[None] * 5]

@@ -33,7 +33,7 @@ class Reporter(Listener):
 
     @contextmanager
     def reporting(self, store: Store, spec: StudySpec, train_samples: int | None) -> Iterator[None]:
-        """Report to the boards within the context."""
+        """Report the study's trials to the boards within the context."""
         self._store, self._name, self._metric = store, spec.name, spec.target.metric
         self._train_samples = train_samples
         study = store.studies.get(spec.name)
@@ -58,15 +58,12 @@ class Reporter(Listener):
                 self._tell_the_rest()
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """Forward the event."""
         self._watcher.opened(study, database, continued)
 
     def note(self, message: str) -> None:
-        """Forward the note."""
         self._watcher.note(message)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Report a started or resumed trial."""
         self._watcher.started(trial, history)
         at = self._starts[trial.number] = trial.created_at.timestamp()
         self._unfinished.add(trial.number)
@@ -77,7 +74,6 @@ class Reporter(Listener):
         self._tell("started", number=trial.number, at=at, parameters=parameters)
 
     def observed(self, observed: TrialObserved) -> None:
-        """Report an evaluation."""
         self._watcher.observed(observed)
         number, one = observed.number, observed.observation
         point = (
@@ -99,7 +95,6 @@ class Reporter(Listener):
         self._tell("observed", number=number, points=[point])
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Report an ended or paused trial."""
         self._watcher.ended(trial, history)
         if trial.state is not TrialState.PAUSED:
             self._unfinished.discard(trial.number)
@@ -154,7 +149,6 @@ class Reporter(Listener):
         self._pass_on_notes()
 
     def close(self) -> None:
-        """End the boards after the last report, or at the deadline."""
         self._boards.close()
         self._pass_on_notes()
 
@@ -177,7 +171,7 @@ def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[tuple[Listener, Reporter | None]]:
-    """Yield a run's listener, and its board reporter if any; raise `UsageError` for an unusable board."""
+    """Yield a run's listener, and the reporter if the spec names boards; raise `UsageError` for an unusable board."""
     names = boards_of(spec) if reports else ()
     check_boards(names)
     if not names:
