@@ -53,6 +53,5 @@ def main() -> None:
 
 
 def end_interrupted() -> NoReturn:
-    """Exit with code 130 after Ctrl-C."""
     sys.stderr.write("interrupted\n")
     sys.exit(130)

@@ -59,7 +59,6 @@ NO_BREAK = "\u00a0"
 
 
 def print_answer(found: Answer, *, details: bool = False) -> None:
-    """Print an answer on one screen, or with details."""
     out = console()
     title, *lines = _without_notes(found) if details else screen(found)
     out.print(title, style="bold")
@@ -231,7 +230,6 @@ def _configuration(found: Answer) -> list[str]:
 
 
 def print_details(found: Answer) -> None:
-    """Print all details and notes."""
     print_table(
         batch_rows(found),
         (
@@ -263,7 +261,6 @@ def print_details(found: Answer) -> None:
 
 
 def print_trade_offs(found: Answer) -> None:
-    """Print further costs of batch sizes, if known."""
     headings, rows = trade_off_rows(found)
     if not rows:
         return
@@ -272,7 +269,6 @@ def print_trade_offs(found: Answer) -> None:
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
-    """Print the metrics after equal train seconds."""
     say(f"After {found.train_seconds:g} train seconds for each batch size, past the target ({metric}):")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
@@ -280,7 +276,6 @@ def print_generalisation(found: Generalisation, metric: str) -> None:
 
 
 def about_noise(noise: NoiseAnswer) -> str:
-    """Describe the gradient noise scale and its origin."""
     one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
     where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
     scale = noise_scale(noise.scale, noise.low, noise.high)
@@ -290,7 +285,6 @@ def about_noise(noise: NoiseAnswer) -> str:
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
-    """An answer's batch sizes as rows, with a column for an objective other than time."""
     return [
         {
             **({} if found.objective == TIME_COLUMN else {found.objective: _figure(row)}),
@@ -368,13 +362,11 @@ def _one_line(comment: str) -> str:
 
 
 def grave(answer: Answer) -> list[str]:
-    """Caveats for training with the exported values."""
     unsure = [f"provisional: {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
     return unsure + [warning.message for warning in answer.warnings if warning.code in GRAVE]
 
 
 def header(answer: Answer) -> list[str]:
-    """Sentences on the origin of exported values."""
     target = answer.target
     return [
         f"study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}",

@@ -35,23 +35,21 @@ def guide(
 
 
 def topics() -> dict[str, Path]:
-    """The guide's files by topic."""
     return {path.stem: path for path in sorted(GUIDE.glob("*.md"))}
 
 
 def topic_file(topic: str) -> Path:
-    """Return a topic's file; raise `NotFoundError` with similar topics if unknown."""
+    """Return a topic's file; raise `NotFoundError` with similar topics if the topic is unknown."""
     from difflib import get_close_matches
 
     there = topics()
     if topic not in there:
         near = get_close_matches(topic, there) or list(there)
-        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"bssearch guide {' | '.join(near)}")
+        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"choose from {', '.join(near)}")
     return there[topic]
 
 
 def contents() -> str:
-    """Markdown list of topics with their first paragraphs."""
     lines = [f"- `bssearch guide {name}`: {_first_paragraph(path)}" for name, path in topics().items()]
     return "\n".join(["# The guide", "", *lines, ""])
 

@@ -64,7 +64,6 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def launch_options(*names: str) -> list[inspect.Parameter]:
-    """Options of `Launch` as Typer parameters."""
     kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool, "verbose": bool}
     return [
         inspect.Parameter(
@@ -118,7 +117,7 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Spec of a file, a shipped or a stored study, with overrides, and a launch in the spec's folder."""
+    """Return the spec of a file, or of a shipped or stored study, and a launch in the spec's folder."""
     from bssearch.commands.opening import loaded, stored_spec
     from bssearch.spec import find_spec
 
@@ -149,7 +148,6 @@ def _is_stored(study: str, db: str | None) -> bool:
 
 
 def store_to_read(db: str | None) -> Store:
-    """Open a database for reading."""
     from bssearch.storage.repository import open_store
 
     return open_store(db, write=False)
@@ -165,14 +163,13 @@ def existing_store(db: str | None) -> Store:
 
 
 def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContextManager[tuple[Store, str]]:
-    """Yield a study's store and name; see `found_study`."""
     from bssearch.commands.across.databases import study_in
 
     return study_in(db, given)
 
 
 def study_name(db: str | None, given: str | None) -> str:
-    """The given name, or the name of the only study; see `found_study`."""
+    """Return the given name, or the name of the only study."""
     if given is not None:
         return given
     with study_to_read([db] if db else None, None) as (_, name):
@@ -180,7 +177,7 @@ def study_name(db: str | None, given: str | None) -> str:
 
 
 def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
-    """Parse ``[STUDY] NUMBER``; a missing study is None, a wrong number raises `UsageError`."""
+    """Parse ``[STUDY] NUMBER``, with None for a missing study; raise `UsageError` for a wrong number."""
     if second is not None:
         return first, second
     require(first.isdecimal(), f"{first!r} is not a trial number; write the study's name, then the number")
@@ -188,13 +185,13 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if one of the other options is given (neither None nor False)."""
+    """Raise `UsageError` if another option has a value other than None and False."""
     for name, value in others.items():
         require(value is None or value is False, f"give either {option} or {name}, not both")
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if an option is given that needs ``option``."""
+    """Raise `UsageError` if another option has a value, because these options need ``option``."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}; add {option} or omit {name}")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """Format of printed data."""
+    """The format of printed data."""
 
     TABLE = "table"
     JSON = "json"
@@ -55,7 +55,7 @@ WIDE = 200  # line width without a terminal, wider than every table
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Rich console that prints text literally and respects NO_COLOR."""
+    """Return a Rich console that prints text literally and respects NO_COLOR."""
     from rich.console import Console
 
     class QuietOnBrokenPipe(Console):
@@ -74,7 +74,6 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(*lines: str) -> None:
-    """Print lines of text for people."""
     screen = console()
     for line in lines:
         screen.print(line)
@@ -87,12 +86,10 @@ def end_of_pipe() -> NoReturn:
 
 
 def note(text: str) -> None:
-    """Print a one-line note on stderr."""
     typer.echo(f"note: {' '.join(visible(text).split())}", err=True)
 
 
 def write(text: str) -> None:
-    """Write data to stdout."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -150,7 +147,7 @@ def show_model(
 
 
 def tell(form: Format, sentence: str, **values: object) -> None:
-    """Print a command's result: a sentence, or ``values`` for programs."""
+    """Print a command's result: a sentence for people, or ``values`` for programs."""
     show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
 
 
@@ -163,12 +160,10 @@ def print_named(rows: Sequence[Row], columns: Sequence[str], form: Format) -> No
 
 
 def print_json(value: object) -> None:
-    """Print a JSON value, indented."""
     write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Print rows as a table."""
     from rich import box
     from rich.table import Table
 
@@ -203,7 +198,6 @@ def _one_line_rows(rows: Sequence[Sequence[str]], numeric: Sequence[bool], width
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in seconds, minutes or hours."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 90:
@@ -213,7 +207,6 @@ def duration(seconds: float) -> str:
 
 
 def cell(value: Any) -> str:
-    """Format a value as a table cell."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -128,7 +128,6 @@ def list_queue(
 
 
 def print_queue(found: QueueListing) -> None:
-    """Print the queue."""
     if found.submissions:
         print_table(
             [

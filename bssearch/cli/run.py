@@ -68,7 +68,7 @@ def init(
 
 
 def filled_in(name: str, kind: Kind) -> dict[Path, str]:
-    """A template's spec and workload by path, with names changed to ``name``."""
+    """Return a template's spec and workload by path, with all names changed to ``name``."""
     class_name = class_name_of(name)
     spec = (TEMPLATES / f"{kind}.yaml").read_text(encoding="utf-8")
     workload = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def class_name_of(name: str) -> str:
     require(
         not keyword.iskeyword(class_name),
         f"NAME = {name!r}: {class_name} is not a valid name of a class",
-        hint=f"bssearch init my-{name}",
+        hint=f"run `bssearch init my-{name}`",
     )
     return class_name
 
@@ -104,7 +104,7 @@ def check_free(name: str) -> None:
     require(
         module is None or module.origin is None,
         f"NAME = {name!r} is an importable module, and {name}.py would hide the module",
-        hint=f"bssearch init my-{name}",
+        hint=f"run `bssearch init my-{name}`",
     )
 
 
@@ -186,7 +186,7 @@ def run(
 
 
 def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
-    """The spec, with the stored ``confirm.max_runs`` if the user keeps this value."""
+    """Return the spec, with the stored ``confirm.max_runs`` if the user keeps this value."""
     if study.confirm.max_runs is not None or not study.confirm.runs or not sys.stdin.isatty():
         return study
     from bssearch.spec import spec_of
@@ -205,7 +205,6 @@ def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
 
 
 def print_dry_run(found: DryRun) -> None:
-    """Print a dry run."""
     slots = found.slots
     at_once = "one in each slot" if slots == "auto" else "one at a time" if slots == 1 else f"up to {slots} at once"
     trainings = found.studies * (found.trials + found.finalists * found.confirmation_runs)
@@ -225,7 +224,6 @@ def print_dry_run(found: DryRun) -> None:
 
 
 def print_quick(found: QuickAnswer) -> None:
-    """Print a quick answer."""
     best, low, high = found.optimal, *found.interval
     split = (
         "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
@@ -314,7 +312,6 @@ def check(
 
 
 def print_check(found: Check) -> None:
-    """Print a check."""
     untrained = ", ".join(f"{name} {cell(value)}" for name, value in found.untrained.items())
     trial = found.trial
     reached = (
@@ -354,12 +351,11 @@ def print_check(found: Check) -> None:
         say(f"{number}. {step.question} {step.decision}{figures and f' ({figures})'}")
     say(
         *(f"note: {remark.message}" for remark in found.notes),
-        *([f"suspicious: {finding.message}" for finding in found.findings] or ["nothing suspicious"]),
+        *([f"suspicious: {finding.message}" for finding in found.findings] or ["no findings"]),
     )
 
 
 def print_advice(advice: Advice) -> None:
-    """Print a proposed target."""
     rows = [
         {
             "target": f"{row.target!r} ← proposed" if row.target == advice.proposed else f"{row.target:.5g}",

@@ -124,7 +124,6 @@ def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: Fo
 
 
 def print_status(found: Status) -> None:
-    """Print a study's progress."""
     one, fastest = ("run", "fastest") if found.is_imported else ("trial", "best single run")
     spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
     # Enqueued trials may exceed the budget.
@@ -232,7 +231,6 @@ def audit(
 
 
 def print_audit(found: Audit) -> None:
-    """Print an audit."""
     print_table([audit_row(one) for one in found.rules], ("rule", "batch", "gives", "regret", "verdict", "note"))
     say(
         slope_line(found.learning_rate_slope),
@@ -241,7 +239,6 @@ def print_audit(found: Audit) -> None:
 
 
 def audit_row(one: RuleFinding) -> dict[str, Any]:
-    """Format the finding on a rule as a row."""
     return {
         "rule": one.rule.value,
         "batch": None if one.batch_size is None else str(one.batch_size),
@@ -253,7 +250,6 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 
 
 def slope_line(slope: LearningRateSlope | None) -> str:
-    """Describe how the tuned learning rate follows the batch size."""
     if slope is None:
         return (
             "The tuned learning rate's slope over batch size is unknown; search the rate at three or more batch sizes."
@@ -369,7 +365,7 @@ def delete(
             require(
                 sys.stdin.isatty(),
                 f"cannot ask for confirmation without a terminal before deleting {what}",
-                hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
+                hint=f"run `bssearch study delete {study} --yes`, or hide the study with `bssearch study archive`",
             )
             typer.echo(f"bssearch will delete {what} from {store.masked_url} for good", err=True)
             require(
@@ -388,7 +384,7 @@ def delete(
 
 @app.command("track-record")
 def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Show how often quick answers held once a search had ended."""
+    """Compare quick answers with the optima of the searches."""
     from bssearch.commands.quick import track_record as kept
 
     with store_to_read(db) as store:
@@ -397,7 +393,6 @@ def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -
 
 
 def print_track_record(found: TrackRecord) -> None:
-    """Print a track record."""
     rows = [
         {
             "study": one.study,
@@ -413,7 +408,7 @@ def print_track_record(found: TrackRecord) -> None:
     if rows:
         print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
-        say(f"{found.held} of {len(rows)} quick answers held{ratio}.")
+        say(f"{found.held} of {len(rows)} quick intervals meet the flat range of the search{ratio}.")
     else:
         say("No confirmed search allows a comparison with a quick answer yet.")
     if found.waiting:

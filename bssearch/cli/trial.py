@@ -233,7 +233,7 @@ def rerun(
     runs: Annotated[int, typer.Option(min=1, help="Number of reruns.")] = 1,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a stored trial again and compare; store nothing."""
+    """Train a stored trial again, and compare both runs without storing them."""
     study, number = study_and_number(study_or_number, number)
     with watched(launch) as shown:
         found = bssearch.rerun(study_name(launch.db, study), number, shown, runs=runs)
@@ -241,7 +241,6 @@ def rerun(
 
 
 def print_rerun(found: Rerun) -> None:
-    """Print reruns beside the stored trial."""
     print_table(
         [_row("stored", found.then), *(_row(str(index), one) for index, one in enumerate(found.runs, start=1))],
         RERUN_COLUMNS,
@@ -256,7 +255,6 @@ def _row(name: str, ran: Ran) -> dict[str, object]:
 
 
 def sentences(found: Rerun) -> Iterator[str]:
-    """Yield sentences on equal and different steps, and possible causes."""
     yield _steps(found)
     if found.time_ratio is not None:
         end = "the target" if found.steps_ratio is not None else "the last common evaluation"

@@ -55,7 +55,7 @@ def plot(answer: Answer) -> Picture:
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Data frame of batch sizes, with the time to target and differing parameters first."""
+    """Return a data frame of batch sizes, with the time to target and differing parameters first."""
     import pandas as pd
 
     from bssearch.exchange.trial_rows import flat_table, with_first
@@ -67,14 +67,13 @@ def frame(answer: Answer) -> pd.DataFrame:
 
 
 def page(answer: Answer) -> str:
-    """The answer as HTML for a notebook."""
     from bssearch.figures.page import in_notebook
 
     return in_notebook(answer)
 
 
 def mime_bundle(answer: Answer, include: object = None, exclude: object = None) -> dict[str, str]:
-    """The answer as HTML, with the chart as an image for viewers without HTML."""
+    """Return the answer as HTML, and the chart as an image for viewers without HTML."""
     return {"text/plain": repr(answer), "text/html": page(answer), "image/svg+xml": plot(answer).svg}
 
 
@@ -82,9 +81,10 @@ Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, 
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
-    """A stored study's answer, or the answer for another ``target``, predicted if harder than the study's target.
+    """Return a stored study's answer, or the answer for another ``target``.
 
-    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for an impossible prediction.
+    bssearch predicts the answer for a harder target. Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`,
+    and `UsageError` for an impossible prediction.
 
     Example: ``print(bssearch.best("digits").optimal.batch_size)``
     """
@@ -93,7 +93,6 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 
 
 def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
-    """See `best`."""
     record = store.studies.get(study)
     measured = record.target
     if target is None or not math.isfinite(target) or measured.shortfall(target) >= 0:
@@ -108,7 +107,10 @@ def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
 
 
 def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:
-    """A study's answer and tuned curves; raises `UsageError` for another objective than time, or several models."""
+    """Return a study's answer and tuned curves.
+
+    Raises `UsageError` if the objective is not the time to target, or the best configurations have different models.
+    """
     record, found = store.studies.get(study), answer(store, study)
     spec = spec_of(record)
     require(
@@ -143,7 +145,7 @@ DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is f
 
 
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
-    """Configuration values, with searched values rounded to `DIGITS` digits if still in range."""
+    """Round the searched values of a configuration to `DIGITS` digits if the rounded values stay in range."""
     found, space, size = dict(values), spec.space, values["batch_size"]
     own = spec.default_configuration.optimizer  # of a program, whose values have no optimizer
     for one in space.dimensions():
@@ -173,7 +175,6 @@ class ScheduledTraining:
     notes: tuple[str, ...]
 
     def for_export(self, spec: StudySpec) -> ScheduledTraining:
-        """This schedule with rounded values."""
         short = [for_export({**self.values, **one}, spec) for one in self.stages]
         return ScheduledTraining(
             for_export(self.values, spec),
@@ -183,7 +184,7 @@ class ScheduledTraining:
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
-    """Best batch schedule of an answer; raise `UsageError` if no schedule reached the target."""
+    """Return the best batch schedule of an answer; raise `UsageError` if no schedule reached the target."""
     found = required(
         answer.batch_schedule,
         f"study {name!r} has no schedule of growing batches that reached the target",
@@ -202,7 +203,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
 
 
 def schedule_values(found: BatchScheduleAnswer) -> Parameters:
-    """Configuration values of a batch schedule, as ``bssearch trial add`` takes them."""
+    """Return the values of a batch schedule in the form of ``bssearch trial add``."""
     first = found.stages[0]
     schedule = BatchSchedule(
         name=found.name,
@@ -312,7 +313,7 @@ _FACTORS = {
 
 
 def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
-    """Python module whose ``train`` grows the batch by the schedule.
+    """Return a Python module whose ``train`` grows the batch by the schedule.
 
     The caller makes the optimizer from ``CONFIGURATION``.
     """

@@ -47,7 +47,7 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """Checkpoint to branch from, after a number of ``samples`` (None if unknown)."""
+    """A checkpoint to branch from, saved after ``samples`` (None if unknown)."""
 
     path: Path
     digest: str
@@ -58,14 +58,13 @@ class BranchPoint:
 
     @property
     def where(self) -> str:
-        """Position of the checkpoint in words."""
         return self.path.name if self.samples is None else f"after {self.samples} samples ({self.path.name})"
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Checkpoints in training order; ``at`` overrides the samples in their files.
+    """Return the checkpoints in training order; ``at`` overrides the samples in their files.
 
-    Raises `UsageError` for unknown or equal samples.
+    Raises `UsageError` if the samples of a checkpoint are unknown, or equal for two checkpoints.
     """
     require(
         not at or len(at) == len(paths),
@@ -160,7 +159,7 @@ class BranchedCheckpoint:
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Learning-rate rule of the space, else of the optimizer; False for an optimizer without a known rule."""
+    """Return the learning-rate rule of the space, else of the optimizer, and whether this rule is known."""
     rate = spec.space.learning_rate
     if "rule" in getattr(rate, "model_fields_set", ()) and (written := getattr(rate, "rule", None)) is not None:
         return written, True
@@ -196,7 +195,6 @@ def report(
     tokens_per_sample: int | None,
     notes: Sequence[str],
 ) -> ProbeReport:
-    """Report of the branches from all checkpoints."""
     plan, rules = found[0].plan, spec.space.batch_rules
     rows = [row for one in found for row in _rows(spec, one, rule)]
     return ProbeReport(
@@ -238,7 +236,6 @@ def report(
 
 
 def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int) -> Iterator[str]:
-    """Yield the answer at each checkpoint, the answers' trend, and the comparison of branches."""
     for one in found:
         yield f"{one.point.where}: {answer(one.found, one.plan.batch_sizes[0])}"
         if one.notice is not None:
@@ -261,7 +258,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Batch schedule for ``bssearch trial add``, from the default's batch size up."""
+    """Return the batch schedule as arguments of ``bssearch trial add``, from the default's batch size up."""
     begins = [(0, found[0].plan.batch_sizes[0])]
     for one in found:
         size, samples = one.found.batch_size, one.point.samples
@@ -272,7 +269,6 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:
-    """A checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
             return f"the local critical batch size is {found.low}: batch size {found.high} has a worse metric."
@@ -387,7 +383,7 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Samples in ``tokens``; raise `UsageError` if fewer than ``least``, one step at 2B."""
+    """Convert ``tokens`` to samples; raise `UsageError` for fewer than ``least`` samples, one step at 2B."""
     if tokens_per_sample is None:
         return tokens
     require(
@@ -414,7 +410,7 @@ class Branching:
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
-        """Branch at batch sizes B, 2B, 4B, … until a size is worse; raise `LaunchError` if B does not fit.
+        """Branch at batch sizes B, 2B, 4B, … until a size worsens the metric; raise `LaunchError` if B does not fit.
 
         Raises `UsageError` if a branch fails or the first metric is not finite.
         """
@@ -446,7 +442,7 @@ class Branching:
         for batch_size in larger:
             measured = self._size(point, batch_size)
             if isinstance(measured, str):
-                return f"batch size {batch_size} {measured}: the range ends at {sizes[-1].batch_size}"
+                return f"batch size {batch_size} {measured}, so the range ends at {sizes[-1].batch_size}"
             sizes.append(_ends(batch_size, measured))
             if not holds(sizes[-1], bound, self._goal):
                 return None
@@ -532,7 +528,6 @@ def notices(
     points: Sequence[BranchPoint],
     tokens_per_sample: int | None,
 ) -> Iterator[str]:
-    """Yield caveats on tokens, optimizer states and learning rates."""
     if tokens_per_sample is None:
         yield "the workload has no tokens_per_sample, so --tokens counts samples"
     optimizer = spec.default_configuration.optimizer

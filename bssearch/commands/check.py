@@ -598,7 +598,7 @@ def most_finalists(spec: StudySpec) -> int:
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Return the wall seconds of a trial of ``limit`` train seconds, with evaluations if the probe timed evaluations."""
+    """Return the wall seconds of a trial of ``limit`` train seconds, with evaluations if the probe timed them."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one evaluation before the first step

@@ -45,7 +45,10 @@ BAR = 20  # characters
 
 
 def seconds_left(history: History) -> float:
-    """Expected wall seconds until the answer is final; a guess from the trials' limit until two trials have ended."""
+    """Return the expected wall seconds until the answer is final.
+
+    Until two trials have ended, the estimate comes from the time limit of a trial.
+    """
     ended = sorted(
         (one.ended_at.timestamp(), one.outcome.wall_seconds, one.state)
         for one in history.all_trials
@@ -74,7 +77,6 @@ def seconds_left(history: History) -> float:
 
 
 def in_hours(seconds: float) -> str:
-    """Hours, minutes and seconds, as in 1:02:03."""
     return str(timedelta(seconds=round(seconds)))
 
 
@@ -90,7 +92,7 @@ def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
 
 
 class LiveTable:
-    """Table at the terminal's end; `show` redraws only changed lines."""
+    """A table at the terminal's end; `show` redraws only changed lines."""
 
     def __init__(self, screen: Console) -> None:
         self._screen, self._size = screen, screen.size
@@ -103,7 +105,6 @@ class LiveTable:
         yield self._table
 
     def show(self, table: RenderableType) -> None:
-        """Replace the table."""
         screen, self._table = self._screen, table
         lines = screen.render_lines(table, pad=False)
         if len(lines) != len(self._lines) or len(lines) > screen.height or screen.size != self._size:
@@ -134,7 +135,6 @@ class Lines(Listener):
         self._history: History | None = None
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """Print the study and its database, and how long a new study may take."""
         self.note(f"{'resuming' if continued else 'new'} study {study.name} in {database}")
         if not continued:
             spec = spec_of(study)
@@ -144,27 +144,22 @@ class Lines(Listener):
             )
 
     def note(self, message: str) -> None:
-        """Print a line."""
         self._screen.print(visible(message), markup=False)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Remember the phase and the history."""
         self._is_searching = trial.phase is Phase.SEARCH
         self._history = history
 
     def observed(self, observed: TrialObserved) -> None:
-        """Show progress during long trials."""
         if self._history is not None and self._is_due:
             self._show(self._history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Print how a trial ended, if verbose or if the trial failed."""
         if self._verbose or trial.state.is_missing:
             self.note(ended_line(trial, history))
         self._show(history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Print the best batch size so far, if any."""
         self._is_searching = False
         if history.incumbent is not None:
             self.note(f"so far: {so_far(history)}")
@@ -179,7 +174,6 @@ class Lines(Listener):
             self.note(self.progress(history))
 
     def progress(self, history: History) -> str:
-        """Format trials, time and best batch size so far as a line."""
         runs = f"{history.spent} of {history.spec.budget.trials} search trials"
         if not self._is_searching:
             fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
@@ -191,7 +185,7 @@ class Lines(Listener):
 
 
 class Display(Lines):
-    """Notes above a live table, which ``show`` replaces."""
+    """Prints notes above a live table, which ``show`` replaces."""
 
     def __init__(
         self,
@@ -206,18 +200,15 @@ class Display(Lines):
         self._running: dict[int, TrialRecord] = {}
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Show a trial as running."""
         super().started(trial, history)
         self._running[trial.number] = trial
         self._show(history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Remove a trial from the running trials."""
         self._running.pop(trial.number, None)
         super().ended(trial, history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Show the best batch size so far."""
         super().search_ended(reason, history)
         self._show(history)
 
@@ -226,7 +217,6 @@ class Display(Lines):
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
-        """Bar of elapsed time, line of progress, and running trials."""
         running = ", ".join(
             f"{number} (batch {sizes_in_words(one.configuration)})" for number, one in self._running.items()
         )
@@ -236,7 +226,7 @@ class Display(Lines):
 
 
 def confirmed_medians(history: History) -> dict[int, str]:
-    """Median over fresh seeds by confirmed batch size, the best first."""
+    """Return the median over fresh seeds of each confirmed batch size, the best batch size first."""
     verdict = decide(in_force(history, history.of_phase(Phase.CONFIRM)), history.spec.confirm.runs, history.objective)
     if verdict is None or not verdict.confirmed:
         return {}
@@ -249,7 +239,7 @@ def confirmed_medians(history: History) -> dict[int, str]:
 
 
 def so_far(history: History) -> str:
-    """Best batch size by confirmed median, else by the best single run."""
+    """Describe the best batch size by the confirmed median, else by the best single run."""
     if medians := confirmed_medians(history):
         size, median = next(iter(medians.items()))
         return f"batch {size}, median {median} fresh seeds"
@@ -259,14 +249,13 @@ def so_far(history: History) -> str:
 
 
 def trainings_so_far(history: History) -> str:
-    """Cost so far, in trainings as long as the best trial; empty if unknown."""
+    """Describe the cost so far in trainings as long as the best trial; return an empty text if the cost is unknown."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
     return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""
 
 
 def batch_table(history: History) -> Table:
-    """Table of batch sizes: trials, best single run, and median over fresh seeds."""
     medians = confirmed_medians(history)
     columns = ["batch size", "trials", "reached", "best single run", "fresh seeds"]
     table = Table(*columns if medians else columns[:-1], box=None, padding=(0, 2))
@@ -280,7 +269,6 @@ def batch_table(history: History) -> Table:
 
 
 def ended_line(trial: TrialRecord, history: History) -> str:
-    """One line on how a trial ended."""
     configuration, outcome = trial.configuration, trial.outcome
     what = f"batch {sizes_in_words(configuration)}, lr {configuration.learning_rate:.3g}"
     reason = "" if outcome is None else f" ({outcome.reason})"
@@ -305,7 +293,7 @@ WIDTH = 120  # characters per line in a notebook cell without a scroll bar
 def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listener]:
     """Yield the given listener, else a display.
 
-    ``progress``: None shows the display only in notebooks; False hides the display.
+    ``progress`` = None shows the display only in notebooks; False hides the display.
     """
     if listener is not None:
         yield listener
@@ -319,7 +307,6 @@ def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listen
 
 
 def in_notebook() -> bool:
-    """True if this process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
@@ -335,12 +322,10 @@ class NotebookDisplay(Display):
         self._table = ""
 
     def note(self, message: str) -> None:
-        """Show a line above the table."""
         self._notes.append(message)
         self._draw()
 
     def update(self, renderable: RenderableType) -> None:
-        """Replace the table."""
         text = io.StringIO()
         Console(file=text, width=WIDTH, color_system=None, force_jupyter=False).print(renderable)
         self._table = "\n".join(line.rstrip() for line in text.getvalue().splitlines())

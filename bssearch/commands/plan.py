@@ -33,7 +33,7 @@ from bssearch.storage.repository import Store, open_store
 
 
 class BeyondRequest(Request):
-    """A prediction to make from a study."""
+    """A prediction from a study's curves."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A target that is harder than the study's target.")] = None
@@ -53,7 +53,7 @@ class BeyondRequest(Request):
 
 @planned(BeyondRequest)
 def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
-    """Critical and best batch size at a harder target, or with more samples, from a study's curves.
+    """Predict the critical and best batch size at a harder target, or with more samples, from a study's curves.
 
     Raises `UsageError` if the curves allow no prediction.
 
@@ -103,7 +103,9 @@ class LargerRequest(Request):
 
 @planned(LargerRequest)
 def plan_larger(asked: LargerRequest) -> LargerPlan:
-    """Batch size, rate, weight decay, steps and time of a run too large to search, from studies of several scales.
+    """Plan a run too large to search from studies of several scales.
+
+    The plan has the batch size, learning rate, weight decay, steps and time of the run.
 
     Raises `UsageError` if the studies allow no prediction.
 
@@ -145,7 +147,10 @@ def _branches(store: Store, given: str) -> Iterator[LocalBatch]:
 
 
 def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
-    """Yield scales by study, without studies that have only branches; `UsageError` if a scale is unknown."""
+    """Yield each study with its scale, but skip studies that have only branches.
+
+    Raises `UsageError` if a scale is unknown.
+    """
     stated = given.split(":")[1:]
     for study in _named(store, given):
         if not store.trials.of(study) and store.probes.branches(study):
@@ -165,7 +170,7 @@ def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
 
 
 class ScaleNumbers(Request):
-    """Parameters and samples of a study."""
+    """The parameters and samples of a study's scale."""
 
     parameters: Annotated[Parameters, Option("Parameters of the study's model.")]
     samples: Annotated[Positive, Option("Samples of the study's training.")]
@@ -192,7 +197,7 @@ JUDGED = ("held", "broke", "undecided")
 
 @planned(LearningRateRequest)
 def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
-    """Each rule's learning rate at ``batch``, with the verdicts of stored audits.
+    """Compute each rule's learning rate at ``batch``, with the verdicts of stored audits.
 
     Example: ``bssearch.plan_learning_rate(from_batch=256, learning_rate=0.1, batch=4096)``
     """
@@ -200,7 +205,7 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
-    """Yield stored audits' `JUDGED` verdicts on the rules; no verdict if the default database is missing."""
+    """Yield the `JUDGED` verdicts of stored audits; yield no verdict if the default database is missing."""
     usual = database_url()
     file = sqlite_file(parse_url(usual))
     if db in (None, usual) and file is not None and not file.exists():
@@ -225,7 +230,7 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 
 @planned(ScaleRequest)
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
-    """Time, cost and efficiency of up to ``devices`` devices, and the most devices worth the cost.
+    """Estimate the time, cost and efficiency of 1 to ``devices`` devices, and the most devices worth the cost.
 
     Stated values override ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
 
@@ -244,7 +249,7 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     whole = read(ScaleRequest, {**asked.model_dump(), **found, "study": None, "step_times": None})
     unknown = "is unknown" if asked.study is None else f"is unknown in study {asked.study!r}"
     require(whole.beta_s, f"the step time {unknown}; give alpha_s and beta_s, step_times, or a study")
-    require(whole.b_crit, f"the critical batch size {unknown}; give b_crit, or a study with a law")
+    require(whole.b_crit, f"the critical batch size {unknown}; give b_crit, or a study with a fitted law")
     return plan_devices(whole)
 
 

@@ -47,7 +47,7 @@ POLL_SECONDS = 0.2  # poll interval for Ctrl-C
 def step_time_of_default(
     spec: StudySpec, executor: Executor, batch_size: int, memory: MemoryBoundary = UNKNOWN
 ) -> ProbeRecord:
-    """Time the default at a batch size; raise `LaunchError` if no micro-batch fits."""
+    """Time the default configuration at a batch size; raise `LaunchError` if no micro-batch fits."""
     too_large: list[MemoryUse] = []
     probe = measure_step_time_at(spec, executor, batch_size, memory, too_large.append)
     if probe is None:
@@ -69,9 +69,9 @@ def run_default(
     stop_at_target: bool,
     configuration: Configuration | None = None,
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the default or another ``configuration`` with seed ``index``; return outcome and curve.
+    """Run the default, or ``configuration``, with seed ``index``; return the outcome and the curve.
 
-    Unless ``stop_at_target``, the run continues past the target.
+    ``limit`` is in train seconds. Unless ``stop_at_target``, the run continues past the target.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
@@ -130,7 +130,7 @@ def run_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """A probe's result: JSON ``document`` and ``rows`` for programs, a table and sentences for people."""
+    """A probe's result: a JSON ``document`` and ``rows`` for programs, and a table and sentences for people."""
 
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
@@ -204,7 +204,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
-    remarks = [] if probe.settled else ["the time limit ended before a precision of 2 %"]
+    remarks = [] if probe.settled else ["the time limit stopped the timing before a precision of 2 %"]
     if probe.micro_batch_size < probe.batch_size:
         remarks.append(f"in micro-batches of {probe.micro_batch_size}")
         if fit is not None:
@@ -225,7 +225,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 
 
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
-    """Time the default at every batch size, ascending.
+    """Time the default configuration at every batch size in ascending order.
 
     A size's timing ends at a precision of 2 %, or after ``seconds_limit``. The result pools all timings of a size.
     """
@@ -263,7 +263,6 @@ class MemoryProbe:
 
     @property
     def whole_training_part_fits(self) -> bool:
-        """True if all training samples fit at once."""
         return self.largest_that_fits >= self.ceiling
 
 
@@ -301,7 +300,6 @@ def memory(
 
 
 def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
-    """Yield the largest micro-batch that fits, and the line through peak memory."""
     above = found.smallest_that_does_not
     if found.whole_training_part_fits:
         yield f"All {found.ceiling} training samples fit in one micro-batch."
@@ -320,8 +318,9 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find and store the largest micro-batch that fits (`LaunchError` if no size fits); skip sizes known on an equal
-    device.
+    """Find and store the largest micro-batch that fits; skip sizes that already ran on an equal device.
+
+    Raises `LaunchError` if no size fits.
     """
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
@@ -362,7 +361,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 
 
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
-    """Next micro-batch to try in [1, ceiling]; None once the boundary is known.
+    """Return the next micro-batch to try in [1, ``ceiling``], or None once the boundary is known.
 
     Start at ``smallest``, double or halve until one size fits and another fails, and bisect to `BRACKET`. If marginal
     sizes keep the boundary wider, bisect the gaps on both sides to `FINE`.
@@ -392,7 +391,6 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
-    """Largest fitting and smallest failing micro-batch."""
     return MemoryBoundary.of(
         (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
     )
@@ -416,10 +414,12 @@ def noise(
 
 
 def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
-    """Yield the noise scale and the place of its measurement."""
     noise, unit = found.noise, "tokens" if spec.training.counts_tokens else "samples"
     if noise.low is None:
-        yield f"The measurement could not separate the gradient from its noise in {noise.passes or 'the'} passes."
+        yield (
+            f"The measurement could not separate the gradient from its noise in {noise.passes or 'the'} passes; "
+            "raise --seconds."
+        )
     else:
         scale = noise_scale(noise.scale, noise.low, noise.high)
         yield f"Gradient noise scale: {scale} {unit} ({noise.passes} passes)"
@@ -433,7 +433,7 @@ def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
 def probe_noise(
     study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
 ) -> NoiseMeasurement:
-    """Measure and store the best known configuration's noise scale near the target."""
+    """Measure and store the gradient noise scale of the best known configuration near the target."""
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)
     measurement = study.executor.measure_noise(

@@ -78,18 +78,16 @@ class QuickPlan:
 
     @property
     def left(self) -> float:
-        """Remaining seconds, at least 0."""
         return max(0.0, self.seconds - self.passed)
 
     @property
     def passed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def next_size(self, history: History) -> TrialPlan | None:
-        """Next run by the learning-rate rule: the default, then other batch sizes.
+        """Return the next run by the learning-rate rule: the default, then other batch sizes.
 
-        None if the default diverged or no run has train seconds, or no time or batch size remains.
+        Returns None if the default diverged, no run has train seconds, or no time or batch size remains.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -106,13 +104,12 @@ class QuickPlan:
         return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
 
     def noise_seconds(self, history: History) -> float:
-        """Seconds to spend on measuring gradients."""
         fastest, share = _fastest(history), NOISE_SHARE * self.seconds
         before = 0.0 if fastest is None else fastest.wall_seconds
         return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
 
     def next_rate(self, batch_size: int) -> NextRun:
-        """Planner of runs with other learning rates at a batch size."""
+        """Return a planner of runs with other learning rates at a batch size."""
 
         def plan(history: History) -> TrialPlan | None:
             times = seconds_by_rate(history, batch_size)
@@ -129,7 +126,7 @@ class QuickPlan:
         return plan
 
     def once(self, configuration: Configuration) -> NextRun:
-        """Planner of one run of a new configuration."""
+        """Return a planner of one run of a new configuration."""
 
         def plan(history: History) -> TrialPlan | None:
             return None if ended_run(history, configuration) else self._run(history, configuration, self.seconds)
@@ -153,29 +150,28 @@ class QuickPlan:
 
 
 def rule_configuration(history: History, batch_size: int) -> Configuration:
-    """Scale the default configuration to a batch size by the learning-rate rule."""
     return any_configuration_of(history.spec, {"batch_size": batch_size})
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """A configuration's first ended search trial that was not capped, else the highest-limit trial, if any."""
+    """Return a configuration's first ended search trial that was not capped, else the trial with the highest limit."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
 
 
 def by_rule(history: History) -> list[TrialRecord]:
-    """Ended search trials that follow the learning-rate rule."""
+    """Return the ended search trials that follow the learning-rate rule."""
     rules = {size: rule_configuration(history, size) for size in history.feasible}
     runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
     return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
 
 
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
-    """Batch size to run next, or None; ``runs`` follow the learning-rate rule.
+    """Return the next batch size to run, or None; ``runs`` follow the learning-rate rule.
 
-    The first sizes are the default × and ÷ `STEP`. Sizes in the optimum's interval follow, farthest from ``runs``,
-    until the interval is narrower than `CLOSE`. The last size is the recommendation.
+    The first sizes are the default × and ÷ `STEP`. Then come the sizes in the optimum's interval, the farthest from
+    ``runs`` first, until the interval is narrower than `CLOSE`. The last size is the recommendation.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -191,9 +187,10 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 
 
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
-    """Next learning rate to run, given seconds to the target by rate (∞: missed); None if done or all missed.
+    """Return the next learning rate to run, or None if the search is over or all rates missed the target.
 
-    Rates start at ``rule``, and rise by the factor `RATE_STEP` while runs get faster, else fall.
+    ``seconds`` are the seconds to the target by rate, ∞ for a rate that missed the target. Rates start at ``rule``, and
+    rise by the factor `RATE_STEP` while runs get faster, else fall.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None
@@ -204,7 +201,7 @@ def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
 
 
 def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
-    """Least seconds to the target by learning rate at a batch size (∞: missed)."""
+    """Return the least seconds to the target by learning rate, ∞ for a rate that missed the target."""
     runs = [(run.configuration.learning_rate, run.outcome) for run in _at_any_rate(history, batch_size)]
     hits = grouped((rate, end.time_to_target_s) for rate, end in runs if end is not None)
     return {rate: min(math.inf if one is None else one for one in here) for rate, here in hits.items()}
@@ -216,7 +213,6 @@ def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
 
 
 def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
-    """Samples to the target by batch size, to fit the law."""
     sizes = sorted({run.configuration.batch_size for run in runs})
     points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
     return [point for point in points if point.samples or point.missed_at]
@@ -225,7 +221,6 @@ def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
 def expected(
     history: History, points: Sequence[LawPoint], noise: float | None
 ) -> tuple[CriticalBatchPosterior, ExpectedOptimum]:
-    """Posterior of the critical batch size, and expected optimal batch size."""
     feasible = history.feasible
     posterior = critical_batch(feasible, noise, points)
     return posterior, expected_optimum(
@@ -265,7 +260,6 @@ PROXY = "1.5 to 8 times off the critical batch size"
 
 
 def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
-    """Yield caveats about a measured noise scale."""
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
         known = "the noise hides the gradient" if low is None else f"the scale is above {low:.3g} samples"
@@ -279,7 +273,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
 
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
-    """The optimizer's noise scale; None if its interval reaches 0 or ∞."""
+    """Return the noise scale for Adam, else for SGD; None if the intervals of both scales reach 0 or ∞."""
     for scale, low, high in ((noise.adam_scale, noise.adam_low, noise.adam_high), (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
             return scale
@@ -295,7 +289,7 @@ def caveats(
     of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
-    """Limits of a quick answer; ``target`` may be easier than the study's target."""
+    """Return a notice for each limit of a quick answer; ``target`` may be easier than the study's target."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer depends on the noise scale alone, which may be {PROXY}"
     parameters = spec.default_configuration.parameters
@@ -344,7 +338,7 @@ WAY = 0.9  # if the default misses the target, the answer compares runs at this 
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = QUICK_SECONDS) -> QuickAnswer:
-    """Measure, return and store a quick answer, in about ``seconds``."""
+    """Measure and store a quick answer in about ``seconds``."""
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
     with opened(spec, launch) as study:
@@ -361,7 +355,7 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
 
 
 def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Make a quick answer without storing it; `UsageError` if the default's run fails."""
+    """Make a quick answer without storing it; raise `UsageError` if no run of the default has a result."""
     spec = study.spec
     study.driver().run_planned(plan.next_size, Phase.SEARCH)
     history = study.history()
@@ -405,13 +399,16 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Range of the default, its linear scaling, and ``rate`` × and ÷ `RATE_STEP`."""
+    """Return the range that spans the default, its linear scaling, and ``rate`` × and ÷ `RATE_STEP`."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """The study's target, or `WAY` of the default's progress after a miss; an error if the default does not train."""
+    """Return the study's target, or `WAY` of the default's progress if the default missed the target.
+
+    Raises `UsageError` if the default does not train.
+    """
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target
@@ -441,12 +438,12 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
         study.driver().run_planned(plan.once(configuration), Phase.SEARCH)
         run = ended_run(study.history(), configuration)
         if run is not None and _trains(run, _gains(study, run)):
-            hint = f"make another study: --set default.learning_rate={rate:.3g} --set name={study.spec.name}-2"
+            hint = f"make another study with --set default.learning_rate={rate:.3g} --set name={study.spec.name}-2"
             return UsageError(f"{problem}; the default trains with {rate:.3g}", hint=hint)
         tried.append(f"{rate:.3g}")
     longer = f"raise --seconds {plan.seconds:g} for a longer training; " if default.state is TrialState.CAPPED else ""
     hint = f"{longer}test the workload, the loss and the first steps with `bssearch check`"
-    return UsageError(f"{problem}, nor with {' or '.join(tried)}", hint=hint)
+    return UsageError(f"{problem}; learning rates {' and '.join(tried)} do not train either", hint=hint)
 
 
 def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:

@@ -56,7 +56,7 @@ class Compared(Model):
 
 
 class Difference(Model):
-    """Difference between two environments."""
+    """A difference between two environments."""
 
     name: str
     then: Known
@@ -77,7 +77,6 @@ class Ran(Model):
 
     @classmethod
     def of(cls, outcome: TrialOutcome) -> Ran:
-        """Compared fields of an outcome."""
         return cls.model_validate({name: getattr(outcome, name) for name in cls.model_fields})
 
 
@@ -126,22 +125,21 @@ class Stored:
 
     @property
     def until_step(self) -> int | None:
-        """Step to stop at; None if the trial ended by itself."""
+        """The step to stop at, or None if the trial ended by itself."""
         return None if self.outcome.state in ENDS_BY_ITSELF else self.curve[-1].step
 
     @property
     def was_stopped(self) -> bool:
-        """True if a limit or a user stopped the trial."""
         return self.outcome.state not in ENDS_BY_ITSELF or (
             self.outcome.state is TrialState.REACHED and not self.request.plan.stop_at_target
         )
 
 
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
-    """Train a stored trial again and compare; store nothing.
+    """Train a stored trial again, and compare the runs without storing them.
 
-    Runs in one slot within ``budget.trial_train_seconds``. A stopped trial stops again at its last evaluation.
-    ``launch.workload`` names a workload that this machine does not know.
+    A rerun takes one slot, up to the longer limit of the study and the trial. A stopped trial stops again at
+    its last evaluation. ``launch.workload`` names a workload that this machine does not know.
 
     Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code, and the errors of `run_study`.
 
@@ -177,7 +175,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
-    """Load a trial to rerun; `UsageError` if unsuitable."""
+    """Load a trial to rerun; raise `UsageError` if the trial cannot run again."""
     record = store.studies.get(study)
     trial = store.trials.get(study, number)
     kept = store.trials.spec(study, number)
@@ -290,7 +288,7 @@ def _ratio(now: float | None, then: float | None) -> float | None:
 
 
 def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:
-    """Yield differences of environment and GPU between trial and rerun."""
+    """Yield the differences of environment and GPU between the trial and the rerun."""
     then_known, now_known = _facts(stored.environment, stored.outcome), _facts(now, outcome)
     for name, then in then_known.items():
         if then is not None and then != now_known[name]:
@@ -317,7 +315,10 @@ class Reproduction:
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Command that repeats a stored trial, without a password; raise `UsageError` if the trial cannot run again."""
+    """Return the command that repeats a stored trial, without the database's password.
+
+    Raises `UsageError` if the trial cannot run again.
+    """
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))

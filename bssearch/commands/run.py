@@ -49,11 +49,11 @@ def run_study(
 ) -> Answer:
     """Run or resume a study and return the answer.
 
-    Several processes and machines may run one study. With ``scales``, the answer is of the largest scale's study.
-    ``from_quick`` starts from a quick answer, made if missing. The first trials repeat the best configuration and
-    missing runs of ``from_study``, whose seconds do not count.
+    Several processes and machines may run one study. With ``scales``, the answer comes from the study of the
+    largest scale. ``from_quick`` starts the search from a quick answer, and makes a missing quick answer first.
+    ``from_study`` names a study whose best configuration and missing runs become the first trials.
 
-    Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
+    Raises any `BSSearchError`, such as `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
 
     ::
@@ -85,7 +85,10 @@ def run_study(
 
 
 def begin_with(study: OpenStudy, source: str) -> None:
-    """Unless the study has trials, queue the best configuration of ``source`` and its missing runs, if in the space."""
+    """Queue the best configuration and the missing runs of study ``source``, unless the study has trials.
+
+    Leaves out configurations outside the space.
+    """
     store, spec = study.store, study.spec
     trials, found = store.trials.of(source), answer(store, source)
     if store.trials.of(spec.name):
@@ -112,7 +115,6 @@ def begin_with(study: OpenStudy, source: str) -> None:
 
 
 def run_opened(study: OpenStudy) -> Answer:
-    """Run an open study to its end."""
     study.driver().run()
     grow(study)
     add_devices(study)
@@ -129,7 +131,10 @@ def add_devices(study: OpenStudy) -> None:
         try:
             study.driver().time_on_devices()
         except WorkloadError as error:  # the answer for the search's devices remains valid
-            study.listener.note(f"training on more devices fails, so the study leaves these device counts out: {error}")
+            study.listener.note(
+                f"training on {', '.join(map(str, further))} devices fails, so the study leaves these counts out: "
+                f"{error}"
+            )
             return
     before = -1
     while (made := _runs_on_devices(study)) != before:  # a run was missing
@@ -188,10 +193,10 @@ def with_confirmation(
 def confirm_study(
     spec: GivenSpec, launch: Launch = HERE, *, spares: bool = True, to_budget_runs: int | None = None
 ) -> Answer:
-    """Make missing confirmation runs and return the answer.
+    """Make the missing confirmation runs, and return the answer.
 
-    ``spares``: False to repeat even finalists that are clearly slower or mostly miss the target. ``to_budget_runs``:
-    runs of each finalist that train to the full limit instead. Raises the errors of `run_study`.
+    ``spares`` = False repeats even finalists that are clearly slower or mostly miss the target. ``to_budget_runs``
+    instead makes this number of runs of each finalist to the full time limit. Raises the errors of `run_study`.
 
     Example: ``answer = bssearch.confirm_study("study.yaml", to_budget_runs=3)``
     """
@@ -307,7 +312,10 @@ def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
 def next_audit_run(
     found: Callable[[], Sequence[Case]], runs: int, train_seconds: float, most: int
 ) -> Callable[[History], TrialPlan | None]:
-    """Planner of an audit's missing runs within ``train_seconds``: ``runs`` per case, more for an undecided case."""
+    """Return a planner of an audit's missing runs: ``runs`` per case, and up to ``most`` for an undecided case.
+
+    No run starts after ``train_seconds``.
+    """
 
     def job(history: History) -> TrialPlan | None:
         if spent_train_seconds(history.all_trials) >= train_seconds:
@@ -341,7 +349,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 
 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
-    """Yield missing runs case by case.
+    """Yield the missing runs case by case.
 
     Repeats failed, lost and cancelled runs, and misses under a limit that the user has raised since.
     """
@@ -357,7 +365,7 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
 
 
 def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
-    """Seeds of a case: first the seeds of the tuned optimum's runs."""
+    """Return ``runs`` seeds of a case, first the seeds of the tuned optimum's runs."""
     had = [] if case.tuned is None else [run.seed for run in case.tuned.runs]
     further = (trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(len(had) + runs))
     return list(dict.fromkeys([*had, *further]))[:runs]

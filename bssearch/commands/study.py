@@ -57,7 +57,7 @@ class Study:
         """Run the objective until the study ends; return the answer.
 
         Ctrl-C, SIGTERM or a kernel interrupt raises `InterruptedRunError`. The trial pauses at the next step if the
-        loop called `trial.state`, else ends. A new `Study` resumes the search.
+        loop called `trial.state`; otherwise the trial ends. A new `Study` resumes the search.
         """
         objective = required(
             self._objective, "study.run() needs an objective", hint="give an objective: Study(spec, objective=train)"
@@ -86,10 +86,10 @@ class Study:
         return self.answer
 
     def ask(self) -> Trial | None:
-        """Next trial, with all random generators seeded; None once the study has ended.
+        """Return the next trial, with all random generators seeded, or None once the study has ended.
 
         The first trials only time the loop. Train these trials until ``trial.should_stop``, too. Raises `UsageError`
-        without `tell` for the last trial, and any error that ends the study.
+        before `tell` for the last trial, and any error that ends the study.
         """
         require(self._asked is None, "call tell() before ask(), because one trial trains at a time")
         piece = self._search.next_piece()
@@ -101,7 +101,7 @@ class Study:
         return piece.begin()
 
     def tell(self, trial: Trial, error: BaseException | None = None) -> None:
-        """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
+        """Report a trial's end, or its ``error``; raise `UsageError` unless `ask` returned this trial last."""
         if self._asked is None or self._asked.trial is not trial:
             raise UsageError("tell() needs the last trial of ask(); pass this trial")
         piece, self._asked = self._asked, None
@@ -109,7 +109,7 @@ class Study:
 
     @property
     def answer(self) -> Answer:
-        """Answer of the ended study; raises `UsageError` before the end."""
+        """The answer of the ended study; raises `UsageError` before the study ends."""
         return required(
             self._search.answer,
             f"study {self.spec.name!r} has not ended",
@@ -117,7 +117,7 @@ class Study:
         )
 
     def close(self) -> None:
-        """End the study now and keep ended trials."""
+        """End the study now, and keep the ended trials."""
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.let_go()

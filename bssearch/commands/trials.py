@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Data frame with a row per trial; number, state, time and searched parameters come first.
+    """Return a data frame with a row per trial; the number, state, time and searched parameters come first.
 
     Raises `NotFoundError` and `DatabaseError`.
 
@@ -73,7 +73,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     """Queue a configuration; return the trial's number and configuration.
 
     Default values replace missing ``values``. A missing learning rate follows the space's rule. The trial is never
-    pruned. Raises `UsageError` for invalid values or an archived study, `LaunchError` if no batch size fits into
+    pruned. Raises `UsageError` for invalid values or an archived study, and `LaunchError` if no batch size fits into
     memory.
 
     ::
@@ -117,7 +117,7 @@ def with_schedule(
     values: Mapping[str, ParameterValue],
     probes: Mapping[int, ProbeRecord] = MappingProxyType({}),
 ) -> Configuration:
-    """Add the batch schedule in ``values``, if any; `UsageError` if invalid."""
+    """Add the batch schedule in ``values``, if any; raise `UsageError` if the schedule is invalid."""
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
         return configuration
@@ -174,7 +174,10 @@ def _check_starts(schedule: BatchSchedule, probes: Mapping[int, ProbeRecord], li
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Default configuration with these values; `UsageError` if outside the space, except the default's batch size."""
+    """Return the default configuration with ``values``.
+
+    Raises `UsageError` for values outside the space, but admits the default's batch size.
+    """
     configuration = any_configuration_of(spec, values)
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
@@ -184,7 +187,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
 
 
 def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Default configuration with these values, in the space or not; `UsageError` if invalid."""
+    """Return the default configuration with ``values``, in the space or not; raise `UsageError` for invalid values."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
@@ -237,7 +240,7 @@ def _name(problem: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fastest:
-    """The fastest trial, by measured seconds, or steps × step time if contended."""
+    """The fastest trial by measured seconds, or by steps × step time for contended trials."""
 
     trial: int
     batch_size: int
@@ -247,7 +250,7 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Progress as ``bssearch study show`` prints it: spent, running and fastest trials, counts by phase and state."""
+    """The progress in ``bssearch study show``: spent, running and fastest trials, and counts by phase and state."""
 
     study: str
     is_imported: bool
@@ -261,7 +264,6 @@ class Status:
 
 
 def status(store: Store, study: str) -> Status:
-    """A study's progress."""
     spec, groups = spec_of(store.studies.get(study)), store.trials.counts(study)
     best = least_of(store.trials.fast(study, None if spec.is_imported else Phase.SEARCH))
     counts = grouped((phase.value, (state.value, count)) for phase, state, count, _ in groups)

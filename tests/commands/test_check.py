@@ -63,7 +63,7 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     assert found.findings == []
     print_check(found)
     printed = capsys.readouterr().out
-    assert printed.rstrip().endswith("nothing suspicious")
+    assert printed.rstrip().endswith("no findings")
     trainings = not_none(found.likely_study_s) / not_none(found.trial.time_to_target_s)
     assert f"({trainings:,.0f} trainings)" in printed
     assert [one.batch_size for one in found.batches] == [8, 32, 128]

@@ -146,7 +146,7 @@ def test_that_what_runs_is_stopped_is_said_once(
     node = make_node(tmp_path / "node", **{**QUICK, "workload_settings": {"step_seconds": 0.2}})
     put(store, "mine")
     said = serve(node, url, hears=lambda line: "trial 1 runs" in line and pause_study(store, "mine"))
-    assert said.count("stopping its running trials") == 1, said
+    assert said.count("stopping the running trials") == 1, said
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_stud
         put(store, "mine")
     execute(tmp_path / "queue.db", "UPDATE bss_study SET spec = '{\"a\": 1e400}' WHERE name = 'broken'")
     said = serve(node, url)
-    assert said.count("broken: cancelled, but ending its remaining trials failed: ") == 1, said
+    assert said.count("broken: cancelled, but ending the remaining trials failed: ") == 1, said
     with open_store(url) as store:
         assert state(store, "mine")[0] == "done"
         assert store.queue.unsettled() == {"broken": [1]}

@@ -30,7 +30,10 @@ MOST_NAMED = 8  # the most values of a condition that an error lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """Conditions on a study; None matches every study. ``device`` is a part of the device's name."""
+    """The conditions on a study; every study meets a condition of None.
+
+    ``device`` is a part of the device's name.
+    """
 
     workload: str | None = None
     device: str | None = None
@@ -57,7 +60,6 @@ class StudyFilter:
 
     @property
     def conditions(self) -> Mapping[str, Callable[[StudyRecord], bool]]:
-        """Given conditions by name."""
         asked: dict[str, tuple[object, Callable[[StudyRecord], bool]]] = {
             "workload": (self.workload, lambda study: self.workload in workload_names(study)),
             "device": (self.device, lambda study: str(self.device).lower() in device_of(study).lower()),
@@ -69,18 +71,16 @@ class StudyFilter:
 
     @property
     def in_words(self) -> str:
-        """Conditions as command-line options."""
+        """The conditions as command-line options."""
         values = {name: getattr(self, name) for name in self.conditions}
         if self.target is not None:
             values["target"] = f"{self.metric}={self.target:g}" if self.metric else f"{self.target:g}"
         return " ".join(f"--{name} {value}" for name, value in values.items())
 
     def matches(self, study: StudyRecord) -> bool:
-        """True if a study meets all conditions."""
         return not self.unmet(study)
 
     def unmet(self, study: StudyRecord) -> set[str]:
-        """Names of unmet conditions."""
         return {name for name, holds in self.conditions.items() if not holds(study)}
 
     def _has_target(self, study: StudyRecord) -> bool:
@@ -90,7 +90,7 @@ class StudyFilter:
 
 
 def target_of(text: str | float) -> tuple[str | None, float]:
-    """Parse ``VALUE`` (metric None) or ``METRIC=VALUE``; raise `UsageError` unless VALUE is a finite number."""
+    """Parse ``VALUE`` (without a metric) or ``METRIC=VALUE``; raise `UsageError` unless VALUE is a finite number."""
     metric, _, number = str(text).rpartition("=")
     try:
         value = float(number)
@@ -103,7 +103,7 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 
 
 def workload_names(study: StudyRecord) -> set[str]:
-    """Names that select a study's workload.
+    """Return the names that select a study's workload.
 
     ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
     """
@@ -122,17 +122,17 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """The device's name, empty before the first run."""
+    """Return the device's name, or an empty text before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
 def precision_of(study: StudyRecord) -> str:
-    """Actual precision, empty before the first run."""
+    """Return the actual precision, or an empty text before the first run."""
     return "" if study.environment is None else study.environment.precision
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Error for a filter that no study matches, with the existing values."""
+    """Return an error with the existing values of the filter's conditions."""
     if not studies:
         return NotFoundError(
             "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"
@@ -205,7 +205,6 @@ class Question(Model):
 
     @property
     def in_words(self) -> dict[str, str]:
-        """Fields in words."""
         return {
             "workload": self.workload,
             "target": f"{self.metric} {self.goal.sign} {self.target:g}",
@@ -225,19 +224,18 @@ class Finding:
 
     @property
     def acceptable(self) -> set[int]:
-        """Tried batch sizes whose figure is within 5 % of the best figure."""
+        """The tried batch sizes with an objective value within 5 % of the best value."""
         low, high = self.answer.flat_range
         flat = {row.batch_size for row in self.answer.batches if low <= row.batch_size <= high}
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
 
     def accepts(self, batch_size: int) -> bool:
-        """True if a batch size, tried or not, is within 5 % of the best figure."""
+        """Return True if a batch size, tried or not, is within 5 % of the best objective value."""
         low, high = self.answer.flat_range
         return low <= batch_size <= high or batch_size in self.acceptable
 
     @property
     def question(self) -> Question:
-        """Question that the study answers."""
         target = self.answer.target
         return Question(
             workload=_without_folder(self.study.workload),
@@ -273,7 +271,7 @@ OF_CODE = ("workload_revision", "git_revision")
 
 
 class Disagreement(Model):
-    """Studies that disagree ``about`` the batch size or its figure, and likely causes."""
+    """Two studies that disagree ``about`` the batch size or the objective value, and likely causes."""
 
     between: list[str]
     about: list[Literal["batch_size", "figure"]]
@@ -282,7 +280,7 @@ class Disagreement(Model):
 
 
 class Agreed(Model):
-    """Whether answers ``agree`` on a batch size within 5 %, with overlapping figures."""
+    """The agreement of answers on a batch size within 5 %, with overlapping objective values."""
 
     agree: bool
     batch_size: int | None
@@ -291,14 +289,14 @@ class Agreed(Model):
 
 
 class QuestionAgreement(Agreed):
-    """Agreement of the answers to one ``question``."""
+    """The agreement of the answers to one ``question``."""
 
     question: Question
     studies: list[str]
 
 
 class Agreement(Agreed):
-    """Agreement of studies, which must also answer one question."""
+    """The agreement of studies; studies with different questions do not agree."""
 
     questions: list[QuestionAgreement]
 
@@ -319,13 +317,11 @@ def agreement_of(found: Sequence[Finding]) -> Agreement:
 
 
 def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
-    """Pair each finding with its study's name, and with its database if the name is ambiguous."""
     counts = Counter(one.study.name for one in found)
     return [(one.study.name if counts[one.study.name] == 1 else in_database(one), one) for one in found]
 
 
 def in_database(found: Finding) -> str:
-    """A study's name with the database."""
     return f"{found.study.name} in {found.database}"
 
 
@@ -402,7 +398,6 @@ def _likely_cause(differences: Sequence[str]) -> str:
 
 
 def differing(one: Finding, other: Finding) -> Iterator[str]:
-    """Yield differences of device, question, versions, code and host."""
     specs = [spec_of(one.study), spec_of(other.study)]
     changes = {
         **_changed(one, other, OF_DEVICE),
@@ -427,7 +422,6 @@ def _short(value: object) -> str:
 
 
 def in_words(agreement: Agreement) -> list[str]:
-    """Describe the agreement in sentences."""
     asked = agreement.questions
     if len(asked) == 1:
         return [_told_of(asked[0])]
@@ -470,7 +464,10 @@ ANSWERED = (
 
 
 class StudyAnswer(Model):
-    """A study's answer; if missing, ``note`` gives the reason, and ``optimal`` to ``within_5_percent`` are null."""
+    """A study's answer.
+
+    Without an answer, ``note`` gives the reason, and ``optimal`` to ``within_5_percent`` are null.
+    """
 
     study: str
     database: str
@@ -492,7 +489,7 @@ class StudyAnswer(Model):
 
 
 class AcrossAnswer(Model):
-    """Answers to a ``query``, and whether they agree."""
+    """The answers to a ``query``, and their agreement."""
 
     schema_version: Literal[1] = 1
     query: dict[str, Any]
@@ -509,10 +506,10 @@ def best_across(
     objective: str | None = None,
     precision: str | None = None,
 ) -> AcrossAnswer:
-    """The answers of all matching studies, and their agreement.
+    """Return the answers of all matching studies, and their agreement.
 
     Archived studies do not count. Raises `UsageError` if no condition is given, `NotFoundError` if no study matches,
-    `TargetNotReachedError` if no study has an answer, and `DatabaseError`.
+    `TargetNotReachedError` if no study has an answer, and `DatabaseError` for an unusable database.
 
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """
@@ -523,7 +520,6 @@ def best_across(
 
 
 def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
-    """Answers from open stores; see `best_across`."""
     listed: list[StudyRecord] = []
     found: list[tuple[StudyAnswer, Finding | None]] = []
     for store in stores:
@@ -591,7 +587,6 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
 
 
 def answered_row(one: StudyAnswer) -> dict[str, Any]:
-    """A study's answer as a row."""
     row = {
         "study": one.study,
         "database": one.database,

@@ -12,7 +12,7 @@ from bssearch.storage.repository import Store, open_store
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open each database once, read-only; close all databases if a database fails. Default: `settings.database_url`."""
+    """Open each database once for reading, by default the database of `settings.database_url`."""
     files = {url: sqlite_file(parse_url(url)) for url in urls or [database_url()]}
     every = {url if path is None else path.resolve(): url for url, path in files.items()}
     with ExitStack() as stack:
@@ -21,7 +21,6 @@ def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
 
 @contextmanager
 def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[Store, str]]:
-    """Yield a study's store and name; see `found_study`."""
     with open_databases(urls) as stores:
         store, name = found_study(stores, given)
         with store:
@@ -29,9 +28,9 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 
 
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
-    """Store and name of the given study, or of the only study.
+    """Return the store and name of the given study, or of the only study.
 
-    With one store, the name is unchecked; of several stores, exactly one store must have the study.
+    With one store, the name is unchecked. Of several stores, exactly one store must have the study.
     """
     if given is None:
         return _only_study(stores)
@@ -64,7 +63,7 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
         error=NotFoundError,
     )
     require(named, f"{where} {holds} no study yet", hint="make a study with `bssearch run SPEC`", error=NotFoundError)
-    require(len(named) == 1, f"name the study: {', '.join(name for _, name in named)}")
+    require(len(named) == 1, f"{where} {holds} several studies; name a study: {', '.join(name for _, name in named)}")
     return named[0]
 
 

@@ -32,7 +32,9 @@ from bssearch.storage.statements import StudySummary
 
 
 def cancel_study(store: Store, study: str) -> Submission:
-    """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if the submission is done.
+    """Cancel a submission and its trials.
+
+    Raises `NotFoundError` for an unknown study, and `UsageError` if the submission is done.
 
     Example: ``bssearch.cancel_study(bssearch.open_store("sqlite:///team.db"), "digits")``
     """
@@ -43,7 +45,9 @@ def cancel_study(store: Store, study: str) -> Submission:
 
 
 def pause_study(store: Store, study: str) -> Submission:
-    """Pause a submission; raise `NotFoundError`, or `UsageError` if the submission is over.
+    """Pause a submission.
+
+    Raises `NotFoundError` for an unknown study, and `UsageError` if the submission is over.
 
     Example: ``bssearch.pause_study(bssearch.open_store("sqlite:///team.db"), "digits")``
     """
@@ -51,7 +55,9 @@ def pause_study(store: Store, study: str) -> Submission:
 
 
 def resume_study(store: Store, study: str) -> Submission:
-    """Requeue a submission; raise `NotFoundError`, or `UsageError` if the submission is done.
+    """Put a submission back in the queue.
+
+    Raises `NotFoundError` for an unknown study, and `UsageError` if the submission is done.
 
     Example: ``bssearch.resume_study(bssearch.open_store("sqlite:///team.db"), "digits")``
     """
@@ -68,7 +74,7 @@ def settle_cancelled(store: Store, study: str) -> None:
 
 
 def settle_left_behind(store: Store) -> dict[str, str]:
-    """Settle cancelled studies of killed workers; return errors by study."""
+    """Settle cancelled studies of killed workers; return the errors by study."""
     problems: dict[str, str] = {}
     left = store.queue.unsettled()
     for study in {*left} - _served(store) if left else ():
@@ -100,7 +106,7 @@ CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
 
 @dataclass(frozen=True, slots=True)
 class AskedStudy:
-    """A template, values by dotted key, and an optional study name."""
+    """The template, values by dotted key, and optional study name of a submission file."""
 
     template: str
     values: Mapping[str, Value]
@@ -144,7 +150,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Error with the reason that all workers reject the values, or None."""
+    """Return an error with the reason if all workers reject the values, or None."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -164,7 +170,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 
 
 def asked_in_file(path: Path) -> AskedStudy:
-    """Read a submission file; raise `SpecError` if invalid."""
+    """Read a submission file; raise `SpecError` if the file is invalid."""
     data = read_file(path, "file of a submission", "name a template without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")
@@ -199,7 +205,6 @@ def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[t
 
 
 def checked_value(key: str, value: Any, where: str) -> Value:
-    """Check a submission's value; raise `SpecError` for a wrong type or key."""
     field = key.split(".")[0]
     require(
         field not in OFFERS_NONE,
@@ -259,7 +264,7 @@ class QueueListing(BaseModel):
 
 
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
-    """The queue; ``everything`` adds finished submissions and departed workers.
+    """List the queue; ``everything`` adds finished submissions and departed workers.
 
     Example: ``bssearch.queued_studies(bssearch.open_store("sqlite:///team.db"), everything=True)``
     """

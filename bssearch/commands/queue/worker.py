@@ -51,7 +51,7 @@ _LOOK_SECONDS = 0.1
 class Stop:
     """Handles SIGTERM and Ctrl-C: calls ``obey`` in a thread, and ``kill`` after ``within`` seconds.
 
-    Outside the main thread, signals have no effect; call `ask`.
+    Outside the main thread, signals have no effect; call `ask` instead.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -75,16 +75,13 @@ class Stop:
 
     @property
     def is_asked(self) -> bool:
-        """True after a stop request."""
         return self._asked_at is not None
 
     def ask(self) -> None:
-        """Request a stop."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Wait for ``seconds`` or a stop."""
         until = time.monotonic() + seconds
         while not self.is_asked and (left := until - time.monotonic()) > 0:
             time.sleep(min(_LOOK_SECONDS, left))
@@ -118,7 +115,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a shift ended."""
+    """The end of a worker's shift on a study."""
 
     state: SubmissionState
     reason: str = ""
@@ -126,7 +123,7 @@ class End:
     failed_here: bool = False  # True if failures in a row lengthen the time
 
     def alone_after(self, failures: int) -> float:
-        """Seconds to skip the study after ``failures`` in a row."""
+        """Return the seconds to skip the study after this number of failures in a row."""
         return min(REFUSED_FOR_S, self.alone_seconds * float(LONGER) ** max(0, failures - 1))
 
 
@@ -141,26 +138,23 @@ class Meter(Listener):
         self._used = 0.0
 
     def take(self) -> float:
-        """Slot seconds since the last call."""
+        """Return the slot seconds since the last call."""
         with self._lock:
             self._count()
             used, self._used = self._used, 0.0
             return used
 
     def note(self, message: str) -> None:
-        """Forward a line unless it mentions Ctrl-C."""
         if "Ctrl-C" not in message:
             self._tell(message)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Start counting a trial."""
         with self._lock:
             self._count()
             self._running.add(trial.number)
         self._tell(f"trial {trial.number} runs: batch {trial.configuration.batch_size}")
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Stop counting a trial."""
         with self._lock:
             self._count()
             self._running.discard(trial.number)
@@ -182,11 +176,9 @@ class ServedStudy:
         self._thread = threading.Thread(target=self._run, name=f"bssearch serves {spec.name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def is_over(self, wait_seconds: float) -> bool:
-        """True if the study ends within ``wait_seconds``."""
         self._thread.join(wait_seconds)
         return not self._thread.is_alive()
 
@@ -203,7 +195,7 @@ class ServedStudy:
 
 
 def ended_by(error: BaseException) -> End:
-    """End for an error: a bad request ends the submission, but a problem of this machine does not."""
+    """Return the end of a shift: a bad request ends the submission, but a problem of this machine does not."""
     said = str(error)
     ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
         (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
@@ -230,7 +222,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A worker's scope; ``slots`` and ``device`` override specs.
+    """The scope of a worker; ``slots`` and ``device`` override the specs.
 
     Example: ``bssearch.run_worker("templates.yaml", serving=bssearch.Serving(tags=("a100",), until_empty=True))``
     """
@@ -248,7 +240,7 @@ class Serving:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides in the form of ``--set``."""
+        """The overrides of the specs in the form of ``--set``."""
         slots = () if self.slots is None else (f"executor.slots={self.slots}",)
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 
@@ -287,7 +279,6 @@ class QueueWorker:
         self._stop = Stop(self._obey, lambda: self._shift.kill())
 
     def run(self) -> None:
-        """Serve studies until stopped."""
         self._store.queue.keep_worker(self._record)
         offered = ", ".join(self._templates)
         tags = ", ".join(self._record.tags) or "no tags"
@@ -324,7 +315,7 @@ class QueueWorker:
             problems = settle_left_behind(self._store)
             for study, problem in problems.items():
                 if problem != self._unsettled.get(study):
-                    self._tell(f"{study}: cancelled, but ending its remaining trials failed: {problem}")
+                    self._tell(f"{study}: cancelled, but ending the remaining trials failed: {problem}")
             self._unsettled = problems
             self._next_settling = time.monotonic() + SETTLE_SECONDS
 
@@ -427,7 +418,7 @@ class QueueWorker:
                 if found is None or is_another or found.state is not SubmissionState.WAITING:
                     if not is_stopping:
                         what = "submitted again" if is_another else found.state if found else "deleted"
-                        self._tell(f"{one.name}: {what}; stopping its running trials")
+                        self._tell(f"{one.name}: {what}; stopping the running trials")
                     is_stopping = True
                     shift.interrupt()
                 elif shift.is_ending:
