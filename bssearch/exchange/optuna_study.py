@@ -1,11 +1,13 @@
 """A stored study as an Optuna study, for Optuna's plots and tools.
 
-* reached: COMPLETE with the objective's value (if contended, steps × the step time for seconds);
-* pruned, capped, exhausted, paused, diverged: PRUNED without a value;
-* running: RUNNING; queued: WAITING;
-* failed, lost, cancelled, out of memory: FAIL, as is a reached trial without a measured value.
+bssearch's trial states become Optuna's:
 
-Under metric_in_budget, trials that used the whole budget are COMPLETE with their best metric.
+* reached: COMPLETE, with the objective's value (steps × step time instead of contended seconds);
+* pruned, capped, exhausted, paused, diverged: PRUNED, without a value;
+* running: RUNNING; queued: WAITING;
+* failed, lost, cancelled, out of memory, and reached without a measured value: FAIL.
+
+Under the objective metric_in_budget, trials that used the whole budget are COMPLETE with their best metric.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ METRIC_NAMES = "study:metric_names"
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
-    """Read an Optuna study from a database or file, by default its only study."""
+    """Read an Optuna study from a database or file; ``study`` may be None if only one study exists."""
     url = optuna_database(file or ".")
     _check_file(url)
     with _failures_of_reading(url), _reading(url) as storage:
@@ -78,7 +80,6 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
 
 
 def optuna_database(file: str) -> URL:
-    """URL of a database or SQLite file."""
     return parse_url(file if ":" in file or "=" in file else URL.create("sqlite", database=file))
 
 
@@ -86,7 +87,7 @@ def optuna_database(file: str) -> URL:
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
     """Open Optuna's storage; raise `SchemaError` for tables of another Optuna version.
 
-    Creates missing tables, unless ``address`` replaces the URL.
+    Missing tables are created. If ``address`` is given, bssearch opens ``address`` instead and creates no tables.
     """
     try:
         # A pool would keep connections open if the constructor fails.
@@ -98,7 +99,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
     except RuntimeError as error:
         raise SchemaError(
             f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
-            hint="upgrade Optuna, or the tables: optuna storage upgrade --storage URL",
+            hint="upgrade Optuna, or upgrade the tables with: optuna storage upgrade --storage URL",
         ) from None
     try:
         yield storage
@@ -180,7 +181,6 @@ def _is_upgraded(path: Path, copy: Path) -> bool:
 
 
 def table_names(url: URL) -> set[str]:
-    """Names of a database's tables."""
     return set(inspect(create_engine(url, poolclass=NullPool)).get_table_names())
 
 
@@ -199,7 +199,7 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
 
 
 def default_name(name: str) -> str:
-    """Study name made from ``name``, with dashes for invalid characters."""
+    """Return a valid study name, with dashes for the invalid characters of ``name``."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"
 
 
@@ -213,17 +213,20 @@ def load_optuna_study(
     phases: Phase | str | Collection[Phase | str] = SEARCH,
     store: Store | None = None,
 ) -> optuna.Study:
-    """In-memory Optuna study: a snapshot of the stored study.
+    """Return a snapshot of the stored study as an in-memory Optuna study.
 
-    The study minimizes the objective; metric_in_budget may maximize. Distributions cover the search space and all
+    The study minimizes the objective; only metric_in_budget may maximize. Distributions cover the search space and all
     trials.
 
     Args:
         db: the database's URL, ignored if ``store`` is given.
         phases: phases to include; repeats (``"confirm"``, ``"audit"``) count as separate trials.
-        store: an open store.
+        store: an open store to read instead of ``db``.
 
-    Raises `NotFoundError`, `DatabaseError`, and `UsageError` for an unknown phase.
+    Raises:
+        NotFoundError: The database has no such study.
+        DatabaseError: The database cannot be read.
+        UsageError: A phase is unknown.
 
     Example: ``print(bssearch.load_optuna_study("digits").best_params)``
     """
@@ -253,7 +256,6 @@ class OptunaStudy:
 
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
-        """Read a stored study."""
         wanted = phases_of(phases)
         trials = [trial for trial in store.trials.of(name) if trial.phase in wanted]
         curves = {
@@ -266,7 +268,7 @@ class OptunaStudy:
     def of(
         cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
     ) -> OptunaStudy:
-        """Build the contents; ``curves`` holds metrics by trial number and step."""
+        """Convert a stored study; ``curves`` holds metrics by trial number, then by step."""
         spec = spec_of(study)
         parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
         objective = objective_of(spec)
@@ -292,7 +294,6 @@ class OptunaStudy:
 
 
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
-    """Given phases as a set; raise `UsageError` for an unknown phase."""
     names = {given} if isinstance(given, str) else {*given}
     unknown = ", ".join(sorted(map(repr, names - set(Phase))))
     require(not unknown, f"unknown phases {unknown}; choose from {', '.join(Phase)}")
@@ -301,7 +302,7 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's messages below warnings, and experimental warnings."""
+    """Silence Optuna's experimental warnings, and its messages below the level of warnings."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -364,7 +365,7 @@ def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
         return attributes
     unmeasured = trial.state is TrialState.REACHED and value is None
     return attributes | {
-        "reason": f"{outcome.reason}; the objective's figure was not measured" if unmeasured else outcome.reason,
+        "reason": f"{outcome.reason}; the objective's value was not measured" if unmeasured else outcome.reason,
         "steps": outcome.steps,
         "steps_to_target": outcome.steps_to_target,
         "train_seconds": outcome.train_seconds,
@@ -447,9 +448,10 @@ def _same(one: ParameterValue, other: ParameterValue) -> bool:
 
 
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write all search trials, or no trial, as an Optuna study of the same name. `UsageError` without search trials.
+    """Write the search trials as an Optuna study of the same name.
 
-    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``.
+    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``. A failed export writes no trial. Raises
+    `UsageError` if the study has no search trials.
     """
     url = optuna_database(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)
@@ -464,7 +466,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
 
 
 def write_study(study: OptunaStudy, url: URL) -> None:
-    """Write a whole Optuna study or no study; see `export_to_optuna`."""
+    """Write the whole Optuna study; if writing fails, write no trial."""
     path = sqlite_file(url)
     is_new = path is not None and not path.exists()
     try:

@@ -1,4 +1,4 @@
-"""Trials as rows and documents."""
+"""Trials as rows of tables and as JSON documents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNKNOWN_OF_IMPORTED = (
 )
 
 
-# Keys that are null for unfinished trials: a contract of ``trials --format json``.
+# Keys that are null for unfinished trials: a contract of ``trial list --format json``.
 ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason")
 
 
@@ -46,12 +46,12 @@ TRIALS_AT_ONCE = 200
 
 
 def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Columns and rows of ``trials.csv`` and `trials_frame`."""
+    """Return the columns and rows of ``trials.csv`` and `trials_frame`."""
     return flat_table([trial_row(trial) for trial in trials])
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Dotted columns and flat rows; only the parts of a mapping have columns."""
+    """Return columns and flat rows; parts of a mapping have dotted names, as in ``environment.device_name``."""
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
     columns = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
@@ -59,12 +59,10 @@ def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[
 
 
 def with_first(names: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Columns; the columns in ``names`` come first."""
     return [*(one for one in names if one in columns), *(one for one in columns if one not in names)]
 
 
 def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into dotted names."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         name = f"{path}{key}"
@@ -75,9 +73,10 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def trial_rows(
     store: Store, name: str, trials: Sequence[TrialRecord], kept: Sequence[TrialRecord]
 ) -> list[dict[str, Any]]:
-    """Rows of the ``kept`` trials of a study's ``trials``: the contract of ``trial list --format json``.
+    """Return rows of the ``kept`` trials, as ``trial list --format json`` prints.
 
-    ``answer`` has the seconds that `best` compares, their basis, and whether they count in their batch size's median.
+    ``answer`` has the seconds that `best` compares, their basis, and whether the batch size's median counts the
+    seconds.
     """
     from bssearch.search.finding import counted_seconds
 
@@ -92,7 +91,6 @@ def matching_trials(
     state: TrialState | None = None,
     batch_size: int | None = None,
 ) -> list[TrialRecord]:
-    """Filter trials by phase, state and batch size."""
     return [
         trial
         for trial in trials
@@ -103,7 +101,6 @@ def matching_trials(
 
 
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
-    """Configuration and outcome of a trial, by name."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
     left_out = {"state", "traceback", *(name for name in ZERO_IF_UNKNOWN if trial.is_imported and not known.get(name))}
     configuration = field_values(trial.configuration)
@@ -134,9 +131,9 @@ def trial_document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Trial with curve, device and spec: the contract of ``trial --format json``.
+    """Return a trial with its curve, device and spec, as ``trial show --format json`` prints.
 
-    ``stages`` is null unless the batch grows.
+    ``stages`` is null unless the batch size grows.
     """
     return {
         **trial_row(trial),
@@ -154,12 +151,11 @@ def trial_document(
 
 
 def traceback(trial: TrialRecord) -> str | None:
-    """Traceback that ended a trial, or None."""
     return None if trial.outcome is None else trial.outcome.traceback
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield observations with trial numbers, reading `TRIALS_AT_ONCE` trials at once."""
+    """Yield each observation with the trial's number, from `TRIALS_AT_ONCE` trials at a time."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
         for trial, curve in store.trials.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():

@@ -220,7 +220,7 @@ def test_a_device_without_a_run_at_the_default_batch_has_no_default(tmp_path: Pa
     _, said = import_runs(
         tmp_path, "--target", "1", "--default-batch", "16", rows=["8,1,A", "16,1,B"], header="batch_size,reached,device"
     )
-    assert "study runs-a: no run at --default-batch 16" in said
+    assert "study runs-a: no run has the batch size 16 of --default-batch" in said
     assert [stored(tmp_path, name)[1].default_is_known for name in ("runs-a", "runs-b")] == [False, True]
 
 

@@ -1,4 +1,4 @@
-"""The interface of boards, the masking of secrets, and the driver's side: reports never block."""
+"""The interface of boards, the masking of secrets, and the driver's reports, which never block."""
 
 import importlib.metadata
 import json
@@ -35,28 +35,31 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", r
 
 
 class Board(Protocol):
-    """Shows one driver's trials, from one thread; the process repeats a failed call up to twice."""
+    """Shows the trials of one driver.
+
+    One thread makes all calls; the board process retries a failed call up to twice.
+    """
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Show a study; ``mark`` is unique."""
+        """Show a study; ``mark`` tells studies of one name apart."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Show a trial that starts or resumes at an epoch second."""
+        """Show a trial that starts or resumes at ``at`` seconds since 1970."""
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Add evaluations; figures include the metric and ``train_seconds``."""
+        """Add evaluations; the figures of each evaluation include the metric and ``train_seconds``."""
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
         """Show that a trial ended or paused.
 
-        ``is_elsewhere``: another driver started the trial; skip a trial that the board does not show.
+        If ``is_elsewhere``, another driver started the trial; skip the trial unless the board shows it.
         """
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Show the answer; ``words`` has headline, verdict and document (JSON)."""
+        """Show the answer; ``words`` has the keys headline, verdict and document (JSON)."""
 
     def close(self) -> None:
-        """Flush; no call follows."""
+        """Flush all reports; no call follows."""
 
 
 def masked(value: Any) -> Any:
@@ -92,12 +95,12 @@ LIBRARIES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 
 
 def boards_of(spec: StudySpec) -> tuple[str, ...]:
-    """Boards of the spec, then of ``BSSEARCH_LOG``; `UsageError` for an unknown board."""
+    """Return the boards of the spec and of ``BSSEARCH_LOG``; raise `UsageError` for an unknown board."""
     names = [name.strip() for name in os.environ.get(LOG_VARIABLE, "").split(",") if name.strip()]
     for name in names:
         require(
             registry.is_known("boards", name),
-            f"{LOG_VARIABLE} has {name!r}; choose from {', '.join(registry.names('boards'))}",
+            f"{LOG_VARIABLE} names the unknown board {name!r}; choose from {', '.join(registry.names('boards'))}",
         )
     return tuple(dict.fromkeys([*spec.log, *names]))
 
@@ -125,7 +128,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 class BoardProcess:
     """Reports to boards in another process.
 
-    ``asked`` counts all reports, ``delivered`` the reports taken by each board.
+    ``asked`` counts all reports; ``delivered`` counts the reports that each board took.
     """
 
     def __init__(self, names: Sequence[str], *, capacity: int = CAPACITY) -> None:
@@ -156,7 +159,7 @@ class BoardProcess:
             thread.start()
 
     def report(self, method: str, **arguments: Any) -> None:
-        """Queue a call for each board with space; never block."""
+        """Queue a call for each board that has space, without blocking."""
         self.asked += 1
         names = [name for name in self.delivered if self._queued[name] - self._handled[name] < self._capacity]
         for name in self.delivered.keys() - names:
@@ -167,7 +170,7 @@ class BoardProcess:
             self._messages.put((names, method, arguments))
 
     def close(self) -> None:
-        """Deliver until the deadline, end the process, and note lost reports."""
+        """Deliver reports until the deadline, end the process, and note lost reports."""
         self._is_closing = True
         self._messages.put(None)
         self._heard = began = time.monotonic()

@@ -25,7 +25,7 @@ STATUS |= dict.fromkeys(("diverged", "failed", "oom"), "FAILED")
 
 
 class MLflow:
-    """Logs with MLflow's client; tags of mark and number identify a run."""
+    """Logs with MLflow's client; the tags ``mark`` and ``trial`` identify a trial's run."""
 
     def __init__(self) -> None:
         with ExitStack() as stack:
@@ -36,25 +36,21 @@ class MLflow:
         self._runs: dict[int, str] = {}
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Find or make the experiment."""
         self._name, self._mark = name, mark
         self._tag_experiment({"study": name, **about})
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Make or resume the run."""
         run = self._run(number, at, parameters)
         self._client.update_run(run, status="RUNNING")
         self._client.set_tag(run, "bssearch.state", "running")
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Log figures by step and time."""
         run = self._run(number)
         metrics = [metric for step, at, figures in points for metric in _metrics(figures, at, step)]
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(run, metrics=metrics[first : first + MOST_METRICS])
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Log results; end the run unless paused."""
         if is_elsewhere and self._found(trial=str(number)) is None:
             return
         run = self._run(number)
@@ -69,7 +65,7 @@ class MLflow:
             self._runs.pop(number, None)
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Log the answer; if the recommendation changes, the old run becomes an earlier answer."""
+        """Log the answer; if the recommendation changed, the old run becomes an earlier answer."""
         found, shown = self._found(kind="answer"), {"headline": words["headline"], "verdict": words["verdict"]}
         if found is not None and found.data.params != {one.key: one.value for one in _params(parameters)}:
             self._client.set_tag(found.info.run_id, "bssearch.kind", "earlier answer")
@@ -80,7 +76,7 @@ class MLflow:
         self._client.set_terminated(run, "FINISHED")
         try:
             self._client.log_text(run, words["document"], "best.json")
-        except Exception as error:  # some stores take no files; the answer is complete without one
+        except Exception as error:  # some stores take no files; the answer is complete without a file
             self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ _SAYING = threading.Lock()
 
 
 class Delivery(threading.Thread):
-    """Delivers and counts a board's reports; hurries if ``closing``."""
+    """Delivers and counts the reports to one board; rests between deliveries until ``closing`` is set."""
 
     def __init__(self, name: str, connection: Connection, closing: threading.Event) -> None:
         super().__init__(name=name)
@@ -45,7 +45,6 @@ class Delivery(threading.Thread):
         self._retrying = Retrying(stop=stop_after_attempt(3), wait=waits, sleep=pause, reraise=True)
 
     def run(self) -> None:
-        """Create the board, deliver reports, and close."""
         if not self._tried(0, self._make):
             return
         os.nice(9)  # on Linux only this thread and the threads that it starts
@@ -96,7 +95,7 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Deliver until the driver is done or dies."""
+    """Deliver reports until the driver is done or dies."""
     descriptor, *names = sys.argv[1:]
     if sys.platform == "linux":  # trials find this process by its name (`bssearch.training.contention`)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, BOARD_PROCESS.encode(), 0, 0, 0)

@@ -25,20 +25,18 @@ class TensorBoard:
         self._writers: dict[int, SummaryWriter] = {}
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Write the study's description."""
         self._folder, self._metric = study_folder(tensorboard_folder(), name, mark), metric
         with SummaryWriter(str(self._folder / "summary")) as summary:
             summary.add_text("study", f"{about['target']}, {about['objective']}, on {about['device']}")
             summary.add_text("spec", "\n".join(f"    {line}" for line in about["spec"].splitlines()))
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Start or resume the run."""
         writer = self._writer(number)
         _add_hparams(writer, [0, 1], {name: value for name, value in parameters.items() if value is not None})
         writer.flush()
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Add the metric by step and train milliseconds, other figures by step."""
+        """Add the metric by step and by train milliseconds, and other figures by step."""
         writer, metric = self._writer(number), self._metric
         for step, at, figures in points:
             writer.add_scalar(
@@ -49,7 +47,6 @@ class TensorBoard:
         writer.flush()
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Write results and close the file."""
         if is_elsewhere and not self._path(number).exists():
             return
         writer, step = self._writer(number), round(figures.get("steps", 0))
@@ -63,7 +60,6 @@ class TensorBoard:
         del self._writers[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Write the answer."""
         lines = [words["headline"], "", f"This is {words['verdict']}.", "", "| parameter | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in parameters.items()]
         with SummaryWriter(str(self._folder / "summary")) as summary:
@@ -72,7 +68,6 @@ class TensorBoard:
                 summary.add_scalar(f"answer/{name}", value, trials)
 
     def close(self) -> None:
-        """Close all runs."""
         for writer in self._writers.values():
             writer.close()
 
@@ -90,7 +85,7 @@ class TensorBoard:
 
 
 def study_folder(root: Path, name: str, mark: str) -> Path:
-    """Make the folder of the study's name, with the mark if another study has the name, or raise `FileExistsError`."""
+    """Make and return a folder with the study's name, and with the mark if another study has the name."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "study"
     for folder in (root / safe, root / f"{safe}-{mark}"):
         folder.mkdir(parents=True, exist_ok=True)

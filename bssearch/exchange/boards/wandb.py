@@ -12,7 +12,7 @@ ID_CHARACTERS = 64  # wandb.init takes no longer id
 
 
 class WeightsAndBiases:
-    """Keeps a run open per running trial. Sends no code or console output."""
+    """Keeps one run open for each running trial, and sends no code or console output."""
 
     def __init__(self) -> None:
         self._runs: dict[int, wandb.Run] = {}
@@ -28,21 +28,19 @@ class WeightsAndBiases:
         )
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Remember the study."""
         self._name, self._mark, self._metric = name, mark, metric
         self._about = {"study": name, **{key: value for key, value in about.items() if key != "spec"}}
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Start or resume the run."""
         self._run(number, parameters).summary["state"] = "running"
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Log the metric over train seconds, and in ``by_step`` over steps."""
+        """Log the metric over train seconds, and ``by_step/METRIC`` over steps."""
         for step, _, figures in points:
             self._run(number).log({**figures, f"by_step/{self._metric}": figures[self._metric]}, step=step)
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Finish the run; a paused trial resumes the run by id."""
+        """Finish the run, even for a paused trial, which later resumes the run by id."""
         if is_elsewhere and number not in self._runs:
             return  # W&B itself notices that a run's process died
         run = self._run(number)
@@ -52,7 +50,6 @@ class WeightsAndBiases:
         del self._runs[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Write the answer as a separate run's summary."""
         run = self._new("answer", "answer", parameters)
         run.summary.update({"headline": words["headline"], "verdict": words["verdict"], **figures})
         run.finish()

@@ -1,8 +1,8 @@
 """Exports of a study to files.
 
-Curves: ``NAME.csv.gz`` (or ``NAME.csv``) has ``trial, param.*, seed, step, train_seconds, metric``, by trial in order
-of time; a cell is empty for an unset parameter. ``NAME.json``: ``name``, ``metric``, ``goal``, ``target`` and
-``max_train_seconds`` (a trial's limit or null).
+``NAME.csv.gz`` (or ``NAME.csv``) has the columns ``trial, param.*, seed, step, train_seconds, metric``. Rows are
+sorted by trial, then by time. An empty cell means that the trial lacks the parameter. ``NAME.json`` has ``name``,
+``metric``, ``goal``, ``target`` and ``max_train_seconds``, the limit of a trial in seconds or null.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SUFFIXES = (".csv.gz", ".csv")
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrial:
-    """Parameters, and evaluations in order of time."""
+    """A trial's parameters, and evaluations in order of time."""
 
     number: int
     parameters: Mapping[str, ParameterValue]
@@ -62,7 +62,7 @@ class RecordedTrial:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTable:
-    """Trials and their target; ``max_train_seconds`` is a trial's limit."""
+    """Recorded trials and their target; ``max_train_seconds`` limits each trial."""
 
     name: str
     target: Target
@@ -71,7 +71,7 @@ class RecordedTable:
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
-    """Write a table and its description; return their paths.
+    """Write a table and its JSON description; return both paths.
 
     Equal tables give equal bytes.
     """
@@ -109,7 +109,7 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
 
 
 def description_path(path: Path) -> Path:
-    """Path of the table's description; raise `UsageError` for a wrong suffix."""
+    """Return the path of the table's description; raise `UsageError` for a wrong suffix."""
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
@@ -118,7 +118,7 @@ def description_path(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Written files or databases, and notes for people."""
+    """The files or databases that an export wrote, and notes for the user."""
 
     written: Sequence[str]
     notes: Sequence[str] = ()
@@ -139,7 +139,7 @@ LARGEST_FLOAT = int(sys.float_info.max)
 
 
 def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write ``NAME.csv`` (trials) and ``NAME.observations.csv``."""
+    """Write ``NAME.csv`` with the trials, and ``NAME.observations.csv`` with the evaluations."""
     paths = _paths(name, file, ".csv")
     columns, rows = export_table(store, name)
     with replacing(paths) as files:
@@ -151,7 +151,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write typed ``NAME.parquet`` and ``NAME.observations.parquet``.
+    """Write ``NAME.parquet`` and ``NAME.observations.parquet`` with typed columns.
 
     Integers are nullable, times are in UTC, and lists are JSON.
     """
@@ -167,13 +167,11 @@ def export_parquet(store: Store, name: str, file: str | None = None) -> Exported
 
 
 def observed_rows(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each observation of a study."""
     for number, one in observations_of(store, name, store.trials.of(name)):
         yield {"trial": number, **asdict(one)}
 
 
 def require_parquet() -> None:
-    """Raise `UsageError` without the extra ``parquet``."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -183,7 +181,6 @@ def require_parquet() -> None:
 
 
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Columns and rows of trials with dotted names."""
     places = store.trials.environments(name)
     return flat_table(
         [
@@ -201,7 +198,6 @@ def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any
 
 
 def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Data frame typed by the records' fields, else by values."""
     import pandas as pd
 
     found: dict[str, pd.Series[Any]] = {}
@@ -213,7 +209,7 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """Column's pandas type: as declared if the values fit, else by values.
+    """Return the pandas type of a column's values; a column without values has the declared type.
 
     Mixed numbers and integers beyond 64 bits become floats; other mixtures become text.
     """
@@ -254,7 +250,7 @@ def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
 
 
 def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write search trials' curves, by default to ``NAME.csv.gz``, with a JSON description."""
+    """Write the search trials' curves, by default to ``NAME.csv.gz``, and a JSON description."""
     table = recorded_table(store, name)
     stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
     early = sum(trial.state in stopped for trial in search_trials(store, name))
@@ -266,7 +262,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Finished search trials with curves; `UsageError` without curves. Curves of stopped trials end early."""
+    """Return the finished search trials that have curves; raise `UsageError` if no trial has a curve."""
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}
@@ -286,7 +282,6 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
 
 
 def search_trials(store: Store, name: str) -> list[TrialRecord]:
-    """Finished search trials, without repeats."""
     return [trial for trial in store.trials.of(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
 
 
@@ -306,7 +301,7 @@ def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
 
 
 def export_study(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a whole study, by default to ``NAME.bssearch.jsonl.gz``, without running trials.
+    """Write a whole study except running trials, by default to ``NAME.bssearch.jsonl.gz``.
 
     Equal studies give equal bytes.
     """

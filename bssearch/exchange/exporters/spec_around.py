@@ -1,4 +1,4 @@
-"""``export --to spec``: a study to run, around an imported study's runs."""
+"""``export --to spec``: a spec around the optimum of an imported study."""
 
 import shlex
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Imports of runs and studies from files; wrong contents raise `UsageError` with their place."""
+"""Importers of runs and studies from files; a `UsageError` names the place of a wrong value."""

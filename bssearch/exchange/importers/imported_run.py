@@ -1,4 +1,4 @@
-"""An imported run: its cells, batch size and configuration."""
+"""Imported runs with their cells, batch sizes and configurations, and the interface of importers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path) -> str:
-    """Text of a file, unpacked if ``.gz``; `NotFoundError` if missing, `UsageError` if unreadable."""
+    """Return a file's text, unpacked if the name ends in ``.gz``.
+
+    Raises `NotFoundError` if the file is missing, and `UsageError` if the file is unreadable or above 64 MiB.
+    """
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -64,7 +67,7 @@ def read_text(path: Path) -> str:
 
 
 def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any:
-    """Parse JSON that begins at a line of a file; raise `UsageError`."""
+    """Parse JSON that begins at ``line`` of the file ``origin``; raise `UsageError` for invalid JSON."""
     try:
         return json.loads(text, **options)
     except (ValueError, RecursionError) as error:
@@ -74,7 +77,7 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``; `UsageError` outside [``low``, ``high``]."""
+    """Parse an integer, also ``120.0``; raise `UsageError` below ``low`` or above ``high``."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -88,12 +91,11 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def comma_hint(text: str) -> str | None:
-    """Advice about a decimal or thousands comma, if any."""
     return "write decimals with a point, without separators of thousands" if "," in text else None
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
-    """Parse true, false or a number, else return the text; `UsageError` for NaN or infinity."""
+    """Parse a boolean or a number, else return the text; raise `UsageError` for NaN and infinity."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     value = number(text)
@@ -110,7 +112,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield non-blank rows with their first line number; `UsageError` if invalid."""
+    """Yield each non-blank row with the number of its first line; raise `UsageError` for invalid CSV."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     try:
@@ -123,7 +125,7 @@ def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[
 
 
 def number(text: str) -> float:
-    """Parse a number; NaN if invalid or with underscores."""
+    """Parse a number; return NaN for an underscore or invalid text."""
     try:
         return math.nan if "_" in text else float(text)
     except ValueError:
@@ -139,7 +141,7 @@ SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRun:
-    """An imported run; None means unknown."""
+    """An imported run; a field is None if the value is unknown."""
 
     origin: str  # the place, such as runs.csv:12
     configuration: Configuration  # with a placeholder for unknown parameters
@@ -160,9 +162,9 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Runs in order, and notes.
+    """Runs in the order of a table, and notes.
 
-    ``unclear`` says why figures may be of whole trainings.
+    ``unclear`` says why steps and seconds may cover whole trainings instead of ending at the target.
     """
 
     runs: tuple[ImportedRun, ...]
@@ -177,9 +179,9 @@ _UNKNOWN = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "op
 def make_configuration(
     batch: Mapping[str, int], values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
-    """Build a configuration; unknown `TYPED` parameters (None) get a placeholder.
+    """Build a configuration; missing `TYPED` parameters get placeholders.
 
-    ``batch``: batch size and its split. ``label`` names a parameter as in the file.
+    ``batch`` holds the batch size and its split. ``label`` returns a parameter's name in the file.
     """
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {**_UNKNOWN, **batch}
@@ -270,17 +272,15 @@ BATCH_PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours
 
 @cache
 def part_of_batch(name: str) -> str | None:
-    """Batch part that a column means, or None."""
     return WORLD if _RAY_WORKERS.search(name) else BATCH_PARTS.get(_plain(name))
 
 
 def may_divide_batch(name: str) -> bool:
-    """True for a number of machines, or Accelerate's ``split_batches``."""
+    """Return True for a number of machines and for Accelerate's ``split_batches``."""
     return _plain(name) in (*_NODES, _SHARED)
 
 
 def is_about_batch(name: str) -> bool:
-    """True for the batch size, its parts and divisors."""
     return name == BATCH or part_of_batch(name) is not None or may_divide_batch(name)
 
 
@@ -291,7 +291,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBatch:
-    """Run's batch: ``parts`` by our names, ``labels``: the file's names."""
+    """The batch of a run; ``parts`` and ``labels`` map our names to values and to the file's names."""
 
     origin: str
     parts: Mapping[str, int]
@@ -299,7 +299,7 @@ class GivenBatch:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
-        """Collect batch parts by the file's names, ignoring None and ""; `UsageError` if ambiguous."""
+        """Collect the batch parts of a run, without empty values; raise `UsageError` if the parts are ambiguous."""
         parts: dict[str, int] = {}
         labels: dict[str, str] = {}
         for name, value in values.items():
@@ -331,12 +331,12 @@ class GivenBatch:
 
     @property
     def is_known(self) -> bool:
-        """True if the batch per step or device is given."""
+        """True if the samples per step or per device are given."""
         return bool({BATCH, MICRO, STEP_BATCH} & self.parts.keys())
 
     @property
     def factor(self) -> int:
-        """Known micro-batches per step, over all devices."""
+        """The number of micro-batches per step over all devices; unknown factors count as 1."""
         return self.parts.get(ACCUMULATION, 1) * self.parts.get(WORLD, 1)
 
     @property
@@ -345,14 +345,14 @@ class GivenBatch:
         return BATCH in self.parts and not {MICRO, STEP_BATCH} & self.parts.keys()
 
     def in_words(self, *names: str) -> str:
-        """Given parts as text: ``grad_accum = 4 and world_size = 2``."""
+        """Return the given parts as text, such as ``grad_accum = 4 and world_size = 2``."""
         return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
 
 
 def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tuple[list[dict[str, int]], list[str]]:
-    """Each run's ``batch_size`` with its three factors, and notes.
+    """Return each run's ``batch_size`` with its three factors, and notes.
 
-    ``rename``: a hint to take the file's ``{theirs}`` as ``{ours}``. ``add``: a hint to give a missing ``{}``.
+    ``rename`` is a hint to read the file's ``{theirs}`` as ``{ours}``; ``add`` is a hint to give a missing ``{}``.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
@@ -374,7 +374,7 @@ def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tup
         notes.append(
             f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
             + (f", with {' and '.join(assumed)} = 1, because no run has another value" if assumed else "")
-            + (f"; else {' '.join(map(add.format, assumed))}" if assumed and add else "")
+            + (f"; if wrong, add {' '.join(map(add.format, assumed))}" if assumed and add else "")
         )
     return [made[id(one)] for one in given], notes
 
@@ -455,7 +455,7 @@ def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Studies:
-    """Imported studies, and notes. With ``dry_run``, the caller stores no study."""
+    """Imported studies, and notes; if ``dry_run``, the caller stores no study."""
 
     studies: tuple[FinishedStudy, ...]
     notes: tuple[str, ...]
@@ -464,7 +464,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` is for the first study if new. With ``dry_run``, the caller stores no study."""
+    """Whole studies; ``name`` renames the first study if new, and if ``dry_run``, the caller stores no study."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -479,11 +479,12 @@ StudyName = Annotated[str | None, Option("Name of the study.", shown_default="th
 class Importer(Protocol):
     """A registered function that makes studies of a file.
 
-    The docstring is the help; parameters annotated with `Option` are the file and options.
+    The function's docstring is the help. Parameters annotated with `Option` become the command's arguments and
+    options.
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Studies; the caller stores all or no studies."""
+        """Return the studies; the caller stores all studies or no study."""
 
 
 def import_study(
@@ -507,8 +508,8 @@ def import_study(
 ) -> WholeStudies:
     """Import whole studies, or the new parts of stored studies.
 
-    An import stores all studies or no study. A second import of the same file has no effect. An import refuses a study
-    whose trials differ from stored trials.
+    An import stores all studies or no study. A second import of the same file has no effect. The import fails if
+    a trial differs from the stored trial.
     """
     from bssearch.spec import check_study_name
     from bssearch.storage.transfer.study_copy import read_study

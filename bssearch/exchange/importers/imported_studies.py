@@ -44,7 +44,10 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Target (default: the worst ``final_metric`` of a hit) and notes; `UsageError` if unknown."""
+    """Return the target and notes; raise `UsageError` if the target is unknown.
+
+    If ``value`` is None, the target is the worst ``final_metric`` of a run that reached the target.
+    """
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -83,8 +86,8 @@ def make_studies(
 ) -> Studies:
     """Make a study for each device and precision.
 
-    A single study is called ``name``; the names of several studies add the device. Without train seconds the objective
-    is ``samples_to_target``. ``is_tuned``: the source tuned each batch size.
+    A single study is called ``name``; several studies add the device to the name. If no run has train seconds, the
+    objective is ``samples_to_target``. ``is_tuned`` means that the source tuned each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -117,10 +120,10 @@ def make_studies(
 
 
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
-    """Studies to store, names of stored studies to replace, and notes.
+    """Return the studies to store, the names of stored studies to replace, and notes.
 
-    An import with more runs replaces the imported study of this name; `UsageError` if the import lacks a stored run.
-    Stored runs keep their numbers.
+    An import with more runs replaces the stored import of the same name. Stored runs keep their numbers. Raises
+    `UsageError` if the import lacks a stored run.
     """
     wanted, replaced, notes = [], [], []
     for study in studies:
@@ -194,7 +197,7 @@ def _about(
     if spec.objective != objective:
         yield f"no run has train_seconds; the objective is {spec.objective}"
     if default_batch is not None and not spec.default_is_known:
-        yield f"no run at --default-batch {default_batch}"
+        yield f"no run has the batch size {default_batch} of --default-batch"
 
 
 def _unknown(runs: Sequence[ImportedRun]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """``import optuna``: finished trials of an Optuna study.
 
-Optuna's report steps have no unit: bssearch reads seconds and steps only from named places or from bssearch's exports.
+The reports' steps have no unit, so the user names the places of seconds and steps unless bssearch exported the study.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train
 
 
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
-    """True if the first hit is the last report, after a miss."""
+    """Return True if the first hit is the trial's last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """True if a trial met the target early and its reports cover the training."""
+    """Return True if the trial continued after the first hit and the reports cover the whole training."""
     # A value unlike all reports was measured later: training may have been longer.
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
@@ -59,7 +59,10 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
-    """True if seconds cover the whole trial, by its duration; None if unknown."""
+    """Judge by the trial's duration whether ``seconds`` cover the whole trial; None if unclear.
+
+    ``share`` is the part of the training up to the first hit, from 0 to 1.
+    """
     # 20 % more than ``share`` of the duration allows for a slow first epoch.
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
@@ -68,7 +71,6 @@ def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bo
 
 
 def most_at_once(trials: Sequence[FrozenTrial]) -> int:
-    """Largest number of trials that ran at once."""
     times = [(one.datetime_start, one.datetime_complete) for one in trials]
     known = [(start, end) for start, end in times if start is not None and end is not None and start < end]
     changes = sorted([*((start, 1) for start, _ in known), *((end, -1) for _, end in known)])
@@ -85,7 +87,6 @@ def _seconds_of(value: Any, name: str, reached: bool, origin: str) -> float | No
 
 
 def number(value: Any) -> float | None:
-    """Float, or None for other types."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -95,7 +96,7 @@ FEW = 10  # Smaller gaps are rarely optimizer steps: evaluating would take longe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSteps:
-    """The ``first`` report step, the smallest and largest gap (None without two reports)."""
+    """The first report step, and the smallest and largest gap between reports (None if no trial has two)."""
 
     first: int = 1
     smallest_gap: int | None = None
@@ -103,7 +104,6 @@ class ReportSteps:
 
     @classmethod
     def of(cls, trials: Iterable[FrozenTrial]) -> Self:
-        """Measure the report steps of trials."""
         steps = [sorted(trial.intermediate_values) for trial in trials if trial.intermediate_values]
         gaps = [later - earlier for one in steps for earlier, later in pairwise(one)]
         return cls(
@@ -114,12 +114,11 @@ class ReportSteps:
 
     @property
     def may_be_epochs(self) -> bool:
-        """True if reports begin early and come every few steps."""
         return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
 
     @property
     def are_epochs(self) -> bool:
-        """True if reports are 0, 1, 2, … or 1, 2, 3, …, perhaps with gaps."""
+        """True if reports count 0, 1, 2, … or 1, 2, 3, …; some numbers may be missing."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
@@ -476,7 +475,11 @@ class _Reader:
             yield (
                 f"seconds are unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): these trials "
                 "retried failed trials, and may have resumed from checkpoints"
-                + ("; if the attribute covers the whole training, add --figures-at" if self.seconds_name else "")
+                + (
+                    f"; if the attribute covers the whole training, add --figures-at {FiguresAt.END}"
+                    if self.seconds_name
+                    else ""
+                )
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():

@@ -1,4 +1,4 @@
-"""``import rcp``: MLPerf's reference convergence points, samples to the target by batch size.
+"""``import rcp``: MLPerf's reference convergence points, the samples to the target at each batch size.
 
 https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``.
 """
@@ -76,7 +76,7 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
-    """File's runs and target; a note counts skipped runs without a value."""
+    """Return the runs and the target of a file; notes count the skipped runs that have no value."""
     points = {f"{path}: {name}": fields for name, fields in _entries(read_text(path), path).items()}
     read = {place: _point(fields, place) for place, fields in points.items()}
     benchmarks = sorted({one.benchmark for one in read.values() if one.benchmark is not None})

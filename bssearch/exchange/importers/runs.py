@@ -51,7 +51,7 @@ from bssearch.registry import Option
 
 
 class FiguresAt(StrEnum):
-    """Moment at which seconds and steps of a run that reached the target were measured."""
+    """The moment at which the seconds and steps of a run that reached the target were measured."""
 
     TARGET = "target"
     END = "end"
@@ -70,12 +70,15 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` unless steps and seconds end at the target; without ``figures_at``, the runs decide."""
+    """Raise `UsageError` if steps and seconds may be measured after the target.
+
+    If ``figures_at`` is None, the runs give the evidence.
+    """
     if figures_at is FiguresAt.TARGET:
         return
     require(
         figures_at is not FiguresAt.END,
-        f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
+        f"--figures-at {FiguresAt.END}: a table does not show when a run reached the target before its end",
         hint=REMEDY,
     )
     together = _together(runs)
@@ -250,9 +253,9 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse the CSV text of ``source``; raise `UsageError` with place, value and bound.
+    """Parse CSV text; a `UsageError` names the place, the value and the bound.
 
-    If the column ``reached`` is missing, ``target`` and the metric decide.
+    If the column ``reached`` is missing, the metric and ``target`` decide which runs reached the target.
     """
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
@@ -317,7 +320,11 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
                 hint="put a cell with a comma in quotes",
             )
         found.append((place, cells))
-    require(len(found) <= MOST_RUNS, f"{source} has more than {MOST_RUNS:,} runs", hint="import several studies")
+    require(
+        len(found) <= MOST_RUNS,
+        f"{source} has more than {MOST_RUNS:,} runs",
+        hint="split the table into several studies",
+    )
     return line, header, found
 
 
@@ -388,13 +395,13 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
 FEW_SUMMED = 5.0  # metrics in a sum; in percent, such accuracies would be far below a target
 
 NO_SHARES = (
-    "give all values as fractions or all in percent; if the values are sums, as of the Trainer's "
-    "hyperparameter_search, name the sum with --metric, and the sum's --target"
+    "give all values as fractions or all in percent; if the values are sums, as in the Trainer's "
+    "hyperparameter_search, give the sum's name with --metric and the sum's target with --target"
 )
 
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
-    """Raise `UsageError` if a metric and its target may be in percent and fractions, or if the metric may be a loss."""
+    """Raise `UsageError` if only the metric or only its target may be in percent, or a loss lacks ``goal``."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
         f"lower values of {target.metric} may be better",
@@ -507,7 +514,7 @@ class _Row:
 
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
-    """Add last misses, with a note, if the steps have a common interval between evaluations."""
+    """Add each run's last miss, with a note, if the steps have a common interval between evaluations."""
     steps = grouped(
         (run.configuration.batch_size, run.steps)
         for run in runs

@@ -41,7 +41,7 @@ LONGEST_LINE = 10_000  # characters
 
 
 def read_file(file: Path) -> Iterator[Log]:
-    """Yield the log of a text; raise `UsageError` if no line matches a pattern."""
+    """Yield the log in a text file; raise `UsageError` if no line matches a pattern."""
     rows: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
     mentioned: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def _object(text: str) -> Mapping[str, Any]:
 
 
 def pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Yield names and numbers of a line; times are in seconds."""
+    """Yield the names and numbers in a line; a time with a unit becomes seconds."""
     for one in _PAIR.finditer(text):
         name, value, unit = re.sub(":? ", "_", one["name"]), one["value"], one["unit"] or ""
         counter = re.sub("^train(ing)?_", "", name.lower())

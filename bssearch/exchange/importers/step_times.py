@@ -16,9 +16,9 @@ SHOWN_COLUMNS, LONGEST = 8, 40
 
 
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
-    """Read a table (batch_size, step_seconds) or the probe's JSON; raise `UsageError` with the place.
+    """Read a table with batch_size and step_seconds, or the probe's JSON; a `UsageError` names the place.
 
-    ``micro_batch_size`` defaults to the batch size. Rows without ``step_seconds`` do not count.
+    ``micro_batch_size`` defaults to the batch size. Rows without ``step_seconds`` are skipped.
     """
     found: dict[int, ProbeRecord] = {}
     for line, row in table_rows(path):

@@ -354,7 +354,9 @@ def test_an_unknown_board_is_refused_with_the_known_names(monkeypatch: pytest.Mo
     with pytest.raises(SpecError, match="'mlflow'"):
         load_spec({**SPEC, "log": ["mlflow", "mlflow"]})
     monkeypatch.setenv("BSSEARCH_LOG", "tensorbord")
-    with pytest.raises(UsageError, match=r"BSSEARCH_LOG has 'tensorbord'.* tensorboard, mlflow, wandb"):
+    with pytest.raises(
+        UsageError, match=r"BSSEARCH_LOG names the unknown board 'tensorbord'.* tensorboard, mlflow, wandb"
+    ):
         boards_of(make_spec())
 
 
