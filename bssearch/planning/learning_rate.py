@@ -41,7 +41,7 @@ ROUNDING = 1e-9  # κ(1 − β) counts as 1 within this distance, which is above
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule of thumb, its limits and its source."""
+    """A rule of thumb; ``holds`` and ``breaks`` say when the rule is valid."""
 
     rate: LearningRateRule | None = None  # None means the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
 
 
 class LearningRateRequest(Request):
-    """A tuned configuration at ``from_batch``, and the ``batch`` to train with."""
+    """A configuration tuned at ``from_batch``, and the ``batch`` to train with."""
 
     from_batch: Annotated[
         Count, Option("Batch size of the tuned configuration.", label="Tuned at batch", unit="samples")
@@ -198,7 +198,6 @@ class LearningRateRequest(Request):
 
     @property
     def rules(self) -> list[str]:
-        """Requested rules, without duplicates."""
         return list(dict.fromkeys(self.rule or RULES_OF_THUMB))
 
     @property
@@ -207,7 +206,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """Values that a rule may change, by default the optimizer's values."""
+        """The values that rules may change; a missing value is the optimizer's default."""
         return {
             name: self._own.get(name) if (value := getattr(self, name)) is None else value
             for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
@@ -228,7 +227,7 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """A rule's configuration and limits, with verdicts of the user's ``audits``."""
+    """The configuration by a rule, the rule's limits, and the rule's verdicts in the user's ``audits``."""
 
     learning_rate: float
     warmup_epochs: float
@@ -259,10 +258,10 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Scale the configuration by each rule; a rule keeps all other parameters.
+    """Scale the configuration by each rule, which keeps all other parameters.
 
-    Rules without a learning rate use ``rate_rule``, by default linear with SGD and LARS, else square root. From 8 times
-    the tuned batch size on, each rule except ``none`` has at least `WARMUP_EPOCHS` of warmup.
+    Rules without a learning rate use ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
+    times the tuned batch size on, each rule except ``none`` warms up for at least `WARMUP_EPOCHS` epochs.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}

@@ -1,4 +1,4 @@
-"""Plan requests, as pydantic models that define the options of the command line, the page and Python."""
+"""Plan requests; their pydantic models define the options of the command line, the page and Python."""
 
 import inspect
 import re
@@ -56,7 +56,7 @@ Database = Annotated[str | None, Option("Database with the studies.", metavar="U
 
 
 class RequestError(UsageError):
-    """A request has wrong fields; ``problems`` maps fields to messages."""
+    """A request has wrong fields; ``problems`` maps a field's name to the message."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -64,7 +64,7 @@ class RequestError(UsageError):
 
 
 class Request(BaseModel):
-    """A plan's input, with strict types; only `read` accepts texts."""
+    """The input of a plan, with strict types; only `read` accepts texts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -80,23 +80,23 @@ class Request(BaseModel):
 
 
 class Plan:
-    """Base class of answers to requests."""
+    """Base class of the answers to requests."""
 
     def document(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Return the plan as JSON values."""
         return asdict(cast(Any, self))
 
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """A request's options by field, without fields for Python only."""
+    """Return a request's options by field; fields for Python only have no option."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }
 
 
 def type_of(model: type[Request], name: str) -> Any:
-    """A field's type without None and bounds."""
+    """Return a field's type without None and bounds."""
     kind: Any = model.model_fields[name].annotation
     while get_origin(kind) in (Annotated, Union, UnionType):
         kind = get_args(kind)[0]
@@ -104,7 +104,7 @@ def type_of(model: type[Request], name: str) -> Any:
 
 
 def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
-    """Create a request from values or texts; raise `RequestError` with wrong fields and bounds."""
+    """Create a request from values or texts; raise `RequestError` for wrong fields."""
     try:
         return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
     except ValidationError as error:
@@ -113,7 +113,7 @@ def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = Fals
 
 
 def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]], Callable[Asked, Made]]:
-    """Let a function of a request take the request's fields as keywords."""
+    """Let a function of a request take the request's fields as keyword arguments."""
 
     def decorate(plan: Callable[[Model], Made]) -> Callable[Asked, Made]:
         @wraps(plan)
@@ -127,7 +127,7 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
 
 
 def shown(value: object) -> str:
-    """Format a value for a message; huge integers by the number of digits."""
+    """Format a value for a message; an integer above `LARGEST_COUNT` is shown by the number of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)
@@ -153,7 +153,7 @@ ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark, with a ``code`` for programs and a ``message`` for people."""
+    """A remark; ``code`` is for programs, ``message`` for the user."""
 
     code: str
     message: str
@@ -161,7 +161,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A common claim, the ``right`` statement, and the ``source``."""
+    """A common claim, the ``right`` statement, and the ``source`` of the statement."""
 
     said: str
     right: str
@@ -169,7 +169,6 @@ class Claim:
 
     @property
     def message(self) -> str:
-        """The claim, correction and source in one line."""
         return f"“{self.said}”: {self.right} ({self.source})"
 
 
@@ -234,12 +233,11 @@ CLAIMS = {
 
 
 def notes_on(codes: Mapping[str, object]) -> list[Note]:
-    """Corrections for codes with a true value."""
     return [Note(code, CLAIMS[code].message) for code, bears in codes.items() if bears]
 
 
 def notes_on_spec(spec: StudySpec) -> list[Note]:
-    """Corrections of common claims that a spec seems to follow."""
+    """Return corrections of common claims that a spec seems to follow."""
     space, largest = spec.space, spec.batch_sizes[-1]
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None

@@ -159,7 +159,7 @@ _split = lru_cache(maxsize=MOST_DEVICES)(split_batch)
 
 
 class ScaleRequest(Request):
-    """A scale plan's input; without accumulation, m samples take ``alpha_s`` + ``beta_s``·m seconds."""
+    """The input of a scale plan; a step of m samples takes ``alpha_s`` + ``beta_s``·m seconds."""
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
@@ -280,29 +280,32 @@ class ScaleRequest(Request):
         return self
 
     def share(self, devices: int) -> int | None:
-        """Samples per device; None if ``devices`` does not divide the batch."""
+        """Return the samples per device; None if ``devices`` does not divide the batch."""
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Seconds of a ring all-reduce, 2(n − 1)·(latency + bytes / (n·bandwidth)); 0 if the bandwidth is unknown."""
+        """Return the seconds of a ring all-reduce; 0 if the bandwidth is unknown.
+
+        Seconds: 2(n − 1)·(latency + bytes / (n·bandwidth)) on n devices (Patarasu & Yuan 2009).
+        """
         if devices == 1 or self.bandwidth_gb_s is None:
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def bandwidth_of(self, devices: int, seconds: float) -> float:
-        """Bandwidth (GB/s) for a ring all-reduce in ``seconds``."""
+        """Return the bandwidth (GB/s) at which a ring all-reduce takes ``seconds``."""
         return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
-        """Seconds of communication outside ``compute_s``."""
+        """Return the seconds of communication that do not overlap with ``compute_s`` seconds of computing."""
         communication = self.all_reduce_seconds(devices)
         return communication - min(self.overlap * communication, compute_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow:
-    """The step and the time to the target on a number of devices."""
+    """A step and the time to the target on a number of devices."""
 
     devices: int
     batch: int
@@ -323,7 +326,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleInterval:
-    """A number with the interval; None if unknown or open."""
+    """An estimate with an interval; an end is None if unknown or open."""
 
     estimate: float | None
     low: float | None = None
@@ -332,7 +335,7 @@ class ScaleInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan(Plan):
-    """Plan for 1 … ``devices`` devices."""
+    """The plan for 1 … ``devices`` devices."""
 
     devices: int
     b_crit: ScaleInterval
@@ -343,7 +346,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """The rows; if many, only powers of two, the last row, and rows in the plan's text."""
+        """Return all rows, or at most the last row, powers of two and rows that the plan's text names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -351,7 +354,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for 1 … ``devices`` devices; if the batch is fixed, only for divisors of the batch."""
+    """Plan for 1 … ``devices`` devices; a fixed batch skips numbers of devices that do not divide the batch."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = _device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))
@@ -447,7 +450,7 @@ BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """A batch size's ``row`` on a device, with time and samples relative to the least values."""
+    """A batch size on one device; the relative values are divided by the least values."""
 
     row: ScaleRow
     relative_time: float
@@ -456,7 +459,7 @@ class ScalePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff:
-    """Time and samples to the target by batch size."""
+    """The time and the samples to the target by batch size."""
 
     points: Sequence[ScalePoint]
     fastest: ScalePoint  # the least time
@@ -465,7 +468,6 @@ class TradeOff:
 
 
 def plan_trade_off(asked: ScaleRequest) -> TradeOff:
-    """Plan the `TradeOff` on a device."""
     alpha, beta, b_crit, micro = asked.alpha_s or 0.0, asked.beta_s or 1.0, asked.b_crit or 1.0, asked.max_micro or 0
     optimum = math.sqrt(b_crit * alpha / beta)
     marked = [one for one in (b_crit, optimum, micro) if one]

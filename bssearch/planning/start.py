@@ -1,4 +1,4 @@
-"""Questions for a first study, and the study's spec from ``start.yaml``."""
+"""Questions about a first study, and the study's spec from ``start.yaml``."""
 
 import json
 import math
@@ -135,31 +135,27 @@ class StartRequest(Request):
 
     @property
     def samples(self) -> int | None:
-        """Samples per epoch; None if unknown."""
+        """The training samples per epoch; None if unknown."""
         return STAND_IN_SAMPLES if self.train_samples is None and self.workload == STAND_IN else self.train_samples
 
     @property
     def is_fine_tuning(self) -> bool:
-        """True if training starts from a pretrained model."""
         return self.start == "fine_tuning"
 
     @property
     def is_script(self) -> bool:
-        """True if the workload is a script."""
         return self.workload.endswith(".py")
 
     @property
     def memory(self) -> MemoryPlanRequest:
-        """The memory plan's input."""
         return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=self.state)
 
     @property
     def state(self) -> str:
-        """The optimizer's name in memory plans; a spec's sgd has momentum."""
+        """The optimizer's name in memory plans; ``sgd`` in a spec has momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:
-        """Copy with the parameters and memory per sample of ``model``, if given."""
         if self.model is None:
             return self
         source: dict[str, Any] = {"network" if self.model in ARCHITECTURES else "model": self.model}
@@ -169,22 +165,21 @@ class StartRequest(Request):
 
     @property
     def sample_bytes(self) -> float:
-        """Bytes per sample; 0 if unknown."""
+        """Memory per sample in bytes; 0 if unknown."""
         return (self.sample_mib or 0.0) * MIB
 
     @property
     def room_bytes(self) -> float:
-        """Bytes for samples within `SAFE_SHARE` of memory."""
+        """Bytes for samples if the plan fills `SAFE_SHARE` of the memory."""
         return SAFE_SHARE * math.floor(self.memory_gib * GIB) - parameter_bytes(self.memory).fixed
 
     @property
     def safe_micro_batch(self) -> int | None:
-        """Most samples that fit; None if unknown."""
+        """The largest micro-batch that fits into ``room_bytes``; None if unknown."""
         return min(math.floor(self.room_bytes / self.sample_bytes), 2**30) if self.sample_mib else None
 
     @property
     def saves_memory(self) -> bool:
-        """True if memory has priority or is the bottleneck."""
         few = self.safe_micro_batch is not None and self.safe_micro_batch < SMALL_MICRO_BATCH
         is_tight = parameter_bytes(self.memory).fixed > TIGHT_SHARE * self.memory_gib * GIB
         return few or is_tight or self.priority == "memory"
@@ -192,7 +187,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """The plan of a first study, with ``reasons`` by field."""
+    """The plan of a first study; ``reasons`` gives a reason for each field of the spec."""
 
     answers: dict[str, Any]
     spec: StudySpec
@@ -203,7 +198,7 @@ class StartPlan(Plan):
     notes: list[Note]
 
     def document(self) -> dict[str, Any]:
-        """The plan as JSON values; ``spec`` has the fields of the YAML text."""
+        """Return the plan as JSON values; ``spec`` has the fields of the YAML text."""
         return {**asdict(self), "spec": yaml.safe_load(self.yaml)}
 
 
@@ -211,7 +206,9 @@ class StartPlan(Plan):
 def plan_start(asked: StartRequest) -> StartPlan:
     """Plan the spec of a first study.
 
-    Raises `UsageError` for wrong or contradictory answers, `LaunchError` if the model does not fit.
+    Raises:
+        UsageError: Answers are wrong or contradict each other.
+        LaunchError: The model does not fit into the memory.
 
     Example: ``print(bssearch.plan_start(memory_gib=24, parameters="110M"))``
     """

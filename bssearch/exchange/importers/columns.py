@@ -62,18 +62,18 @@ _FORMULA = re.compile(r"([\d.]+|e)(\*\*?)(.+)")
 
 
 def scale(unit: str) -> float:
-    """Seconds of a unit such as ``ms`` or ``hours``."""
+    """Return the seconds in a unit such as ``ms`` or ``hours``."""
     return _SECONDS[unit.lower()[: 2 if unit[:2].lower() in _SECONDS else 1]]
 
 
 def seconds_of_unit(name: str) -> float:
-    """Seconds of the unit at a name's end, as in ``train_ms``; 1 without a unit."""
+    """Return the seconds in the unit at a name's end, as in ``train_ms``; 1 if the name has no unit."""
     unit = _UNIT.search(name)
     return scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
 
 
 def seconds(text: str) -> float:
-    """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04``; NaN if invalid."""
+    """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04`` into seconds; NaN if invalid."""
     if (parts := _DURATION.fullmatch(text)) is not None:
         days, hours, minutes, rest = parts.groups(default="0")
         return 86400.0 * int(days) + 3600.0 * int(hours) + 60.0 * int(minutes) + float(rest)
@@ -82,7 +82,7 @@ def seconds(text: str) -> float:
 
 
 def checked_seconds(found: float, given: object, label: str, reached: bool, origin: str) -> float:
-    """Seconds of a run; raise `UsageError` if out of bounds or NaN."""
+    """Return ``found`` seconds; raise `UsageError` for NaN and seconds out of bounds."""
     if not (0 < found <= LONGEST_S or (found == 0 and not reached)):
         bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
         raise UsageError(f"{label} = {given!r} must be seconds {bound} ({origin})", hint=comma_hint(str(given)))
@@ -90,7 +90,7 @@ def checked_seconds(found: float, given: object, label: str, reached: bool, orig
 
 
 def fraction(text: str) -> float:
-    """Parse a number or a percentage; NaN if invalid."""
+    """Parse a number, or a percentage as a fraction of 1; return NaN if invalid."""
     return number(text[:-1]) / 100 if text.endswith("%") else number(text)
 
 
@@ -103,7 +103,6 @@ class Formula:
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> Formula:
-        """Parse a name, or a formula with a name."""
         found = None if text in names else _FORMULA.fullmatch(text)
         if found is None:
             return cls(text)
@@ -125,7 +124,6 @@ class Formula:
 
 
 def check_logarithm(theirs: str, ours: str) -> None:
-    """Raise `UsageError` if a name suggests logarithms."""
     require(
         not re.search(r"log|exp(?!ert)|pow", theirs, re.IGNORECASE)
         or ours not in ("batch_size", "learning_rate", *SPLIT),
@@ -135,7 +133,6 @@ def check_logarithm(theirs: str, ours: str) -> None:
 
 
 def check_epochs(theirs: str, ours: str, hint: str) -> None:
-    """Raise `UsageError` if a name suggests epochs, not steps."""
     require(
         ours != "steps" or not re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE),
         f"{theirs!r} may hold epochs, which are not optimizer steps",
@@ -144,7 +141,10 @@ def check_epochs(theirs: str, ours: str, hint: str) -> None:
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
-    """Parse THEIRS=OURS into our names and formulas by the file's names; raise `UsageError`."""
+    """Parse texts THEIRS=OURS; return our name and a formula by the file's name.
+
+    Raises `UsageError` for an invalid text or an unknown name.
+    """
     names = list(there)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
@@ -166,7 +166,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column: ``theirs`` is the name in the file, ``ours`` our name (None: ignored)."""
+    """A column; ``theirs`` is the name in the file, and ``ours`` our name, or None if ignored."""
 
     theirs: str
     ours: str | None = None
@@ -177,14 +177,13 @@ class Column:
 
     @property
     def read(self) -> Callable[[str], str] | None:
-        """Function from a cell to our unit; None keeps the cell."""
+        """The function that converts a cell to our unit, or None if the cell needs no conversion."""
         if self.formula is not None and self.formula.of is not None:
             return self.formula
         return None if self.seconds == 1.0 else Formula(self.theirs, lambda value: value * self.seconds)
 
     @property
     def sentence(self) -> str:
-        """One line for the user."""
         unit = "" if self.seconds == 1.0 else f" × {self.seconds:g}"
         return f"column {self.theirs!r}: {self.ours or 'ignored'}{unit}{f' ({self.why})' if self.why else ''}"
 

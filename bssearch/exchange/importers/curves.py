@@ -78,7 +78,7 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value with its name in the log.
+    """A setting's value, and the name in the log.
 
     ``distance`` is 0 if the user gave the value, else 1 plus the number of groups in the name.
     """
@@ -94,7 +94,10 @@ Settings = Mapping[str, Setting]  # by our names, else by the log's
 
 
 def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None) -> list[Settings]:
-    """Settings of each log; ``column`` renames, ``given`` overrides; `UsageError` for an unknown setting."""
+    """Return the settings of each log; raise `UsageError` for an unknown setting.
+
+    ``column`` renames settings; ``given`` adds or overrides settings.
+    """
     there = dict.fromkeys(name for log in logs for name in (*log.settings, *log.mentioned))
     renamed = mappings("--column", column, there, "setting")
     added = {}
@@ -181,7 +184,7 @@ def _ours(name: str) -> str:
 
 
 def batch_of(settings: Settings, log: Log) -> GivenBatch:
-    """Batch size and its parts; raise `UsageError` if unknown."""
+    """Return the batch size and its parts; raise `UsageError` if the batch size is unknown."""
     parts = {name: one.value for name, one in settings.items() if is_about_batch(name)}
     labels = {name: name if one.theirs == GIVEN else one.theirs for name, one in settings.items()}
     found = GivenBatch.of(parts, log.origin, labels.__getitem__)
@@ -195,7 +198,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
 
 
 def hyperparameters(settings: Iterable[Settings]) -> list[str]:
-    """Names of known hyperparameters and of settings with several values."""
+    """Return the names of known hyperparameters and of settings that vary between runs."""
     runs = list(settings)
     names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
     values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
@@ -211,7 +214,7 @@ FEW_RUNS = 3
 
 
 def sources(settings: Settings) -> str:
-    """Batch parts and hyperparameters that the log names differently: our names with the log's names."""
+    """List the log's names of batch parts and hyperparameters that differ from our names."""
     shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 

@@ -19,7 +19,7 @@ from bssearch.exchange.importers.logs import CLOCK, SPREAD_SECONDS, Log, Row, nu
 from bssearch.exchange.importers.runs import LOSS
 from bssearch.records import Observation, is_metric
 
-# Names of optimizer steps and of seconds since a run began, the surest first, and of seconds since 1970
+# Names of optimizer steps, of seconds since a run began (the surest first), and of seconds since 1970
 STEPS = (
     *("trainer/global_step", "train/global_step", "global_step", "train_step", "training_step", "step", "steps"),
     *(
@@ -74,14 +74,13 @@ _CHART = re.compile(r".* - .*__(?:MIN|MAX)")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for a message."""
     more = len(names) - MOST_NAMED
-    return ", ".join(map(repr, names[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "") or "nothing"
+    return ", ".join(map(repr, names[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "") or "no names"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Names of the values in all logs of an import, then the names in one log (`of_log`).
+    """The names of metric, steps and seconds in all logs of an import or, after `of_log`, in one log.
 
     Attributes:
         step: "" until `of_log`, unless the user names the steps. The steps count epochs if ``epoch_samples`` is given.
@@ -121,7 +120,7 @@ class Names:
         return cls(metric=found, step=step or "", seconds=seconds, epoch_samples=epoch_samples)
 
     def of_log(self, log: Log) -> Names:
-        """Names in one log; raise `UsageError` if the log has no steps."""
+        """Return the names in one log; raise `UsageError` if the log has no steps."""
         first = {name: value for row in reversed(log.rows) for name, value in row.items() if value not in (None, "")}
         there = dict.fromkeys(name for name, value in first.items() if not math.isnan(number_in(value)))
         usual_steps = (EPOCH,) if self.epoch_samples else STEPS
@@ -153,7 +152,6 @@ class Names:
 
     @property
     def sentence(self) -> str:
-        """The names, in words."""
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
         timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (--seconds NAME)")
         if self.step_seconds is not None:
@@ -166,7 +164,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """The first ``wanted`` name in the log's spelling, if any; a prefix or unit in the name does not matter."""
+    """Return the log's spelling of the first ``wanted`` name, or None; a prefix or unit does not matter."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
@@ -260,7 +258,7 @@ def _metric(there: Sequence[str], place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Evaluations in order, whether the run diverged, and the numbers of resumes and repeated steps."""
+    """A run's evaluations in order, whether the run diverged, and the numbers of resumes and repeated steps."""
 
     observations: tuple[Observation, ...]
     has_diverged: bool
@@ -269,7 +267,10 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Learning curve of a log; from the step of a resume on, later evaluations replace earlier evaluations."""
+    """Return the learning curve of a log.
+
+    After a resume, new evaluations replace earlier evaluations at the same and later steps.
+    """
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False
@@ -410,7 +411,7 @@ def _pace(curve: Sequence[Observation]) -> float:
 
 
 def is_late(curve: Sequence[Observation]) -> bool:
-    """True if a log seems to lack the run's start."""
+    """Return True if the log seems to lack the run's first steps."""
     return len(curve) > 1 and curve[0].step > LATE * (curve[1].step - curve[0].step)
 
 

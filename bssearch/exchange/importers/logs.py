@@ -1,6 +1,6 @@
 """Training logs of other tools: tables of evaluations, and the files of a run.
 
-bssearch executes no log, and reads only plain values of pickles and YAML.
+bssearch runs no code in a log, and reads only plain values from pickles and YAML.
 """
 
 import itertools
@@ -29,6 +29,7 @@ from bssearch.exchange.importers.columns import fraction, seconds
 from bssearch.exchange.importers.imported_run import MOST_BYTES, csv_rows, number, parsed_json, read_text
 from bssearch.exchange.trial_rows import flat_row
 from bssearch.records import grouped
+from bssearch.records.text import plural
 from bssearch.spec.reader import TAGS, Loader
 
 MOST_LOGS = 10_000  # runs of one import
@@ -52,10 +53,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Run's log: ``rows`` of logged values by name, in order, and ``settings``, its hyperparameters by name.
+    """A run's log; ``rows`` hold logged values by name, in order, and ``settings`` hyperparameters by name.
 
-    ``first_step`` is the number that the tool gives the first optimizer step. Values ``mentioned`` in a text count
-    under a setting's usual name. ``note`` is for the user.
+    ``first_step`` is the number that the tool gives the first optimizer step. ``mentioned`` holds values in a text,
+    which count only under a setting's usual name. ``note`` is for the user.
     """
 
     origin: str
@@ -68,9 +69,10 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class LogKind:
-    """Tool's logs, in a folder with a file of one of the ``patterns``.
+    """A tool's logs; a folder with such a log has a file that matches one of ``patterns``.
 
-    If ``has_choices``, the folder may hold several tasks, and ``read`` takes a name after the folder, or "".
+    If ``has_choices``, a folder may hold several tasks, and ``read`` takes a task's name after the folder. The name
+    may be empty.
     """
 
     patterns: tuple[str, ...]
@@ -78,13 +80,15 @@ class LogKind:
     has_choices: bool = False
 
     def __call__(self, folder: Path, choice: str = "") -> Iterator[Log]:
-        """Yield a log for each run."""
         require(self.has_choices or not choice, f"{folder} has one task; omit #{choice}")
         return self.read(folder, choice) if self.has_choices else self.read(folder)
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
-    """Logs of files, folders and MLflow's databases, or `UsageError`; ``run`` names a table's column of runs."""
+    """Return the logs in files, folders and MLflow's databases; raise `UsageError` for a place without a log.
+
+    ``run`` names a table's column of runs.
+    """
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
         here = list(_of_place(place, run)) or [
@@ -295,7 +299,10 @@ def _mlflow_server(address: str) -> Iterator[Log]:
 
 
 def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
-    """Named or only entry of ``found``, or empty if ``found`` is empty; `UsageError` with the names."""
+    """Return the entry called ``name`` or the only entry; raise `UsageError` with the names if unclear.
+
+    If ``found`` is empty, the entry is empty.
+    """
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
             f"{place} has the {what} {', '.join(map(str, found))}",
@@ -341,7 +348,7 @@ def _message(kind: Any, content: bytes, place: str) -> Any:
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last record may be incomplete."""
+    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; skip a partial last record."""
     # wandb 0.31 has the records' classes, but no reader of the file
     record_of = _library("wandb.proto.wandb_internal_pb2", file).Record
     whole = b""
@@ -498,7 +505,7 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield rows of CSV or JSON objects, with lines; skip repeated headers and a partial last row."""
+    """Yield rows of CSV or JSON with line numbers; skip repeated headers and a partial last row."""
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
         yield from ((line, _flat(row)) for line, row in _json_lines(text, str(file)))
@@ -519,8 +526,9 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
             return  # a killed run wrote a part of the last row
         if len(cells) != len(names):
             raise UsageError(
-                f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})",
-                hint="quote cells with commas",
+                f"the row has {plural(len(cells), 'cell')}, but the header has {plural(len(names), 'column')} "
+                f"({file}:{line})",
+                hint="put a cell with a comma in quotes",
             )
         texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat others
         yield line, dict(zip(names, texts, strict=True))
@@ -627,7 +635,10 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 
 
 def number_in(value: Any) -> float:
-    """Number of a logged value, also of ``97%`` and ``0:01:30``; NaN if not a number."""
+    """Return a logged value as a number, also ``97%``, ``0:01:30`` (seconds) and dates (seconds since 1970).
+
+    Returns NaN for other values.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
     if isinstance(value, float):

@@ -316,7 +316,8 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
     for place, cells in rows:
         if len(cells) != len(header):
             raise UsageError(
-                f"the row has {len(cells)} cells, but the header has {len(header)} columns ({source}:{place})",
+                f"the row has {plural(len(cells), 'cell')}, but the header has {plural(len(header), 'column')} "
+                f"({source}:{place})",
                 hint="put a cell with a comma in quotes",
             )
         found.append((place, cells))

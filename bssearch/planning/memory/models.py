@@ -1,8 +1,8 @@
 """Models for a traced memory plan, with random weights and no network access.
 
 ``package.module:attribute`` or ``path/file.py:attribute`` returns a module, or a module and ``loss(module, size)``.
-``transformers:Class`` has its default configuration; ``transformers:PATH`` reads ``config.json``; ``timm:name`` is a
-model of timm.
+``transformers:Class`` uses the default configuration, and ``transformers:PATH`` reads ``config.json``. ``timm:name`` is
+a model of timm.
 """
 
 import importlib
@@ -36,7 +36,7 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module; ``batch`` makes a batch of a size, and ``loss`` returns the loss and the output."""
+    """A module to trace; ``batch`` makes a batch of a size, and ``loss`` returns the loss and the output."""
 
     module: nn.Module
     batch: Callable[[int], Any]
@@ -44,7 +44,7 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Build the model in training mode with fake tensors, in ``dtype`` if given; `UsageError` on failure."""
+    """Build the model in training mode with fake tensors, in ``dtype`` unless None; raise `UsageError` on failure."""
     with _without_network(asked.name):
         try:
             with mode:
@@ -67,7 +67,10 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Checkpoint activations by the model's method, else of repeated modules in lists; `NoBlocksError` on failure."""
+    """Checkpoint activations by the model's own method, else around repeated modules in lists.
+
+    Raises `NoBlocksError` if the method fails or no module is repeated.
+    """
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:
@@ -91,7 +94,6 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
-    """Build the model with real tensors, or raise `UsageError`."""
     try:
         return _maker(asked)
     except BSSearchError:

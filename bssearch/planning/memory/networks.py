@@ -1,4 +1,4 @@
-"""Count the parameters of convolutional networks, and the elements that a sample's backward pass keeps."""
+"""Convolutional networks: their parameters, and the elements that the backward pass of a sample keeps."""
 
 # A layer keeps the input for the gradients. An in-place activation's output is the next layer's input. He et al. 2015
 # (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022 (arXiv 2201.03545), Ronneberger et al. 2015
@@ -16,7 +16,7 @@ INDEX_BYTES = 8  # per index of a maximum in pooling
 
 @dataclass(slots=True)
 class Block:
-    """Layers that checkpointing recomputes, in elements per sample."""
+    """Layers that checkpointing recomputes together; sizes are in elements per sample."""
 
     given: int  # elements of the input
     kept: int = 0
@@ -24,13 +24,13 @@ class Block:
 
     @property
     def backward(self) -> int:
-        """Kept elements plus the gradients of a layer's output and input."""
+        """The kept elements plus the gradients of a layer's output and input."""
         return self.kept + 2 * self.widest
 
 
 @dataclass(slots=True)
 class Network:
-    """A network, built layer by layer, with the current tensor's sizes."""
+    """A network that grows layer by layer, with the sizes of the current tensor."""
 
     channels: int
     height: int
@@ -42,11 +42,10 @@ class Network:
 
     @property
     def elements(self) -> int:
-        """Elements of the current tensor."""
         return self.channels * self.height * self.width
 
     def sample_bytes(self, width: int, *, checkpointing: bool) -> int:
-        """Bytes per sample, with elements of ``width`` bytes."""
+        """Return the bytes per sample if an element has ``width`` bytes."""
         first, *others = self.blocks
         if checkpointing and others:
             elements = first.kept + sum(one.given for one in others) + max(one.backward for one in others)
@@ -55,11 +54,10 @@ class Network:
         return width * elements + INDEX_BYTES * self.pooled
 
     def begin_block(self) -> None:
-        """Start a `Block`."""
         self.blocks.append(Block(self.elements))
 
     def keep(self, elements: int | None = None) -> None:
-        """Keep the current tensor once, or a tensor of ``elements``."""
+        """Keep ``elements`` elements, or once the current tensor."""
         if elements is None and self.is_kept:
             return
         block = self.blocks[-1]
@@ -75,25 +73,21 @@ class Network:
         self.is_kept = False
 
     def normalize(self) -> None:
-        """Normalise with scale and shift."""
         self.keep()
         self.parameters += 2 * self.channels
         self.is_kept = False
 
     def activate(self, *, in_place: bool) -> None:
-        """Apply an activation function."""
         self.keep()
         self.is_kept = in_place
 
     def pool(self) -> None:
-        """Max-pool, which halves the sides."""
         self.keep()
         self.height, self.width = -(-self.height // 2), -(-self.width // 2)
         self.pooled += self.elements
         self.is_kept = False
 
     def classify(self, classes: int) -> None:
-        """Average over positions, then apply a linear layer."""
         self.parameters += (self.channels + 1) * classes
         self.keep(self.channels)
 
@@ -201,7 +195,7 @@ def _convolutions(net: Network, width: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A kind of network, with the usual blocks and channels per stage."""
+    """A kind of network, with the usual blocks and channels of each stage."""
 
     build: Callable[[Network, Sequence[int], Sequence[int]], None]
     stages: tuple[int, ...]
@@ -223,7 +217,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 def network(
     name: str, shape: Sequence[int], stages: Sequence[int] | None = None, channels: Sequence[int] | None = None
 ) -> Network:
-    """Build a network on inputs of ``shape`` (channels, height, width); `UsageError` for a wrong shape or stages."""
+    """Build a network for inputs (channels, height, width); raise `UsageError` for a wrong shape or wrong stages."""
     kind = ARCHITECTURES[name]
     blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
     require(

@@ -1,4 +1,4 @@
-"""Bytes of parameters, gradients, optimizer state, master weights and activations."""
+"""The bytes of parameters, gradients, optimizer state, master weights and activations."""
 
 # master (Megatron, DeepSpeed, Apex): 16-bit weights and gradients with fp32 master weights; 16 bytes per parameter with
 # Adam (Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). autocast (PyTorch): fp32 parameters and 16-bit copies during
@@ -25,7 +25,7 @@ FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """Bytes per number; fp8 computes in 16 bits."""
+    """The bytes of each number in a precision; fp8 computes in 16 bits."""
 
     precision: str
     mixed: str | None
@@ -83,7 +83,7 @@ MATRIX_SIDE = 1024  # side of a factored matrix without a hidden size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """Bytes per device."""
+    """The bytes of parameters on a device."""
 
     weights: int
     gradients: int
@@ -94,12 +94,12 @@ class ParameterBytes:
 
     @property
     def fixed(self) -> int:
-        """Bytes between steps, with gradients."""
+        """Bytes between steps, including gradients."""
         return self.weights + self.gradients + self.optimizer_state + self.master_weights
 
     @property
     def least(self) -> int:
-        """Least bytes of a step: fixed bytes and autocast's copies."""
+        """The least bytes of a step: the fixed bytes and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
@@ -109,7 +109,7 @@ BASE_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.0, "int4": 0.5 + F
 
 
 def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
-    """The parameters' bytes per device; frozen parameters have no gradients or optimizer state."""
+    """Return the parameters' bytes per device; frozen parameters have no gradients and optimizer state."""
     trained, form, model = trained_parameters(asked), asked.form, asked.transformer
     frozen = asked.parameters - (0 if asked.lora_rank else trained)
     quantised = 0 if asked.base_precision is None else frozen
@@ -136,7 +136,7 @@ def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
 def trained_parameters(asked: MemoryPlanRequest) -> int:
     """Count the parameters with a gradient; LoRA has r·(in + out) for each matrix of the blocks.
 
-    LoRA: Hu et al. 2021, arXiv 2106.09685, § 4.1; adapters on all linear layers as in QLoRA.
+    Sources: Hu et al. 2021, arXiv 2106.09685, § 4.1; QLoRA for adapters on all linear layers.
     """
     model = asked.transformer
     if asked.lora_rank and model is not None:
@@ -165,7 +165,7 @@ LOGIT_BYTES = 3 * FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A transformer's dimensions; by default, ``kv_heads`` is ``heads``, and ``intermediate`` 4 × ``hidden``."""
+    """A transformer's dimensions; by default, ``kv_heads`` equals ``heads``, and ``intermediate`` is 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -182,7 +182,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBytes:
-    """The peak's growth per sample, in bytes."""
+    """The growth of a step's peak per sample, in bytes."""
 
     activations: int
     attention_scores: int
@@ -190,12 +190,11 @@ class SampleBytes:
 
     @property
     def total(self) -> int:
-        """Sum of all bytes."""
         return self.activations + self.attention_scores + self.logits
 
 
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
-    """A sample's bytes at the end of the forward pass.
+    """Return a sample's bytes at the end of the forward pass.
 
     Checkpointing keeps each layer's input, and the larger of the logits and a recomputed layer (Korthikanti et al.
     2022, arXiv 2205.05198, § 5).
@@ -214,7 +213,6 @@ def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool)
 
 
 def layer_parameters(model: Transformer) -> int:
-    """Count a layer's parameters, in matrices and two norms."""
     return sum(inputs * out for inputs, out in _matrices(model)) + 4 * model.hidden
 
 

@@ -1,4 +1,4 @@
-"""Memory plans by arithmetic, with requests, terms and devices."""
+"""Memory plans by arithmetic, with the requests, terms and devices of all memory plans."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
 
 
 def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFormat]) -> None:
-    """Raise `LaunchError` if the bytes do not fit; the hint names smaller options."""
+    """Raise `LaunchError` if ``needed`` bytes do not fit; the hint names options that fit."""
     if asked.room_bytes is None or needed <= asked.room_bytes:
         return
     mixed = "" if asked.form.mixed is None else f" ({asked.form.mixed})"
@@ -90,7 +90,7 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
 
 
 def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Sequence[NumberFormat]) -> Iterator[str]:
-    """Yield options that make the parameters fit."""
+    """Yield options with which the parameters fit into ``room`` bytes."""
     if (device := _smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
         yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
@@ -242,7 +242,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A line of a plan: ``bytes`` + ``bytes_per_sample`` × micro-batch."""
+    """A term of a plan: ``bytes`` + ``bytes_per_sample`` × micro-batch."""
 
     term: str
     bytes: int
@@ -253,7 +253,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOption:
-    """A row of `MemoryPlan.table`: memory by precision, optimizer and checkpointing."""
+    """A row of `MemoryPlan.table`: the memory for a precision, optimizer and checkpointing."""
 
     precision: str
     mixed: str | None
@@ -267,7 +267,7 @@ class MemoryOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryOption, Plan):
-    """A training step's memory per device in bytes; None if unknown."""
+    """The memory of a training step per device; a value is None if unknown."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -290,7 +290,7 @@ class MemoryPlan(MemoryOption, Plan):
 
 
 def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
-    """Non-empty terms in the order of `MEANINGS`."""
+    """Return the non-empty terms in the order of `MEANINGS`."""
     sizes = {name: (round(size), round(slope)) for name, (size, slope) in terms.items()}
     return [
         Term(term=name, bytes=sizes[name][0], bytes_per_sample=sizes[name][1], when=when, meaning=meaning)
@@ -306,7 +306,7 @@ CONTEXT_BYTES = 512 * MIB  # a CUDA context and kernels take about half a GiB pe
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """A kind of device; ``memory_bytes`` is None if unknown, ``capability`` None without a GPU."""
+    """A kind of device; ``memory_bytes`` is None if unknown, and ``capability`` is None without a GPU."""
 
     name: str
     memory_bytes: int | None
@@ -314,7 +314,6 @@ class MemoryDevice:
 
     @property
     def is_cuda(self) -> bool:
-        """True for a GPU."""
         return self.capability is not None
 
     @property
@@ -323,13 +322,13 @@ class MemoryDevice:
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
-        """True if a GPU has no tensor cores for a precision; bf16 needs compute capability 8.0, fp8 8.9."""
+        """Return True if a GPU lacks tensor cores for a precision; bf16 needs compute capability 8.0, fp8 8.9."""
         least = {"bf16": (8, 0), "fp8": (8, 9)}.get(precision)
         return least is not None and self.capability is not None and self.capability < least
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of cuBLAS's workspaces in the forward and backward threads; 0 without CUDA."""
+        """The bytes of cuBLAS's workspaces in the forward and backward threads; 0 without CUDA."""
         # 32 MiB each from Hopper (9.0) on, 8.1 MiB before (`CUBLAS_WORKSPACE_CONFIG` :4096:8 and :4096:2:16:8).
         if self.capability is None:
             return 0
@@ -337,7 +336,7 @@ class MemoryDevice:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes before the first tensor, with the context if memory is known."""
+        """The bytes in use before the first tensor, without the CUDA context if the memory is unknown."""
         return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 
@@ -441,7 +440,7 @@ def _settings(given: Any) -> Any:
 
 
 class MemoryPlanRequest(Request):
-    """Input of `plan_memory`."""
+    """The input of `plan_memory`."""
 
     parameters: Annotated[
         Parameters,
@@ -662,78 +661,73 @@ class MemoryPlanRequest(Request):
         require(self.mixed != "master", "a model does not support mixed = master; use autocast or pure")
 
     def has(self, name: str) -> bool:
-        """True if a field differs from its default."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
     def name(self) -> str:
-        """Model to trace."""
         return self.model or ""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The model's keyword arguments."""
         return dict(self.model_settings or {})
 
     @property
     def kind(self) -> MemoryDevice | None:
-        """The named device, if any."""
         return None if self.device is None else DEVICES[self.device]
 
     @property
     def form(self) -> NumberFormat:
-        """Bytes per number."""
         usual = "master" if self.model is None or self.precision == "fp8" else "autocast"
         return BY_NAME[self.precision, None if self.precision == "fp32" else self.mixed or usual]
 
     @property
     def transformer(self) -> Transformer | None:
-        """The described transformer, if any."""
         names = (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank")
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Transformer(**known) if self.model is None and self.layers is not None else None
 
     @property
     def convolutional(self) -> Network:
-        """The named convolutional network."""
         return network(self.network or "", self.input_shape or (), self.stages, self.channels)
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes from ``memory_gib``, else of the device, if known."""
+        """The device's memory in bytes, from ``memory_gib`` if given; None if unknown."""
         if self.memory_gib is not None:
             return round(self.memory_gib * GIB)
         return None if self.kind is None else self.kind.memory_bytes
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes before the first tensor; 0 if the device is unknown."""
+        """The bytes in use before the first tensor; 0 if the device is unknown."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Bytes that a safe micro-batch leaves free, if known."""
+        """The bytes that a safe micro-batch leaves free; None if the memory is unknown."""
         return None if self.memory_bytes is None else round(HEADROOM * self.memory_bytes)
 
     @property
     def room_bytes(self) -> int | None:
-        """Most bytes that a step may take, if known."""
+        """The most bytes that a step may take; None if the memory is unknown."""
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
-        """A device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        """Return a device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Largest and safe micro-batch, None if the memory is unknown; ``largest`` maps bytes to samples."""
+        """Return the largest and the safe micro-batch in samples, or None if the memory is unknown.
+
+        ``largest`` returns the largest micro-batch for a number of bytes.
+        """
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """Fields that a plan repeats."""
         return {
             "model": self.model,
             "precision": self.precision,
@@ -748,7 +742,6 @@ class MemoryPlanRequest(Request):
         }
 
     def notes(self) -> Iterator[str]:
-        """Yield remarks about the device, sharding and common claims."""
         yield CLAIMS["gradients_not_of_batch"].message
         if self.memory_bytes is not None:
             yield CLAIMS["eighty_percent_feasible"].message

@@ -1,4 +1,4 @@
-"""Memory plans from traces of a training step with fake tensors, at two batch sizes."""
+"""Memory plans from traces of a training step with fake tensors at two batch sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CUDA_BLOCK_BYTES = 512
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage's lifetime; each creation or release of a storage is an event."""
+    """The lifetime of a storage; each creation or release of a storage is an event."""
 
     start: int  # the event that created the storage
     size: int  # in bytes
@@ -58,14 +58,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class StepLifetimes:
-    """Storages of a traced step, which starts at event ``since``."""
+    """The storages of a traced step; the step starts at event ``since``."""
 
     micro_batch_size: int
     since: int
     allocations: Sequence[Allocation]
 
     def accumulating(self) -> StepLifetimes:
-        """The step with all gradients present, as from the second micro-batch on."""
+        """Return the step with all gradients present, as from the second micro-batch on."""
         return replace(
             self,
             allocations=[
@@ -74,14 +74,14 @@ class StepLifetimes:
         )
 
     def events_before_update(self) -> int | None:
-        """Number of events before the optimizer's update; None if the step has no update."""
+        """Return the number of events before the optimizer's update; None without an update."""
         first = min(
             (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since), default=None
         )
         return None if first is None else first - self.since
 
     def live_bytes(self) -> npt.NDArray[np.int64]:
-        """Live bytes at each event."""
+        """Return the live bytes at each event of the step."""
         changes = np.zeros(max((one.end or one.start for one in self.allocations), default=0) + 2, dtype=np.int64)
         for one in self.allocations:
             changes[one.start] += one.size
@@ -90,7 +90,6 @@ class StepLifetimes:
         return np.cumsum(changes)[self.since :]
 
     def terms_at(self, event: int) -> dict[str, int]:
-        """Live bytes by term at an event."""
         found = Counter[str]()
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
@@ -98,16 +97,15 @@ class StepLifetimes:
         return found
 
     def most_of(self, term: str) -> int:
-        """Most live bytes of a term."""
         of_term = replace(self, allocations=[one for one in self.allocations if one.term == term])
         return int(of_term.live_bytes().max(initial=0))
 
 
 class PeakByBatch:
-    """A step's peak by micro-batch size, from traces of two sizes.
+    """The peak of a step by micro-batch size, from traces at two sizes.
 
-    Live bytes at each event are linear in the batch size, and the peak is the highest line. If the traces' events
-    differ, because a kernel depends on the batch size, the peak counts as linear.
+    The live bytes at each event are linear in the batch size, and the peak is the highest line. The peak itself counts
+    as linear if the two traces have different events.
     """
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:
@@ -119,22 +117,20 @@ class PeakByBatch:
         self._fixed = below - small.micro_batch_size * self._per_sample
 
     def peak_bytes(self, micro_batch_size: int) -> int:
-        """Peak at a micro-batch size."""
         return round(float((self._fixed + micro_batch_size * self._per_sample).max()))
 
     def bytes_per_sample(self, micro_batch_size: int) -> int:
-        """The peak's growth with another sample."""
         return self.peak_bytes(micro_batch_size + 1) - self.peak_bytes(micro_batch_size)
 
     def largest(self, memory_bytes: float) -> int:
-        """Largest micro-batch size within ``memory_bytes``, or 0."""
+        """Return the largest micro-batch size within ``memory_bytes``, or 0."""
         if (self._fixed > memory_bytes).any():
             return 0
         grows = self._per_sample > 0
         return floor(((memory_bytes - self._fixed[grows]) / self._per_sample[grows]).min()) if grows.any() else 0
 
     def terms(self, micro_batch_size: int) -> Mapping[str, tuple[float, float]]:
-        """Each term's fixed bytes and bytes per sample at the peak of the passes."""
+        """Return each term's fixed bytes and bytes per sample at the peak of the passes."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
             event = int(live[: self._small.events_before_update()].argmax())
@@ -197,7 +193,7 @@ IN_FP32 = frozenset(
 
 
 class CudaKernels(TorchFunctionMode):
-    """Choose CUDA's kernels; ``has_flash``: from compute capability 8.0 on."""
+    """Chooses CUDA's kernels; ``has_flash`` is True from compute capability 8.0 on."""
 
     def __init__(self, *, has_flash: bool) -> None:
         super().__init__()
@@ -279,7 +275,7 @@ TERM_OF_PHASE = {
 def trace(
     model: ModelUnderPlan, asked: MemoryPlanRequest, optimizer: str | None, micro_batch_size: int, mode: FakeTensorMode
 ) -> StepLifetimes:
-    """Trace a training step of a model with tensors of ``mode``, once the optimizer has its state."""
+    """Trace a training step of a model with tensors of ``mode``, after the optimizer has created the state."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error is raised
     module, dtype = model.module, DTYPES[asked.precision] if asked.form.mixed == "autocast" else None
     recorder = _Recorder(CUDA_BLOCK_BYTES if _is_cuda(asked) else 1)
@@ -436,7 +432,7 @@ _SHARDED_FROM = {
 
 
 def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan a model's training step; `LaunchError` if the parameters do not fit."""
+    """Plan a model's training step; raise `LaunchError` if the parameters do not fit."""
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
     untraced = parameter_bytes(asked)

@@ -405,7 +405,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
         "step;samples;val_acc;batch_size\n10;80,000;0.325;8\n20;160,000;0.375;8\n",
         "write all decimals with a point",
     ),
-    "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, the header 1"),
+    "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, but the header has 1 column "),
     "spaces": ("a.txt", "step val_acc batch_size\n10 0.4 8\n", "has 'step val_acc batch_size'|ambiguous"),
     "thousands": ("a.tsv", lines(lambda s: f"{s},000\t{s / 100}\t8", HEADER.replace(",", "\t")), "no optimizer steps"),
     "thousands by letter": ("a.csv", lines(lambda s: f"{s}k,{s / 100},8"), "no optimizer steps"),

@@ -500,7 +500,7 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
     [
         ("step,val_acc,lr\n1,0.5,0.1\n", {}, "the batch size of .* is unknown"),
         ("step,val_acc,batch_size\n1,0.5,0\n", {}, "batch_size = '0'"),
-        ("step,val_acc,batch_size\n1,0.5\n", {}, "2 cells, the header 3"),
+        ("step,val_acc,batch_size\n1,0.5\n", {}, "2 cells, but the header has 3 columns"),
         ("step,val_acc,batch_size\n-1,0.5,8\n", {}, "step -1 must be in"),
         ("step,val_acc,batch_size\n1,inf,8\n", {}, "no run has an evaluation"),
         ("step,val_acc,batch_size\n0,0.5,8\n", {}, "is met before the first step"),

@@ -379,7 +379,7 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
         (["batch_size,reached,param.", "8,1,1"], "unknown column 'param.'"),
         (["batch_size,reached,step,depth", "8,1,1,2", "8,1,1,3"], "unknown columns 'step' (steps?), 'depth'"),
         (["batch_size,reached", "8,1", "8,1,5"], "the row has 3 cells, but the header has 2 columns (runs.csv:3)"),
-        (["batch_size,reached", "8"], "the row has 1 cells, but the header has 2 columns (runs.csv:2)"),
+        (["batch_size,reached", "8"], "the row has 1 cell, but the header has 2 columns (runs.csv:2)"),
         (["batch_size,reached", '8,"1'], "runs.csv:2 is not valid CSV"),
     ],
 )
@@ -692,7 +692,7 @@ def test_what_the_probe_prints_is_read_and_sizes_that_do_not_fit_are_left_out(tm
             "batch_size,step_seconds\n2147483648,1\n",
             "batch_size = '2147483648' must be an integer in [1, 2147483647]",
         ),
-        ("batch_size,step_seconds\n32,0,5\n", "the row has 3 cells, the header 2"),
+        ("batch_size,step_seconds\n32,0,5\n", "the row has 3 cells, but the header has 2 columns"),
         (f"batch_size,step_seconds\n32,{'9' * 200_000}\n", "h200.csv:2 is not valid CSV: field larger than"),
         (f"batch_size,step_seconds\n32,{'9' * 5000}\n", "step_seconds = '9999"),
         ("a" * 100_000 + ",b\n1,2\n", "no batch_size and no step_seconds, only 'aaa"),
