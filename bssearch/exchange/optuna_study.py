@@ -60,7 +60,7 @@ METRIC_NAMES = "study:metric_names"
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
-    """Read an Optuna study from a database or file; ``study`` may be None if only one study exists."""
+    """Read an Optuna study, by default the only study in the database or file."""
     url = optuna_database(file or ".")
     _check_file(url)
     with _failures_of_reading(url), _reading(url) as storage:
@@ -87,7 +87,7 @@ def optuna_database(file: str) -> URL:
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
     """Open Optuna's storage; raise `SchemaError` for tables of another Optuna version.
 
-    Missing tables are created. If ``address`` is given, bssearch opens ``address`` instead and creates no tables.
+    Creates missing tables, unless ``address`` replaces ``url``.
     """
     try:
         # A pool would keep connections open if the constructor fails.
@@ -268,7 +268,6 @@ class OptunaStudy:
     def of(
         cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
     ) -> OptunaStudy:
-        """Convert a stored study; ``curves`` holds metrics by trial number, then by step."""
         spec = spec_of(study)
         parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
         objective = objective_of(spec)
@@ -466,7 +465,6 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
 
 
 def write_study(study: OptunaStudy, url: URL) -> None:
-    """Write the whole Optuna study; if writing fails, write no trial."""
     path = sqlite_file(url)
     is_new = path is not None and not path.exists()
     try:

@@ -51,7 +51,7 @@ def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return columns and flat rows; parts of a mapping have dotted names, as in ``environment.device_name``."""
+    """Return columns and flat rows, with dotted names such as ``environment.device_name``."""
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
     columns = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]

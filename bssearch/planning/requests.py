@@ -96,7 +96,6 @@ def options_of(model: type[Request]) -> dict[str, Option]:
 
 
 def type_of(model: type[Request], name: str) -> Any:
-    """Return a field's type without None and bounds."""
     kind: Any = model.model_fields[name].annotation
     while get_origin(kind) in (Annotated, Union, UnionType):
         kind = get_args(kind)[0]
@@ -127,7 +126,7 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
 
 
 def shown(value: object) -> str:
-    """Format a value for a message; an integer above `LARGEST_COUNT` is shown by the number of digits."""
+    """Format a value for a message; a huge integer becomes its number of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)

@@ -280,7 +280,6 @@ class ScaleRequest(Request):
         return self
 
     def share(self, devices: int) -> int | None:
-        """Return the samples per device; None if ``devices`` does not divide the batch."""
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
@@ -298,7 +297,7 @@ class ScaleRequest(Request):
         return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
-        """Return the seconds of communication that do not overlap with ``compute_s`` seconds of computing."""
+        """Return the seconds of communication that do not overlap with computing."""
         communication = self.all_reduce_seconds(devices)
         return communication - min(self.overlap * communication, compute_s)
 
@@ -326,7 +325,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleInterval:
-    """An estimate with an interval; an end is None if unknown or open."""
+    """A number with an interval; a value is None if unknown or open."""
 
     estimate: float | None
     low: float | None = None
@@ -346,7 +345,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return all rows, or at most the last row, powers of two and rows that the plan's text names."""
+        """Return all rows; of many, only powers of two, the last row and rows that the text names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -354,7 +353,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for 1 … ``devices`` devices; a fixed batch skips numbers of devices that do not divide the batch."""
+    """Plan for 1 … ``devices`` devices; if the batch is fixed, only for divisors of the batch."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = _device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))

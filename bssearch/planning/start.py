@@ -135,7 +135,6 @@ class StartRequest(Request):
 
     @property
     def samples(self) -> int | None:
-        """The training samples per epoch; None if unknown."""
         return STAND_IN_SAMPLES if self.train_samples is None and self.workload == STAND_IN else self.train_samples
 
     @property
@@ -165,7 +164,6 @@ class StartRequest(Request):
 
     @property
     def sample_bytes(self) -> float:
-        """Memory per sample in bytes; 0 if unknown."""
         return (self.sample_mib or 0.0) * MIB
 
     @property
@@ -175,7 +173,6 @@ class StartRequest(Request):
 
     @property
     def safe_micro_batch(self) -> int | None:
-        """The largest micro-batch that fits into ``room_bytes``; None if unknown."""
         return min(math.floor(self.room_bytes / self.sample_bytes), 2**30) if self.sample_mib else None
 
     @property

@@ -95,7 +95,7 @@ LIBRARIES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 
 
 def boards_of(spec: StudySpec) -> tuple[str, ...]:
-    """Return the boards of the spec and of ``BSSEARCH_LOG``; raise `UsageError` for an unknown board."""
+    """Return the boards of the spec and of ``BSSEARCH_LOG``, without duplicates."""
     names = [name.strip() for name in os.environ.get(LOG_VARIABLE, "").split(",") if name.strip()]
     for name in names:
         require(

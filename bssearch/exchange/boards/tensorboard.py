@@ -85,7 +85,7 @@ class TensorBoard:
 
 
 def study_folder(root: Path, name: str, mark: str) -> Path:
-    """Make and return a folder with the study's name, and with the mark if another study has the name."""
+    """Make and return the study's folder, with the mark in the name if another study has the folder."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "study"
     for folder in (root / safe, root / f"{safe}-{mark}"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -71,10 +71,7 @@ class RecordedTable:
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
-    """Write a table and its JSON description; return both paths.
-
-    Equal tables give equal bytes.
-    """
+    """Write a table and its JSON description; equal tables give equal bytes."""
     head = {
         "name": table.name,
         "metric": table.target.metric,
@@ -109,7 +106,6 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
 
 
 def description_path(path: Path) -> Path:
-    """Return the path of the table's description; raise `UsageError` for a wrong suffix."""
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")

@@ -62,12 +62,11 @@ _FORMULA = re.compile(r"([\d.]+|e)(\*\*?)(.+)")
 
 
 def scale(unit: str) -> float:
-    """Return the seconds in a unit such as ``ms`` or ``hours``."""
     return _SECONDS[unit.lower()[: 2 if unit[:2].lower() in _SECONDS else 1]]
 
 
 def seconds_of_unit(name: str) -> float:
-    """Return the seconds in the unit at a name's end, as in ``train_ms``; 1 if the name has no unit."""
+    """Return the seconds in the unit at the end of a name such as ``train_ms``; 1 without a unit."""
     unit = _UNIT.search(name)
     return scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
 
@@ -82,7 +81,6 @@ def seconds(text: str) -> float:
 
 
 def checked_seconds(found: float, given: object, label: str, reached: bool, origin: str) -> float:
-    """Return ``found`` seconds; raise `UsageError` for NaN and seconds out of bounds."""
     if not (0 < found <= LONGEST_S or (found == 0 and not reached)):
         bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
         raise UsageError(f"{label} = {given!r} must be seconds {bound} ({origin})", hint=comma_hint(str(given)))
@@ -90,7 +88,7 @@ def checked_seconds(found: float, given: object, label: str, reached: bool, orig
 
 
 def fraction(text: str) -> float:
-    """Parse a number, or a percentage as a fraction of 1; return NaN if invalid."""
+    """Parse a number or a percentage; return NaN if invalid."""
     return number(text[:-1]) / 100 if text.endswith("%") else number(text)
 
 
@@ -112,7 +110,6 @@ class Formula:
         return cls(found[3], lambda value: base * value)
 
     def __call__(self, text: str) -> str:
-        """Apply the formula to a number's text; an empty text stays empty."""
         text = text.strip()
         if self.of is None or not text:
             return text
@@ -141,10 +138,7 @@ def check_epochs(theirs: str, ours: str, hint: str) -> None:
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
-    """Parse texts THEIRS=OURS; return our name and a formula by the file's name.
-
-    Raises `UsageError` for an invalid text or an unknown name.
-    """
+    """Parse texts THEIRS=OURS into our names and formulas by the file's names."""
     names = list(there)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
@@ -177,7 +171,6 @@ class Column:
 
     @property
     def read(self) -> Callable[[str], str] | None:
-        """The function that converts a cell to our unit, or None if the cell needs no conversion."""
         if self.formula is not None and self.formula.of is not None:
             return self.formula
         return None if self.seconds == 1.0 else Formula(self.theirs, lambda value: value * self.seconds)

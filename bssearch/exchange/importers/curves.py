@@ -94,10 +94,7 @@ Settings = Mapping[str, Setting]  # by our names, else by the log's
 
 
 def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None) -> list[Settings]:
-    """Return the settings of each log; raise `UsageError` for an unknown setting.
-
-    ``column`` renames settings; ``given`` adds or overrides settings.
-    """
+    """Return the settings of each log; ``column`` renames settings, and ``given`` overrides settings."""
     there = dict.fromkeys(name for log in logs for name in (*log.settings, *log.mentioned))
     renamed = mappings("--column", column, there, "setting")
     added = {}
@@ -184,7 +181,6 @@ def _ours(name: str) -> str:
 
 
 def batch_of(settings: Settings, log: Log) -> GivenBatch:
-    """Return the batch size and its parts; raise `UsageError` if the batch size is unknown."""
     parts = {name: one.value for name, one in settings.items() if is_about_batch(name)}
     labels = {name: name if one.theirs == GIVEN else one.theirs for name, one in settings.items()}
     found = GivenBatch.of(parts, log.origin, labels.__getitem__)

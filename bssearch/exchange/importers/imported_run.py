@@ -37,10 +37,7 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, unpacked if the name ends in ``.gz``.
-
-    Raises `NotFoundError` if the file is missing, and `UsageError` if the file is unreadable or above 64 MiB.
-    """
+    """Return the text of a file of at most 64 MiB, unpacked if the name ends in ``.gz``."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -67,7 +64,6 @@ def read_text(path: Path) -> str:
 
 
 def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any:
-    """Parse JSON that begins at ``line`` of the file ``origin``; raise `UsageError` for invalid JSON."""
     try:
         return json.loads(text, **options)
     except (ValueError, RecursionError) as error:
@@ -112,7 +108,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield each non-blank row with the number of its first line; raise `UsageError` for invalid CSV."""
+    """Yield each non-blank row with the number of the first line."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     try:
@@ -164,7 +160,7 @@ class ImportedRun:
 class RunTable:
     """Runs in the order of a table, and notes.
 
-    ``unclear`` says why steps and seconds may cover whole trainings instead of ending at the target.
+    ``unclear`` says why steps and seconds may not end at the target.
     """
 
     runs: tuple[ImportedRun, ...]
@@ -179,10 +175,7 @@ _UNKNOWN = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "op
 def make_configuration(
     batch: Mapping[str, int], values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
-    """Build a configuration; missing `TYPED` parameters get placeholders.
-
-    ``batch`` holds the batch size and its split. ``label`` returns a parameter's name in the file.
-    """
+    """Build a configuration; missing `TYPED` parameters get placeholders."""
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {**_UNKNOWN, **batch}
     for name in (one for one in TYPED if one in given):
@@ -276,7 +269,6 @@ def part_of_batch(name: str) -> str | None:
 
 
 def may_divide_batch(name: str) -> bool:
-    """Return True for a number of machines and for Accelerate's ``split_batches``."""
     return _plain(name) in (*_NODES, _SHARED)
 
 
@@ -299,7 +291,6 @@ class GivenBatch:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
-        """Collect the batch parts of a run, without empty values; raise `UsageError` if the parts are ambiguous."""
         parts: dict[str, int] = {}
         labels: dict[str, str] = {}
         for name, value in values.items():
@@ -331,12 +322,11 @@ class GivenBatch:
 
     @property
     def is_known(self) -> bool:
-        """True if the samples per step or per device are given."""
         return bool({BATCH, MICRO, STEP_BATCH} & self.parts.keys())
 
     @property
     def factor(self) -> int:
-        """The number of micro-batches per step over all devices; unknown factors count as 1."""
+        """Micro-batches per step over all devices; an unknown factor counts as 1."""
         return self.parts.get(ACCUMULATION, 1) * self.parts.get(WORLD, 1)
 
     @property
@@ -345,14 +335,13 @@ class GivenBatch:
         return BATCH in self.parts and not {MICRO, STEP_BATCH} & self.parts.keys()
 
     def in_words(self, *names: str) -> str:
-        """Return the given parts as text, such as ``grad_accum = 4 and world_size = 2``."""
         return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
 
 
 def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tuple[list[dict[str, int]], list[str]]:
     """Return each run's ``batch_size`` with its three factors, and notes.
 
-    ``rename`` is a hint to read the file's ``{theirs}`` as ``{ours}``; ``add`` is a hint to give a missing ``{}``.
+    ``rename`` is a hint with ``{theirs}`` and ``{ours}``; ``add`` is a hint with the missing ``{}``.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)

@@ -44,10 +44,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target and notes; raise `UsageError` if the target is unknown.
-
-    If ``value`` is None, the target is the worst ``final_metric`` of a run that reached the target.
-    """
+    """Return the target, by default the worst ``final_metric`` of a run that reached the target, and notes."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:

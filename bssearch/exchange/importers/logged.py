@@ -120,7 +120,6 @@ class Names:
         return cls(metric=found, step=step or "", seconds=seconds, epoch_samples=epoch_samples)
 
     def of_log(self, log: Log) -> Names:
-        """Return the names in one log; raise `UsageError` if the log has no steps."""
         first = {name: value for row in reversed(log.rows) for name, value in row.items() if value not in (None, "")}
         there = dict.fromkeys(name for name, value in first.items() if not math.isnan(number_in(value)))
         usual_steps = (EPOCH,) if self.epoch_samples else STEPS
@@ -164,7 +163,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """Return the log's spelling of the first ``wanted`` name, or None; a prefix or unit does not matter."""
+    """Return the log's spelling of the first ``wanted`` name; a prefix or unit does not matter."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)

@@ -71,8 +71,7 @@ class Log:
 class LogKind:
     """A tool's logs; a folder with such a log has a file that matches one of ``patterns``.
 
-    If ``has_choices``, a folder may hold several tasks, and ``read`` takes a task's name after the folder. The name
-    may be empty.
+    If ``has_choices``, ``read`` takes a task's name, which may be empty, after the folder.
     """
 
     patterns: tuple[str, ...]
@@ -85,10 +84,7 @@ class LogKind:
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
-    """Return the logs in files, folders and MLflow's databases; raise `UsageError` for a place without a log.
-
-    ``run`` names a table's column of runs.
-    """
+    """Return the logs in files, folders and MLflow's databases; ``run`` names a table's column of runs."""
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
         here = list(_of_place(place, run)) or [
@@ -299,10 +295,7 @@ def _mlflow_server(address: str) -> Iterator[Log]:
 
 
 def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
-    """Return the entry called ``name`` or the only entry; raise `UsageError` with the names if unclear.
-
-    If ``found`` is empty, the entry is empty.
-    """
+    """Return the entry called ``name`` or the only entry; if ``found`` is empty, the entry is empty."""
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
             f"{place} has the {what} {', '.join(map(str, found))}",
@@ -635,10 +628,7 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 
 
 def number_in(value: Any) -> float:
-    """Return a logged value as a number, also ``97%``, ``0:01:30`` (seconds) and dates (seconds since 1970).
-
-    Returns NaN for other values.
-    """
+    """Return a value as a number, also ``97%``, ``0:01:30`` (seconds) and dates (seconds since 1970), or NaN."""
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
     if isinstance(value, float):

@@ -44,7 +44,6 @@ OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train
 
 
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
-    """Return True if the first hit is the trial's last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
 
 

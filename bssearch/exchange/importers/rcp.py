@@ -76,7 +76,7 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
-    """Return the runs and the target of a file; notes count the skipped runs that have no value."""
+    """Return the runs and the target of a file; notes count the skipped runs."""
     points = {f"{path}: {name}": fields for name, fields in _entries(read_text(path), path).items()}
     read = {place: _point(fields, place) for place, fields in points.items()}
     benchmarks = sorted({one.benchmark for one in read.values() if one.benchmark is not None})

@@ -70,10 +70,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if steps and seconds may be measured after the target.
-
-    If ``figures_at`` is None, the runs give the evidence.
-    """
+    """Raise `UsageError` if steps and seconds may be measured after the target."""
     if figures_at is FiguresAt.TARGET:
         return
     require(
@@ -253,10 +250,7 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse CSV text; a `UsageError` names the place, the value and the bound.
-
-    If the column ``reached`` is missing, the metric and ``target`` decide which runs reached the target.
-    """
+    """Parse a table of runs; without a column ``reached``, the metric and ``target`` decide."""
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)

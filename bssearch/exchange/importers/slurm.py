@@ -41,7 +41,6 @@ LONGEST_LINE = 10_000  # characters
 
 
 def read_file(file: Path) -> Iterator[Log]:
-    """Yield the log in a text file; raise `UsageError` if no line matches a pattern."""
     rows: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
     mentioned: dict[str, Any] = {}

@@ -44,7 +44,7 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Build the model in training mode with fake tensors, in ``dtype`` unless None; raise `UsageError` on failure."""
+    """Build the model in training mode with fake tensors, in ``dtype`` if given."""
     with _without_network(asked.name):
         try:
             with mode:
@@ -67,10 +67,7 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Checkpoint activations by the model's own method, else around repeated modules in lists.
-
-    Raises `NoBlocksError` if the method fails or no module is repeated.
-    """
+    """Checkpoint activations by the model's own method, else around repeated modules in lists."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:

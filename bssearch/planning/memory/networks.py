@@ -45,7 +45,6 @@ class Network:
         return self.channels * self.height * self.width
 
     def sample_bytes(self, width: int, *, checkpointing: bool) -> int:
-        """Return the bytes per sample if an element has ``width`` bytes."""
         first, *others = self.blocks
         if checkpointing and others:
             elements = first.kept + sum(one.given for one in others) + max(one.backward for one in others)

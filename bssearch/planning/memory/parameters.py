@@ -99,7 +99,6 @@ class ParameterBytes:
 
     @property
     def least(self) -> int:
-        """The least bytes of a step: the fixed bytes and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
@@ -109,7 +108,6 @@ BASE_BYTES: Mapping[str, float] = MappingProxyType({"int8": 1.0, "int4": 0.5 + F
 
 
 def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
-    """Return the parameters' bytes per device; frozen parameters have no gradients and optimizer state."""
     trained, form, model = trained_parameters(asked), asked.form, asked.transformer
     frozen = asked.parameters - (0 if asked.lora_rank else trained)
     quantised = 0 if asked.base_precision is None else frozen
@@ -136,7 +134,7 @@ def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
 def trained_parameters(asked: MemoryPlanRequest) -> int:
     """Count the parameters with a gradient; LoRA has r·(in + out) for each matrix of the blocks.
 
-    Sources: Hu et al. 2021, arXiv 2106.09685, § 4.1; QLoRA for adapters on all linear layers.
+    LoRA: Hu et al. 2021, arXiv 2106.09685, § 4.1; all linear layers have adapters, as in QLoRA.
     """
     model = asked.transformer
     if asked.lora_rank and model is not None:

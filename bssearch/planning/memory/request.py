@@ -48,7 +48,6 @@ MOST_SHARDS = 1024  # most devices to propose
 
 
 def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan for a number of parameters; raise `LaunchError` if the parameters do not fit."""
     if asked.network and asked.parameters is None:
         asked = asked.model_copy(update={"parameters": asked.convolutional.parameters})
     fixed, sample = parameter_bytes(asked), _sample(asked)
@@ -77,7 +76,6 @@ def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
 
 
 def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFormat]) -> None:
-    """Raise `LaunchError` if ``needed`` bytes do not fit; the hint names options that fit."""
     if asked.room_bytes is None or needed <= asked.room_bytes:
         return
     mixed = "" if asked.form.mixed is None else f" ({asked.form.mixed})"
@@ -290,7 +288,6 @@ class MemoryPlan(MemoryOption, Plan):
 
 
 def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
-    """Return the non-empty terms in the order of `MEANINGS`."""
     sizes = {name: (round(size), round(slope)) for name, (size, slope) in terms.items()}
     return [
         Term(term=name, bytes=sizes[name][0], bytes_per_sample=sizes[name][1], when=when, meaning=meaning)
@@ -692,7 +689,6 @@ class MemoryPlanRequest(Request):
 
     @property
     def memory_bytes(self) -> int | None:
-        """The device's memory in bytes, from ``memory_gib`` if given; None if unknown."""
         if self.memory_gib is not None:
             return round(self.memory_gib * GIB)
         return None if self.kind is None else self.kind.memory_bytes
@@ -706,7 +702,6 @@ class MemoryPlanRequest(Request):
 
     @property
     def headroom_bytes(self) -> int | None:
-        """The bytes that a safe micro-batch leaves free; None if the memory is unknown."""
         return None if self.memory_bytes is None else round(HEADROOM * self.memory_bytes)
 
     @property
@@ -719,10 +714,7 @@ class MemoryPlanRequest(Request):
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest and the safe micro-batch in samples, or None if the memory is unknown.
-
-        ``largest`` returns the largest micro-batch for a number of bytes.
-        """
+        """Return the largest and the safe micro-batch; ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)

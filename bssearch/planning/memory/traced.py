@@ -74,14 +74,12 @@ class StepLifetimes:
         )
 
     def events_before_update(self) -> int | None:
-        """Return the number of events before the optimizer's update; None without an update."""
         first = min(
             (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since), default=None
         )
         return None if first is None else first - self.since
 
     def live_bytes(self) -> npt.NDArray[np.int64]:
-        """Return the live bytes at each event of the step."""
         changes = np.zeros(max((one.end or one.start for one in self.allocations), default=0) + 2, dtype=np.int64)
         for one in self.allocations:
             changes[one.start] += one.size
@@ -123,7 +121,6 @@ class PeakByBatch:
         return self.peak_bytes(micro_batch_size + 1) - self.peak_bytes(micro_batch_size)
 
     def largest(self, memory_bytes: float) -> int:
-        """Return the largest micro-batch size within ``memory_bytes``, or 0."""
         if (self._fixed > memory_bytes).any():
             return 0
         grows = self._per_sample > 0
@@ -432,7 +429,6 @@ _SHARDED_FROM = {
 
 
 def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan a model's training step; raise `LaunchError` if the parameters do not fit."""
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
     untraced = parameter_bytes(asked)
