@@ -21,10 +21,12 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """Device on which the study ran; in a prediction for another device, only the name is known.
+    """The device on which the study ran; a prediction for another device knows only the name.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: mode of ``torch.compile``, or ``none`` (eager), ``own`` (the
-    program decides) or ``unknown`` (imported).
+    Attributes:
+        threads: CPU threads per trial.
+        compile_mode: Mode of ``torch.compile``; ``none`` (eager), ``own`` (set by the program) or ``unknown``
+            (imported).
     """
 
     name: str
@@ -37,14 +39,16 @@ class Device(Model):
 
     @property
     def in_words(self) -> str:
-        """Name, threads and compile mode."""
         threads = None if self.threads is None else plural(self.threads, "thread")
         mode = None if self.compile_mode in {None, "none", "own", "unknown"} else f"compile {self.compile_mode}"
         return ", ".join(filter(None, (device_in_words(self.name), threads, mode)))
 
 
 class Figure(Model):
-    """Median over seeds; the 95 % interval is null below three runs, or below six runs if a run missed the target."""
+    """The median over seeds with its 95 % interval.
+
+    The interval is null below three runs, or below six runs if a run missed the target.
+    """
 
     median: float
     low: float | None
@@ -53,7 +57,6 @@ class Figure(Model):
 
     @property
     def origin(self) -> str:
-        """Number of runs in words, or "predicted" without runs."""
         return plural(self.runs, "run") if self.runs else "predicted"
 
 
@@ -64,10 +67,10 @@ class Time(Figure):
 
 
 class Ratio(Model):
-    """Ratio of two medians with the 95 % interval.
+    """The ratio of two medians with its 95 % interval.
 
-    ``at_least``: true if at least half of the slower side's runs missed the target. For two confirmed batch sizes, the
-    interval comes from the posterior if known, else from Welch's test.
+    ``at_least`` is true if at least half of the slower side's runs missed the target. For two confirmed batch sizes,
+    the interval comes from the posterior if known, else from Welch's test.
     """
 
     value: float
@@ -77,12 +80,11 @@ class Ratio(Model):
 
     @property
     def is_shown(self) -> bool:
-        """True if the interval excludes 1 or is unknown."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
 
 
 class Restricted(Model):
-    """Kaplan–Meier figures if a repeat missed the target; ``mean_s`` is the mean of min(seconds, ``horizon_s``)."""
+    """Kaplan–Meier estimates if a run missed the target; ``mean_s`` is the mean of min(seconds, ``horizon_s``)."""
 
     mean_s: float
     horizon_s: float
@@ -91,7 +93,10 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """Recommended configuration; metrics are of the test part, or of training samples if named "training …"."""
+    """The recommended configuration; its metrics are of the test part.
+
+    Metrics whose names begin with "training" are of training samples.
+    """
 
     batch_size: int
     micro_batch_size: int
@@ -111,7 +116,7 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """Best values by name, with the micro-batch size if the configuration accumulates gradients."""
+        """The best values by name, with the micro-batch size if the configuration accumulates gradients."""
         split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
         return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
@@ -119,7 +124,8 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory``: true if a micro-batch up to the next batch size, or up to twice this size, ran out of memory.
+    ``bounded_by_memory`` is true if a micro-batch up to the next batch size, or up to twice this size, ran out of
+    memory.
     """
 
     batch_size: int
@@ -130,12 +136,14 @@ class Largest(Model):
 
     @property
     def in_words(self) -> str:
-        """Words that name the bound: memory or the study."""
         return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
 class Speedup(Model):
-    """``over_default`` = ``from_retuning`` (at the default's batch size) × ``from_batch_size``."""
+    """The gains over other configurations.
+
+    ``over_default`` is ``from_retuning`` (at the default's batch size) × ``from_batch_size``.
+    """
 
     default_batch_size: int | None = None
     over_largest: Ratio | None
@@ -145,25 +153,27 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """The best configuration's trial with the least figure."""
+    """The trial of the best configuration with the least objective value."""
 
     trial: int
     parameters: Parameters
 
 
 class Cost(Model):
-    """Train seconds of all trials, also as a multiple of one training with the optimum (``trainings``)."""
+    """The train seconds of all trials, also as a multiple of one training with the optimum (``trainings``)."""
 
     train_seconds: float
     trainings: float | None
 
 
 class Batch(Model):
-    """One batch size, with medians over the runs of the best configuration.
+    """A batch size, with medians over the runs of its best configuration.
 
-    ``lower_bound_s``: lower bound of unknown seconds. ``predicted_s``: the law's steps × the step time.
-    ``host_bound_share``: the share of train seconds in which the host did not wait for a CUDA device. ``slope``: d log
-    steps / d log batch from the next smaller batch size.
+    Attributes:
+        lower_bound_s: Lower bound of unknown seconds.
+        predicted_s: The law's steps × the step time.
+        host_bound_share: Share of train seconds in which the host did not wait for a CUDA device.
+        slope: d log steps / d log batch from the next smaller batch size.
     """
 
     batch_size: int
@@ -205,7 +215,7 @@ class Recommendation(Model):
 
 
 class Settle(Model):
-    """Seed-to-seed spread, with the runs per batch size that show a difference of 5 % and 10 %."""
+    """The seed-to-seed spread, with the runs per batch size that show a difference of 5 % and 10 %."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int
@@ -215,7 +225,7 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """Time and cost of a batch size; ``on_front``: true on the Pareto front.
+    """The time and the cost of a batch size; ``on_front`` is true on the Pareto front.
 
     The cost is device-hours × price, or samples without a price. If a size is confirmed, the front has only confirmed
     sizes.
@@ -228,12 +238,14 @@ class FrontPoint(Model):
 
 
 class OnDevices(Model):
-    """Best batch size on ``world_size`` devices; ``cost`` in device-seconds.
+    """The best batch size on ``world_size`` devices; ``cost`` is in device-seconds.
 
-    ``predicted_s``: steps × the probe's step time. ``seconds``: steps × the step time of the ``runs``; without runs,
-    ``predicted_s``. ``reduce_share``: the share of a step that more devices add at equal micro-batches, mostly gradient
-    reduction. ``on_front``: true on the Pareto front of seconds and cost. ``contenders``: pairs (batch size,
-    micro-batch size) to run next, which may be more than 5 % faster.
+    Attributes:
+        predicted_s: Steps × the probe's step time.
+        seconds: Steps × the step time of the ``runs``; without runs, ``predicted_s``.
+        reduce_share: Share of a step that more devices add at equal micro-batches, mostly gradient reduction.
+        on_front: True on the Pareto front of seconds and cost.
+        contenders: Pairs (batch size, micro-batch size) to run next, which may be more than 5 % faster.
     """
 
     world_size: int
@@ -256,14 +268,14 @@ class OnDevices(Model):
 
 
 class NextStep(Model):
-    """Command to run next, and the reason."""
+    """The command to run next, and the reason."""
 
     command: str
     why: str
 
 
 class StageAnswer(Model):
-    """Schedule stage at one batch size; ``start_samples`` is null if the trial decides the start."""
+    """A stage of a schedule at one batch size; ``start_samples`` is null if the trial decides the start."""
 
     start_samples: int | None
     batch_size: int
@@ -274,10 +286,11 @@ class StageAnswer(Model):
 
 
 class BatchScheduleAnswer(Model):
-    """Best schedule of growing batches, compared with the best constant batch size.
+    """The best schedule of growing batches, compared with the best constant batch size.
 
-    ``ratio``: the schedule's figure / the optimum's figure, paired by seed if possible. ``saves_time``: yes if the
-    ratio's whole interval is below 1; no if above 1.
+    Attributes:
+        ratio: The schedule's objective value / the optimum's, paired by seed if possible.
+        saves_time: "yes" if the ratio's whole interval is below 1; "no" if the interval is above 1.
     """
 
     name: BatchScheduleName
@@ -298,13 +311,15 @@ class BatchScheduleAnswer(Model):
 
 
 class Answer(Model):
-    """Optimal batch size with its evidence.
+    """The optimal batch size with its evidence.
 
-    ``tied``: batch sizes shown to be within 5 % of the best. ``worse``: sizes shown to be over 5 % from the best.
-    ``within_5_percent``: the probability that the batch size costs at most 5 % more than the best, if fully tuned.
-    ``provisional``: true if ``within_5_percent`` is unknown or below 0.9. ``configuration_within_5_percent``: the
-    probability that the printed values cost at most 5 % more than the best. ``predicted``: a prediction for a harder
-    target.
+    Attributes:
+        tied: Batch sizes shown to be within 5 % of the best.
+        worse: Batch sizes shown to be more than 5 % worse than the best.
+        within_5_percent: Probability that the batch size costs at most 5 % more than the best, if fully tuned.
+        provisional: True if ``within_5_percent`` is unknown or below 0.9, or if training ignores the seed.
+        configuration_within_5_percent: Probability that the printed values cost at most 5 % more than the best.
+        predicted: Prediction for a harder target.
 
     ::
 
@@ -359,23 +374,23 @@ class Answer(Model):
     __str__ = __repr__
 
     def to_dict(self) -> dict[str, Any]:
-        """Answer as JSON values."""
+        """Return the answer as JSON values."""
         return self.model_dump(mode="json")
 
     @property
     def is_predicted(self) -> bool:
-        """True if the figures are predictions for another device or a harder target."""
+        """True if the values are predictions for another device or a harder target."""
         return any(warning.code == "predicted" for warning in self.warnings)
 
     @property
     def clock(self) -> str | None:
-        """Clock of the seconds; None if bssearch measured the seconds."""
+        """The clock of the seconds; None if bssearch measured the seconds."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def settling(self) -> NextStep | None:
-        """Command that would settle a provisional answer, if any."""
+        """The command that would settle a provisional answer, if any."""
         first = next(iter(self.next), None)
         has_missing_runs = self.imported and first is not None and "--to spec" in first.command
         return first if self.would_settle is not None or has_missing_runs else None
@@ -386,5 +401,4 @@ NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to
 
 
 def objective_in(answer: Answer) -> Objective:
-    """The answer's objective, with the target and price."""
     return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

@@ -1,4 +1,4 @@
-"""The answer's rows, one per batch size."""
+"""The answer's rows, one per batch size, and signs of poor tuning."""
 
 import math
 import re
@@ -43,17 +43,15 @@ LAW_NOT_TIMED = "law_not_timed"
 
 
 def is_timed(spec: StudySpec, configuration: Configuration) -> bool:
-    """True if the probes timed the configuration's model."""
     return not spec.varied_in_model or model_parameters(configuration) == spec.timed_model
 
 
 def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
-    """True if all batch sizes do best with the same model."""
     return not spec.varied_in_model or len(_models(verdict)) < 2
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """``probes``, or empty if a best configuration's model is not the timed model."""
+    """Return ``probes``, or an empty dict if the model of a best configuration is not the timed model."""
     return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
@@ -64,7 +62,6 @@ def _own_step_seconds(candidate: Candidate) -> float | None:
 
 
 def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) if the study searches untimed models."""
     if not spec.varied_in_model:
         return
     searched = ", ".join(spec.varied_in_model)
@@ -76,7 +73,6 @@ def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
 
 
 def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) about a search over models."""
     yield from about_default_model(spec)
     if not are_of_one_model(spec, verdict):
         yield (
@@ -111,9 +107,9 @@ LENGTHS = re.compile(
 
 
 def about_fixed_constants(tried: Collection[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) for decays, warmups and schedules that keep their value at batch sizes far apart.
+    """Yield (code, sentence) for decays, warmups and schedules with one value at batch sizes far apart.
 
-    ``tried``: pairs of batch size and parameters.
+    ``tried`` has pairs of batch size and parameters.
     """
     for name in sorted({name for _, parameters in tried for name in parameters}):
         given = {size: parameters[name] for size, parameters in tried if parameters.get(name) is not None}
@@ -147,7 +143,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Default configuration; in imported studies, from the first run at the default batch size."""
+    """Return the default configuration; in imported studies, the first run at the default batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -155,7 +151,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if ``best`` has a learning rate at an end of the range or, in imported studies, of the tried rates."""
+    """True if the learning rate of ``best`` is at an end of the range or, in imported studies, of the tried rates."""
     if not spec.is_imported:
         return spec.space.at_edge(best)
     if not is_rate_known(best):
@@ -169,7 +165,7 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
-    """Kaplan–Meier estimate over repeats under the same limit.
+    """Return the Kaplan–Meier estimate over repeats under the same limit, or None if the estimate is not valid.
 
     Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None.
     Runs without a hit or without a miss also give None.
@@ -206,7 +202,6 @@ class Tuning:
 
 
 def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Tuning:
-    """Check each batch size for signs of poor tuning."""
     points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
     up = {*rising(points)} if comparable else {}
@@ -305,7 +300,6 @@ def batch_rows(
 
 
 def time_of(candidate: Candidate) -> Time | None:
-    """The candidate's seconds to the target, if known."""
     known = candidate.time
     if known.median is None:
         return None
@@ -313,7 +307,6 @@ def time_of(candidate: Candidate) -> Time | None:
 
 
 def figure_of(candidate: Candidate) -> Figure | None:
-    """The candidate's figure in the objective's unit, if known."""
     known, shown = candidate.estimate, candidate.objective.shown
     if known.median is None:
         return None
@@ -323,7 +316,6 @@ def figure_of(candidate: Candidate) -> Figure | None:
 
 
 def further_metrics(candidate: Candidate) -> dict[str, Figure]:
-    """Further test metrics of runs that reached the target, by name, with Student's t intervals."""
     found = grouped(pair for one in candidate.hits for pair in (one.further_test_metrics or {}).items())
     return {name: _over_seeds(values) for name, values in found.items()}
 
@@ -337,13 +329,12 @@ def _over_seeds(values: Sequence[float]) -> Figure:
 
 
 def steps_to_target(candidate: Candidate) -> int | None:
-    """`median_steps` rounded up, if known."""
     steps = median_steps(candidate)
     return None if steps is None else math.ceil(steps)
 
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
-    """Largest peak memory in bytes of the runs, with the basis; (None, None) if unknown."""
+    """Return the largest peak memory of the runs in bytes, with its basis; (None, None) if unknown."""
     peaks = [(one.peak_memory_bytes, one.peak_memory_basis) for one in candidate.outcomes]
     return max((one for one in peaks if one[0] is not None), key=lambda one: one[0] or 0, default=(None, None))
 

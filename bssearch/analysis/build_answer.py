@@ -125,9 +125,10 @@ def build_answer(
     noise: Sequence[NoiseMeasurement] = (),
     on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Build the answer, or raise `TargetNotReachedError`.
+    """Build the answer; ``on_devices`` has step times on each number of devices.
 
-    ``on_devices``: step times on each number of devices.
+    Raises:
+        TargetNotReachedError: No configuration reached the target.
     """
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
@@ -196,7 +197,7 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Trials of constant batch sizes on the search's devices; confirmation runs must still fit in memory."""
+    """Return trials of constant batch sizes on the search's devices; confirmation runs must still fit in memory."""
     constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
@@ -206,7 +207,6 @@ def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> li
 def first_verdict(
     study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
 ) -> Verdict | None:
-    """Verdict without the posterior; None if no trial reached the target."""
     return decide(
         trials, spec.confirm.runs, objective_of(spec, study.target), step_seconds_of(probes.values(), spec.timed_model)
     )
@@ -397,7 +397,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged within a step, before an update or at learning rates `NAN_RATES` apart."""
+    """True if all trials diverged within a step, before the first update or at learning rates `NAN_RATES` apart."""
     outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
     if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
         return False
@@ -506,7 +506,11 @@ def refuse_another_target(objective: Objective) -> None:
 
 
 def other_target(target: Target, value: float, *, may_be_harder: bool = False) -> Target:
-    """Target with another value; raises `UsageError` if not finite, or if harder without ``may_be_harder``."""
+    """Return the target with another value.
+
+    Raises:
+        UsageError: The value is not finite, or is harder without ``may_be_harder``.
+    """
     require(math.isfinite(value), f"target {value:g} must be a finite number")
     require(
         may_be_harder or target.gain(value) <= target.gain(target.value),
@@ -520,9 +524,10 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Copy of the trial, ended at another target by the curve; a hit has no test metric.
+    """Return a copy of the trial that ends at another target by the curve; a hit has no test metric.
 
-    Raises `UsageError` if the target is met before step 1.
+    Raises:
+        UsageError: The trial meets the target before step 1.
     """
     before = trial.outcome
     if before is None or trial.state.is_missing:
@@ -577,7 +582,7 @@ def _missed(trial: TrialRecord, outcome: TrialOutcome, last: Observation, target
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
-    """The study's answer with predicted times for a harder target."""
+    """Return the study's answer with predicted times for a harder target."""
     rows = {row.batch_size: row for row in found.batches}
     best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
     row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
@@ -677,7 +682,11 @@ def predict_for_device(
     """Predict the answer from the study's steps and another device's step times.
 
     Notices name the trials left out: without a step time, with another model than the default's, or with a growing
-    batch. Raises `UsageError` if no batch size with trials has a step time, and `TargetNotReachedError`.
+    batch.
+
+    Raises:
+        UsageError: No batch size with trials has a step time.
+        TargetNotReachedError: No batch size with a step time reached the target.
     """
     trials = without_early_ends(trials, objective_of(spec))
     constant = [trial for trial in trials if not trial.configuration.grows]
@@ -707,7 +716,7 @@ def predict_for_device(
         (
             "predicted",
             True,
-            f"a prediction for {device_name}, where no trial ran, from the steps on {measured_on}",
+            f"the answer predicts {device_name} from the steps on {measured_on}; no trial ran on {device_name}",
         ),
         ("no_step_time", left_out, f"left out batch sizes without a step time: {_listed(left_out)}"),
         (
@@ -724,7 +733,7 @@ def predict_for_device(
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """Copy of the trial with steps × step time as seconds, without device counters and peak memory."""
+    """Return a copy of the trial with steps × step time as seconds, without device counters and peak memory."""
     if (outcome := trial.outcome) is None:
         return trial
     reached, miss = outcome.steps_to_target, outcome.last_miss_step
@@ -795,7 +804,7 @@ def _fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Step times up to the batch size ``largest``, interpolated between sizes without accumulation."""
+    """Return step times up to the batch size ``largest``, interpolated between sizes without accumulation."""
     found = [
         RunnableStep(
             one.batch_size,

@@ -44,10 +44,10 @@ WELL_TUNED_GAP = 0.01
 def heights(
     verdict: Verdict, trials: Sequence[TrialRecord], configurations: Sequence[Configuration]
 ) -> tuple[Numbers, Numbers]:
-    """Log gains of each configuration from a better learning rate: means (c,) and covariances (c, c).
+    """Return the log gains of each configuration from a better learning rate: means (c,) and covariances (c, c).
 
-    The gains are 0 if trials are too few or the optimizer is not the recommended optimizer. Trials that missed the
-    target give lower bounds.
+    The gains are 0 if trials are too few, or if the configuration has another optimizer than the recommendation. Trials
+    that missed the target give lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
@@ -152,9 +152,11 @@ StepFigures = Mapping[int, tuple[float, float]]
 class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
-    ``configuration_within_5_percent``: the probability that the recommended values, without further tuning, are within
-    5 % of the best. ``runs``: runs per contending batch size that would settle the answer, on an idle machine if
-    ``settles`` is ``idle_machine``.
+    Attributes:
+        configuration_within_5_percent: Probability that the recommended values, without further tuning, are within 5 %
+            of the best.
+        runs: Runs per contending batch size that would settle the answer, on an idle machine if ``settles`` is
+            ``idle_machine``.
     """
 
     within_5_percent: float
@@ -165,12 +167,16 @@ class Certainty:
 
 @dataclass(frozen=True, eq=False)
 class Beliefs:
-    """Draws (`DRAWS`, sizes) of each batch size's log figure: ``figures`` as configured, ``tuned`` if fully tuned.
+    """Draws (`DRAWS`, sizes) of each batch size's log objective value.
 
-    ``of_steps``: errors of step times in the draws, which more runs reduce. ``of_load``: errors by other work on the
-    machine, which more runs do not reduce. ``next_figures``: draws for the next configuration to run, without
-    ``of_load``. The arrays (sizes,) are for the next configuration. ``unshared``: a run's deviation without seed
-    effects. ``log_cost``: log seconds per run, up to a constant.
+    ``figures`` are as configured, and ``tuned`` are fully tuned. The arrays (sizes,) are for the next configuration.
+
+    Attributes:
+        of_steps: Errors of step times in the draws, which more runs reduce.
+        of_load: Errors by other work on the machine, which more runs do not reduce.
+        next_figures: Draws for the next configuration to run, without ``of_load``.
+        unshared: Deviation of a run without seed effects.
+        log_cost: Log seconds per run, up to a constant.
     """
 
     sizes: tuple[int, ...]
@@ -191,17 +197,17 @@ class Beliefs:
 
     @cached_property
     def shares(self) -> Numbers:
-        """Each batch size's probability to be within 5 % of the best (sizes,)."""
+        """The probability of each batch size to be within 5 % of the best (sizes,)."""
         return np.asarray(self.near.mean(axis=0))
 
     @cached_property
     def best(self) -> int:
-        """Confirmed batch size with the least expected log figure."""
+        """The confirmed batch size with the least expected log objective value."""
         return self.sizes[int(np.where(self.is_confirmed, self.tuned.mean(axis=0), math.inf).argmin())]
 
     @property
     def recommended(self) -> int:
-        """Smallest `tied` batch size about as likely as `best` to be within 5 % of the optimum."""
+        """The smallest `tied` batch size about as likely as `best` to be within 5 % of the optimum."""
         least = min(SHOWN, float(self.shares[self._place(self.best)]) - LEAST_GAIN)
         return min([self.best, *(size for size in self.tied if self.shares[self._place(size)] >= least)])
 
@@ -212,7 +218,7 @@ class Beliefs:
 
     @property
     def worse(self) -> list[int]:
-        """Confirmed batch sizes over 5 % worse than `best`, with probability >= `SHOWN`."""
+        """Confirmed batch sizes more than 5 % worse than `best`, with probability >= `SHOWN`."""
         return self._of(self._worse() >= SHOWN)
 
     def _worse(self) -> Numbers:
@@ -224,21 +230,18 @@ class Beliefs:
 
     @property
     def share(self) -> float:
-        """See `Certainty.within_5_percent`."""
         return float(self.shares[self._place(self.recommended)])
 
     @property
     def are_sure(self) -> bool:
-        """True if `share` is at least `ENOUGH`."""
         return self.share >= ENOUGH
 
     @property
     def runs_help(self) -> bool:
-        """True if more runs would make the answer sure."""
         return self._what_settles().get("settles") == "runs"
 
     def contenders(self) -> list[int]:
-        """Confirmed batch sizes for the next runs, the most useful first; empty if no size contends.
+        """Return confirmed batch sizes for the next runs, the most useful first; empty if no size contends.
 
         A rival contends if the rival beats the recommended size by 5 % with a probability of at least `CONTENDER`. The
         likeliest rival and the recommended size come first, ordered by the variance that a run removes per second.
@@ -252,14 +255,13 @@ class Beliefs:
         return [self.sizes[one] for one in [*pair, *rivals[1:]]]
 
     def log_ratio(self, size: int, other: int) -> tuple[float, float] | None:
-        """95 % interval of two batch sizes' log ratio, as configured; None unless both are confirmed."""
+        """Return the 95 % interval of two batch sizes' log ratio, as configured; None unless both are confirmed."""
         if not all(one in self.sizes and self.is_confirmed[self._place(one)] for one in (size, other)):
             return None
         low, high = np.quantile(self.figures[:, self._place(size)] - self.figures[:, self._place(other)], TAILS)
         return float(low), float(high)
 
     def certainty(self) -> Certainty:
-        """The recommendation's certainty, with the remedy if provisional."""
         own = self.figures[:, self._place(self.recommended)]
         return Certainty(
             self.share,
@@ -338,9 +340,9 @@ def beliefs(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Beliefs | None:
-    """Beliefs over all batch sizes; None without confirmation runs or a noise estimate.
+    """Return beliefs over all batch sizes; None without confirmation runs or a noise estimate.
 
-    ``steps``: see `step_figures`. Full tuning adds two gains to each configuration: the gain of a better learning rate
+    `step_figures` gives ``steps``. Full tuning adds two gains to each configuration: the gain of a better learning rate
     (`heights` of ``trials``) and a hidden gain (`HIDDEN`).
     """
     # a batch size has no bound if all runs diverged or ran out of memory
@@ -454,7 +456,7 @@ def _values(candidate: Candidate) -> str:
 
 
 def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> StepFigures:
-    """The figure and error of a step at each timed batch size; empty if the law does not apply."""
+    """Return the objective value and error of a step at each timed batch size; empty if the law does not apply."""
     objective, timed = verdict.optimal.objective, timed_probes(spec, verdict, probes)
     if not are_of_one_model(spec, verdict):
         return {}

@@ -1,4 +1,4 @@
-"""Best batch size on W devices; seconds are steps S(B) × step time t(B, W), because S(B) does not depend on W."""
+"""The best batch size on W devices; seconds are steps S(B) × step time t(B, W), because S(B) does not depend on W."""
 
 import math
 import statistics
@@ -16,10 +16,13 @@ Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
 @dataclass(frozen=True, slots=True)
 class DeviceCell:
-    """Batch size on a number of devices.
+    """A batch size on a number of devices.
 
-    ``predicted``: seconds with the probe's step time. ``seconds``: seconds with the step time of the ``runs``; without
-    runs, ``predicted``. ``steps_parts`` and ``step_parts``: errors of log steps and of log step time, for `half_width`.
+    Attributes:
+        predicted: Seconds with the probe's step time.
+        seconds: Seconds with the step time of the ``runs``; without runs, ``predicted``.
+        steps_parts: Errors of log steps, for `half_width`.
+        step_parts: Errors of the log step time, for `half_width`.
     """
 
     probe: ProbeRecord
@@ -32,21 +35,20 @@ class DeviceCell:
 
     @property
     def parts(self) -> list[Part]:
-        """Errors of log ``seconds``."""
         return [*self.steps_parts, *self.step_parts]
 
     @property
     def variance(self) -> float:
-        """Variance of log ``seconds``."""
         return math.fsum(variance for variance, _ in self.parts)
 
 
 def by_devices(
     verdict: Verdict, law: LawFit | None, probes: Collection[ProbeRecord], trials: Sequence[TrialRecord]
 ) -> list[OnDevices]:
-    """Best batch size on each timed number of devices; empty unless the optimum and two numbers of devices are timed.
+    """Return the best batch size on each timed number of devices.
 
-    ``probes`` and ``trials`` cover all numbers of devices.
+    The list is empty unless the optimum and two numbers of devices are timed. ``probes`` and ``trials`` cover all
+    numbers of devices.
     """
     runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.has_result]
     timed = grouped((one.world_size, one) for one in probes if one.step_seconds is not None)

@@ -39,15 +39,15 @@ class MetricOverSeeds(Model):
 
     @property
     def in_words(self) -> str:
-        """Metric with the standard deviation over seeds."""
+        """The median with the standard deviation over seeds."""
         spread = "" if self.standard_deviation is None else f" ± {self.standard_deviation:.2g}"
         return f"{self.median:.4g}{spread}"
 
 
 class FinalMetrics(Model):
-    """One configuration's metrics at the full limit of train seconds, as medians over ``runs``.
+    """The metrics of a configuration at the full limit of train seconds, as medians over ``runs``.
 
-    The medians leave out ``ended_early`` runs. ``gap``: distance from the best batch size's final metric.
+    The medians leave out ``ended_early`` runs. ``gap`` is the distance from the best batch size's final metric.
     """
 
     batch_size: int
@@ -64,8 +64,9 @@ class FinalMetrics(Model):
 class Generalisation(Model):
     """Batch sizes trained for equal ``train_seconds``.
 
-    ``more_regularised``: the largest batch size with more regularisation. ``closed``: true if the gap of
-    ``more_regularised`` is at most ``notable_gap``.
+    Attributes:
+        more_regularised: The largest batch size with more regularisation.
+        closed: True if the gap of ``more_regularised`` is at most ``notable_gap``.
     """
 
     train_seconds: float
@@ -80,7 +81,7 @@ POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metri
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Each batch size's final metric after the train seconds of the newest completed run; None if no run completed."""
+    """Return each batch size's final metric after the train seconds of the newest completed run."""
     whole = [trial for trial in trials if is_to_budget(trial) and ran_to_its_end(trial)]
     newest = max(whole, key=lambda one: one.number, default=None)
     if newest is None:
@@ -107,7 +108,7 @@ def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
 
 
 def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
-    """Metric over runs on the test part, else on the validation part, if known."""
+    """Return the metric over runs on the test part, else on the validation part; None if no metric is known."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     tested = [one.test_metric for one in outcomes if one.test_metric is not None]
     known = tested or [one.best_metric for one in outcomes if one.best_metric is not None]
@@ -122,7 +123,6 @@ def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:
-    """Table rows of batch, metric, test metric, gap and runs."""
     rows = [_final_row(one, " (best)" * (one.batch_size == found.best_batch_size)) for one in found.batches]
     return rows if found.more_regularised is None else [*rows, _final_row(found.more_regularised, ", more regularised")]
 
@@ -135,7 +135,7 @@ def _final_row(one: FinalMetrics, remark: str) -> list[str]:
 
 
 def notable_gap(target: Target, metrics: Iterable[float]) -> float:
-    """Least notable gap: 0.02 for a maximised metric in [0, 1], else 2 % of the target's value."""
+    """Return the least notable gap: 0.02 for a maximised metric in [0, 1], else 2 % of the target's value."""
     if target.goal is Goal.MAXIMIZE and all(0 <= metric <= 1 for metric in [target.value, *metrics]):
         return POINTS
     return POINTS * abs(target.value)

@@ -35,7 +35,7 @@ from bssearch.spec import StudySpec
 def batch_schedule_answer(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, step_seconds: StepSeconds
 ) -> BatchScheduleAnswer | None:
-    """Answer about growing batches; None if no schedule reached the target."""
+    """Return the answer about growing batches, or None if no schedule reached the target."""
     tuned = verdict.optimal
     best = _best_schedule(trials, tuned, step_seconds)
     if best is None or not math.isfinite(tuned.value):
@@ -86,7 +86,7 @@ def _best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds
 
 
 def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The best schedule's run with the median steps; None if no run reached the target."""
+    """Return the best schedule's run with the median steps, or None if no run reached the target."""
     runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
     ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
     return ranked[len(ranked) // 2] if ranked else None
@@ -104,7 +104,7 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Best schedule, else doubling around the ``tuned`` batch size, or the reason why no schedule can run.
+    """Return the best schedule, else doubling around the ``tuned`` batch size, or the reason why no schedule can run.
 
     Doubling trains equal numbers of samples at half, one and two times the batch size.
     """

@@ -15,7 +15,6 @@ from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, pl
 
 
 def headline(answer: Answer) -> str:
-    """Answer in a few sentences."""
     text = f"{_reaches(answer)} ({answer.optimal.objective_value.origin})"
     better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
@@ -23,7 +22,6 @@ def headline(answer: Answer) -> str:
 
 
 def comparisons(answer: Answer) -> tuple[str, str]:
-    """Compare the optimum with the largest batch size and with the default."""
     largest = answer.largest_that_fits.batch_size
     untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
     named = f"{largest}, the {answer.largest_that_fits.in_words}{' (hardly tuned)' if untuned else ''}"
@@ -51,7 +49,6 @@ def _how_sure(answer: Answer) -> str:
 
 
 def further_metrics(answer: Answer, *, training: bool = False) -> str:
-    """Sentence about further test metrics, or about metrics of training samples, if any."""
     known = answer.optimal.further_metrics.items()
     shown = [f"{name} {with_interval(figure)}" for name, figure in known if name.startswith(TRAINING) == training]
     where = "training samples" if training else "the test part"
@@ -59,7 +56,6 @@ def further_metrics(answer: Answer, *, training: bool = False) -> str:
 
 
 def about_growing(answer: Answer) -> str:
-    """Verdict on growing batches, with the best schedule, if any."""
     if (grown := answer.batch_schedule) is None:
         return ""
     saves = {
@@ -87,7 +83,7 @@ def about_growing(answer: Answer) -> str:
 
 
 def about_devices(answer: Answer) -> str:
-    """Sentence about more devices, up to the last number that saves 5 %; empty if not timed."""
+    """Return a sentence about more devices, up to the last number that saves 5 %; empty if not timed."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices
@@ -110,7 +106,7 @@ def about_devices(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """Sentence on the probability that the recommended batch size is within 5 % of the best."""
+    """Return a sentence on the probability that the recommended batch size is within 5 % of the best."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
     if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:
@@ -125,12 +121,11 @@ def _percent(share: float) -> str:
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
-    """Figure with the 95 % interval."""
     return f"{number(figure.median, digits)}{unit}{ends(figure.low, figure.high, digits)}"
 
 
 def what_else(answer: Answer) -> str:
-    """Sentence about other batch sizes within 5 %, if any."""
+    """Return a sentence about other batch sizes within 5 %, if any."""
     best, objective = answer.optimal.objective_value, objective_in(answer)
     if best.low is None or not objective.has_ratios:
         return ""  # fewer than three runs have no interval
@@ -182,7 +177,7 @@ def _inverse(value: float | None) -> float | None:
 
 
 def speedup_shares(answer: Answer) -> str:
-    """Gain over the default, split into retuning and batch size; empty if unknown or below 0.5 %."""
+    """Return the gain over the default, split into retuning and batch size; empty if unknown or below 0.5 %."""
     found, default = answer.speedup, answer.speedup.over_default
     retuning, batch = found.from_retuning, found.from_batch_size
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
@@ -195,7 +190,6 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_cost(answer: Answer) -> str:
-    """The study's cost in trainings at the optimum, if known."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
     time = answer.optimal.time_to_target_s
@@ -204,7 +198,6 @@ def about_cost(answer: Answer) -> str:
 
 
 def about_law(answer: Answer) -> list[str]:
-    """Sentences about the law, or the reason for the law's absence."""
     fit = answer.fit
     if (law := answer.predicted) is not None:
         return [f"The predicted law has S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
@@ -228,7 +221,6 @@ def about_law(answer: Answer) -> list[str]:
 
 
 def about_device(answer: Answer) -> str:
-    """Sentences about step times and memory."""
     step, memory = answer.measured.step_time, answer.measured.memory
     sentences = (
         ""
@@ -247,7 +239,10 @@ def about_device(answer: Answer) -> str:
 def front(
     batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool, devices: int = 1
 ) -> list[FrontPoint]:
-    """Time and cost of batch sizes that reached the target; if ``confirmed``, the front has only confirmed sizes."""
+    """Return the time and cost of batch sizes that reached the target.
+
+    If ``confirmed``, the front has only confirmed sizes. ``price_per_device_hour`` None counts samples as cost.
+    """
     price = price_per_device_hour
     found = [
         (
@@ -288,7 +283,7 @@ RESOURCES: Mapping[str, _Resource] = {
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """Notice if a batch size takes over 5 % less of another resource than the optimum."""
+    """Return a notice if a batch size takes over 5 % less of another resource than the optimum."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
@@ -321,7 +316,6 @@ def _cheaper(best: Batch, rows: Sequence[Batch], own: str, noun: str) -> Iterato
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the trade-offs table, without empty columns."""
     rows = _shown(answer)
     known = {
         heading: cells for heading, shown in _columns(answer).items() if any(cells := [shown(row) for row in rows])
@@ -361,7 +355,6 @@ def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
 
 
 def about_columns(answer: Answer) -> list[str]:
-    """Sentences that explain the columns of `trade_off_rows`."""
     rows = _shown(answer)
     bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}

@@ -17,7 +17,7 @@ FEWEST_TRIALS = 3  # trials that show that a device is slower
 
 
 class StepTimeAnswer(Model):
-    """Step seconds α + β·B without accumulation, and the `throughput_knee`."""
+    """The step seconds α + β·B without accumulation, and the `throughput_knee`."""
 
     alpha_s: float
     beta_s: float
@@ -35,7 +35,7 @@ class MemoryAnswer(Model):
 
 
 class NoiseFigures(Model):
-    """Gradient noise scale in samples with the 95 % interval; without ``scale``, ``low`` is a lower bound."""
+    """The gradient noise scale in samples with the 95 % interval; without ``scale``, ``low`` is a lower bound."""
 
     scale: float | None
     low: float
@@ -47,7 +47,7 @@ class NoiseFigures(Model):
 
 
 class NoiseAnswer(NoiseFigures):
-    """Gradient noise scale at one batch size, from a probe at ``step``, from ``trials``, or from one ``trial``."""
+    """The gradient noise scale at one batch size, from a probe at ``step``, from ``trials``, or from one ``trial``."""
 
     batch_size: int
     step: int | None = None
@@ -66,7 +66,7 @@ class BatchNoise(NoiseFigures):
 
 
 class Measured(Model):
-    """Measured step time, memory and gradient noise scale; null if unknown."""
+    """The measured step time, memory and gradient noise scale; null if unknown."""
 
     step_time: StepTimeAnswer | None = None
     memory: MemoryAnswer | None = None
@@ -113,7 +113,6 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
 
 
 def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
-    """Gradient noise scale by batch size."""
     ended = (one for one in trials if one.state.has_result and _noise_of(one).passes)
     found = grouped((one.configuration.batch_size, one) for one in ended)
     return {size: one for size, here in sorted(found.items()) if (one := _noise_of_batch(here)) is not None}
@@ -161,9 +160,9 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield a notice per device whose steps take at least `FLAT_RATIO` × other devices'.
+    """Yield a notice for each device whose steps take at least `FLAT_RATIO` × other devices' steps.
 
-    Compares medians over uncontended trials per `kind_of`.
+    The notice compares medians over uncontended trials of each `kind_of`.
     """
     ended = [(trial.configuration, trial.outcome) for trial in trials if trial.outcome is not None]
     paces = grouped(

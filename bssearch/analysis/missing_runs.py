@@ -17,7 +17,7 @@ ALIKE = 1.1  # learning rates within this factor count as equal
 
 @dataclass(frozen=True, slots=True)
 class MissingRun:
-    """Run to make; ``learning_rate`` is None if unknown."""
+    """A run to make; ``learning_rate`` is None if unknown."""
 
     batch_size: int
     learning_rate: float | None
@@ -25,13 +25,11 @@ class MissingRun:
 
     @property
     def values(self) -> dict[str, int | float]:
-        """Parameters by name, for `bssearch trial add`."""
         rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
         return {"batch_size": self.batch_size, **rate}
 
     @property
     def in_words(self) -> str:
-        """The run's parameters and the reason."""
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
         return f"batch {self.batch_size}{rate} ({self.why})"
 
@@ -39,7 +37,9 @@ class MissingRun:
 def missing_runs(
     trials: Sequence[TrialRecord], batches: Sequence[Batch], best: int, worse: Sequence[int]
 ) -> list[MissingRun]:
-    """At most `MOST` runs, the most useful first; ``worse`` has the batch sizes shown to be slower than ``best``."""
+    """Return at most `MOST` runs, the most useful first; ``worse`` has the batch sizes shown to be slower than
+    ``best``.
+    """
     by_number = {one.number: one.configuration for one in trials}
     reached = [row for row in batches if row.best is not None and row.objective_value is not None]
     rows = sorted(reached, key=lambda row: (row.batch_size != best, row.objective_value and row.objective_value.median))
@@ -83,7 +83,7 @@ def _wanted(
 
 
 def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
-    """Ascending learning rates with the batch size and optimizer of ``like``; empty if ``like`` has no known rate."""
+    """Return the ascending learning rates at the batch size and with the optimizer of ``like``; empty if unknown."""
     here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
     alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and is_rate_known(one)}
     return sorted(alike) if is_rate_known(like) else []

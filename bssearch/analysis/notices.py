@@ -48,7 +48,6 @@ def notices(
     probes: Collection[ProbeRecord],
     worse: Collection[int],
 ) -> list[Notice]:
-    """Caveats of an answer, the gravest first."""
     tried = [(one.configuration.batch_size, one.configuration.parameters) for one in trials if says_something(one)]
     caveats: list[Caveat] = [
         _about_the_unit(spec, verdict.optimal),
@@ -365,7 +364,6 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
 
 
 def retargeted(target: Target) -> Notice:
-    """Caveat of an answer for an easier target."""
     return Notice(
         code="retargeted",
         message=f"the search aimed at {target.metric} {target.value:g} and may have missed a better batch size "
@@ -374,7 +372,6 @@ def retargeted(target: Target) -> Notice:
 
 
 def about_versions(versions: Sequence[str]) -> list[Notice]:
-    """Caveat if torch versions differ."""
     if len(versions) < 2:
         return []
     return [
@@ -387,7 +384,6 @@ def about_versions(versions: Sequence[str]) -> list[Notice]:
 
 
 def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
-    """Caveats about contended runs, and notable gaps of the metric after equal train seconds."""
     if found is None:
         return []
     shared, runs = (sum(counts) for counts in zip(*((row.contended, row.runs) for row in found.batches), strict=True))
@@ -453,7 +449,7 @@ def about_the_host(
     law: LawFit | None,
     compile_mode: str,
 ) -> list[Notice]:
-    """Caveat if the optimum is host-bound, with the optimum for a faster host."""
+    """Return a caveat if the optimum is host-bound, with the optimum for a faster host."""
     size = optimal.configuration.batch_size
     share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
     if share is None or share <= HOST_BOUND:
@@ -497,7 +493,7 @@ def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> st
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
-    """Step times that are not host-bound, without accumulation, by ascending batch size."""
+    """Return step times that are not host-bound, without accumulation, by ascending batch size."""
     return [
         one
         for one in sorted(probes, key=lambda one: one.batch_size)

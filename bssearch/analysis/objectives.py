@@ -43,7 +43,7 @@ WHOLE = 0.98  # a run counts as whole from this share of the limit on; device an
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
-    """Seconds to the target; None unless reached and known."""
+    """Return the seconds to the target; None unless the trial reached the target and the seconds are known."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return None
     if (basis or trial_basis(trial)) == "steps_x_step_time":
@@ -52,7 +52,10 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Basis of a trial's seconds; steps × step time, if known, only for a contended trial with unknown CPU waits."""
+    """Return the basis of a trial's seconds.
+
+    The basis is steps × step time, if known, only for a contended trial with unknown CPU waits.
+    """
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
         return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
@@ -67,7 +70,7 @@ Kind = tuple[object, ...]
 class CommonSeconds:
     """Seconds as steps × a common step time.
 
-    ``pooled``: step times by `kind_of`, corrected for slowdowns (`pool_paces`); None if ``step_seconds`` apply.
+    ``pooled`` has step times by `kind_of`, corrected for slowdowns (`pool_paces`); if None, ``step_seconds`` apply.
     """
 
     step_seconds: StepSeconds
@@ -75,13 +78,11 @@ class CommonSeconds:
 
     @property
     def in_words(self) -> str:
-        """Source of the seconds in words."""
         if self.pooled is None:
             return "steps × step time"
         return "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time of a trial's configuration at the first batch size, if known."""
         if self.pooled is not None:
             return self.pooled.get(kind_of(trial.configuration))
         place = *split(trial.configuration), *model_parameters(trial.configuration)
@@ -89,13 +90,11 @@ class CommonSeconds:
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
-        """Seconds of a trial's first ``steps``, if known."""
         step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
         return None if step_time is None or equal is None else equal * step_time.seconds
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Values of a configuration that determine the step time."""
     one = configuration
     switches = sorted(
         (name, value if isinstance(value, bool | str) else value is not None)
@@ -173,13 +172,15 @@ LARGEST_LOG_RATIO = 300.0  # the square is finite in double precision
 
 
 def bounded_ratio(log_ratio: float) -> float:
-    """The ratio, with a logarithm within ± `LARGEST_LOG_RATIO`."""
     return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A trial's figure to minimise; figures 5 % apart differ by log 1.05 in `log`."""
+    """An objective; a study minimises its figure, the objective value of a trial.
+
+    Figures 5 % apart differ by log 1.05 in `log`.
+    """
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""  # with a leading space
@@ -208,17 +209,16 @@ class Objective(ABC):
 
     @property
     def unit(self) -> str:
-        """Unit of `shown`, with a leading space."""
+        """The unit of `shown`, with a leading space."""
         return self.own_unit
 
     @property
     def noun(self) -> str:
-        """Noun in a phrase such as "1.3× the time of the optimum"."""
+        """The noun in a phrase such as "1.3× the time of the optimum"."""
         return self.name.partition("_")[0]
 
     @property
     def label(self) -> str:
-        """Name as a heading."""
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
@@ -226,27 +226,27 @@ class Objective(ABC):
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
+        """The result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
         return f"{reaches_target} {self.phrase.format(figure)}"
 
     @abstractmethod
     def figure(self, trial: TrialRecord) -> float | None:
-        """A trial's figure; None if the trial missed the target, or if not measured."""
+        """A trial's figure; None if the trial missed the target, or if the figure was not measured."""
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """Lower bound of a censored trial's figure, from the last miss, if any."""
+        """The lower bound of a censored trial's figure, from the last miss, if any."""
 
     def shown(self, figure: float) -> float:
-        """Figure in the users' unit."""
+        """The figure in the users' unit."""
         return figure
 
     def in_own_unit(self) -> Objective:
-        """Copy with figures in the users' unit, for ratios."""
+        """A copy with figures in the users' unit, for ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
-        """Figure on a scale with equal seed-to-seed spread; None for zero."""
+        """The figure on a scale with equal seed-to-seed spread; None for zero."""
         return math.log(figure) if figure > 0 else None
 
     def log_figure(self, trial: TrialRecord) -> float | None:
@@ -255,17 +255,16 @@ class Objective(ABC):
         return None if figure is None else self.log(figure)
 
     def log_bound(self, trial: TrialRecord) -> float | None:
-        """`log` of a trial's figure, else of `bound`; None if unknown or zero."""
+        """`log` of a trial's figure, else of `bound`; None if the value is unknown or zero."""
         figure = self.figure(trial)
         known = self.bound(trial) if figure is None else figure
         return None if known is None else self.log(known)
 
     def from_log(self, value: float) -> float:
-        """Invert `log`."""
         return math.exp(min(value, 2 * LARGEST_LOG_RATIO))
 
     def ratio(self, figure: float, other: float) -> float:
-        """Factor by which a figure is worse than another."""
+        """The factor by which a figure is worse than another."""
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
@@ -275,21 +274,20 @@ class Objective(ABC):
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """Copy of the objective that compares runs by common step times, if known; see `_common_seconds`."""
+        """A copy of the objective that compares runs by common step times, if known."""
         common = _common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:
-        """Source of a trial's seconds."""
         is_product = self.common is not None and self.common.step_time(trial) is not None
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time in a trial's figure; None if the figure uses the trial's seconds."""
+        """The step time in a trial's figure; None if the figure uses the trial's seconds."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Figure after ``steps`` on one device; None if steps and step time do not determine the figure."""
+        """The figure after ``steps`` on one device; None if steps and step time do not determine the figure."""
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
@@ -297,7 +295,7 @@ class Objective(ABC):
         return math.inf if best is None else full
 
     def target_problem(self, trial: TrialRecord) -> SpecError | None:
-        """Error if a trial met the target before the first step."""
+        """An error if a trial met the target before the first step."""
         if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
             return None
         return SpecError(
@@ -307,30 +305,27 @@ class Objective(ABC):
         )
 
     def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
-        """Error if a trial shows that the device cannot measure the figure."""
+        """An error if a trial shows that the device cannot measure the figure."""
         return None
 
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
-    """Create an objective by name."""
     kind = registry.load_class("objectives", name, Objective)  # type: ignore[type-abstract]
     return kind(target=target, price_per_device_hour=price_per_device_hour)
 
 
 def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
-    """The spec's objective, for ``target`` or the spec's target."""
     return make_objective(spec.objective, target or spec.record_target, spec.price_per_device_hour)
 
 
 class BySeconds(Objective):
-    """Figure that depends on the seconds to the target."""
+    """A figure that depends on the seconds to the target."""
 
     @abstractmethod
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Figure for ``seconds`` to the target, if known."""
+        """The figure for ``seconds`` to the target, if known."""
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """See `Objective.figure`."""
         outcome = trial.outcome
         if outcome is None or trial.state is not TrialState.REACHED:
             return None
@@ -339,7 +334,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Figure at a censored trial's last miss; None if contended without a step time."""
+        """The figure at a censored trial's last miss; None if contended without a step time."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -349,7 +344,6 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """See `Objective.step_time`."""
         return None if self.common is None else self.common.step_time(trial)
 
     def _product(self, trial: TrialRecord, steps: int | None) -> float | None:
@@ -369,11 +363,9 @@ class TimeToTarget(BySeconds):
     trials_race = True
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
-        """``seconds``, unchanged."""
         return seconds
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Steps × step time, if known."""
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
@@ -386,7 +378,6 @@ TIME = TimeToTarget()
 
 
 def least_of(trials: Iterable[TrialRecord], objective: Objective = TIME) -> TrialRecord | None:
-    """Trial with the least figure, if any."""
     known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
     return min(known)[2] if known else None
 
@@ -403,15 +394,12 @@ class CostToTarget(TimeToTarget):
 
     @property
     def unit(self) -> str:
-        """Device-hours, or empty with a price."""
         return " device-hours" if self.price_per_device_hour is None else ""
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
-        """Seconds × devices × price / 3600."""
         return seconds * trial.configuration.world_size * self._price / 3600
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Steps × step time × price / 3600, if known."""
         return None if step_seconds is None else steps * step_seconds * self._price / 3600
 
     @property
@@ -428,12 +416,10 @@ class EnergyToTarget(BySeconds):
     axis_title = "joules to the target"
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Joules: mean power × seconds, if known."""
         power = None if trial.outcome is None else trial.outcome.device_use.mean_power_watts
         return None if power is None else power * seconds
 
     def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
-        """Error if a trial reached the target but the device reported no power."""
         if trial.outcome is None or trial.state is not TrialState.REACHED or self.figure(trial) is not None:
             return None
         return LaunchError(
@@ -452,19 +438,16 @@ class SamplesToTarget(Objective):
     axis_title = "training samples to the target"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Samples to the target, if reached."""
         if trial.outcome is None or trial.state is not TrialState.REACHED:
             return None
         return samples_after(trial, trial.outcome.steps_to_target)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Samples at a censored trial's last miss, if any."""
         if trial.outcome is None or not trial.state.is_censored:
             return None
         return samples_after(trial, trial.outcome.last_miss_step)
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float:
-        """Steps × batch size."""
         return steps * batch_size
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
@@ -476,7 +459,7 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Samples in a trial's first ``steps`` by the mean samples per step, if known."""
+    """Return the samples in a trial's first ``steps`` by the mean samples per step, if known."""
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)
@@ -495,7 +478,7 @@ AS_GOOD = 0.005  # this share of the target's value is a difference of 5 % by `l
 
 
 class MetricInBudget(Objective):
-    """Best validation metric at the full limit, negated if the goal is to maximise.
+    """The best validation metric at the full limit, negated if the goal is to maximise.
 
     Trials that ended early have no figure.
     """
@@ -507,36 +490,31 @@ class MetricInBudget(Objective):
     has_ratios = False
 
     def title(self, metric: str, wanted: str) -> str:
-        """See `Objective.title`."""
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Result in words, with the best metric."""
         return f"reaches {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Best metric, negated if the goal is to maximise; None unless the trial completed."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
 
     def bound(self, trial: TrialRecord) -> None:
-        """Always None."""  # a stopped trial could still have reached any metric
+        """None, because a stopped trial could still have reached any metric."""
 
     def shown(self, figure: float) -> float:
-        """The metric, without the negation of `figure`."""
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:
-        """Copy of the objective without negated metrics, for ratios of positive metrics."""
+        """A copy of the objective without negated metrics, for ratios of positive metrics."""
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
-        """Figure, scaled so that `AS_GOOD` of the target's value is log 1.05."""
+        """The figure, scaled so that `AS_GOOD` of the target's value is log 1.05."""
         return figure * self._scale
 
     def from_log(self, value: float) -> float:
-        """Invert `log`."""
         return value / self._scale
 
     def ratio(self, figure: float, other: float) -> float:
@@ -548,11 +526,10 @@ class MetricInBudget(Objective):
         return (figure - least) * self._scale <= math.log(FLAT_RATIO)
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """The full limit."""
         return full
 
     def target_problem(self, trial: TrialRecord) -> None:
-        """Always None."""  # trials train past the target
+        """None, because trials train past the target."""
 
     @property
     def _target(self) -> Target:

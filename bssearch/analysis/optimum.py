@@ -52,7 +52,7 @@ BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated
 
 
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """Configurations that surely miss the target in more than half of the runs, ordered by first run.
+    """Return configurations that surely miss the target in more than half of the runs, ordered by first run.
 
     The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934).
     """
@@ -64,10 +64,10 @@ def _reached(one: Candidate) -> int:
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Keys of configurations shown to be slower than the best by `BEATEN_MARGIN`.
+    """Return the keys of configurations shown to be slower than the best by `BEATEN_MARGIN`.
 
-    A missed run counts with the figure at the last miss, but not in the noise. Contended runs do not count, unless the
-    figure is steps × step time.
+    A missed run counts with the objective value at the last miss, but not in the noise. Contended runs count only if
+    the objective value is steps × step time.
     """
     # One run may suffice, because all repeats share one noise estimate.
     known = _on_a_quiet_device(trials, objective)
@@ -86,14 +86,14 @@ def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[st
 
 
 def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Keys of configurations slower by `FAR_BEHIND` than the best configuration without a miss, by mean figures."""
+    """Return the keys of configurations slower by `FAR_BEHIND` than the best configuration without a miss."""
     known = _on_a_quiet_device(trials, objective)
     least = min((one.mean for one in known if one.estimate.has_only_hits), default=math.inf)
     return {one.configuration.key for one in known if statistics.fmean(one.log_bounds) > least + FAR_BEHIND}
 
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
-    """Copies of trials; the few runs of `beaten` configurations become search trials."""
+    """Return copies of trials; the few runs of `beaten` configurations become search trials."""
     # At another target or device, a beaten configuration may be the best, and its few runs confirm nothing.
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
@@ -104,7 +104,6 @@ def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> l
 def compared(
     trials: Sequence[TrialRecord], objective: Objective, step_seconds: StepSeconds = MappingProxyType({})
 ) -> Objective:
-    """Copy of the objective that compares the confirmation runs; see `Objective.between`."""
     counted = [trial for trial in trials if trial.state.has_result]
     return objective.between([one for one in counted if one.phase is Phase.CONFIRM], step_seconds, counted)
 
@@ -133,7 +132,6 @@ def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
 
 
 def plainly_missed(miss: Candidate) -> str:
-    """Sentence about a plain miss."""
     one, reached, runs = miss.configuration, _reached(miss), len(miss.runs)
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {reached} of {runs} runs with "
@@ -147,9 +145,9 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Fewest ended runs of a confirmed configuration, except plain misses and `beaten` configurations.
+    """Return the fewest ended runs of a confirmed configuration, except plain misses and `beaten` configurations.
 
-    Returns ``confirmation_runs`` if no configuration counts.
+    The result is ``confirmation_runs`` if no configuration counts.
     """
     excluded = _need_no_more(trials, objective)
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in excluded]
@@ -157,7 +155,10 @@ def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective
 
 
 def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Keys and batch sizes of incomplete configurations, if all began after the other configurations were complete."""
+    """Return incomplete configurations (key: batch size) that all began after the other configurations were complete.
+
+    The result is empty if one of the incomplete configurations began before.
+    """
     by_configuration = _runs_by_configuration(trials)
     enough, excluded = min(confirmation_runs, FEWEST_RUNS), _need_no_more(trials, objective)
     counted = {key: runs for key, runs in by_configuration.items() if key not in excluded}
@@ -194,7 +195,7 @@ KNOWN = 1e9  # degrees of freedom of an error of known size
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Figure over seeds: the median, the 95 % interval, and the number of runs that reached the target.
+    """The objective value over seeds: the median, the 95 % interval, and the number of runs that reached the target.
 
     The median is None if at least half of the runs missed the target. The interval is None below three runs. With a
     miss, the interval is also None below six runs or without an upper end. More runs do not reduce ``unresolved`` or
@@ -214,27 +215,24 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """Standard error of the log step time; 0 without step time."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
     def excess(self) -> float:
-        """See `PooledStepTime.excess`; 0 without step time."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
     def has_only_hits(self) -> bool:
-        """True if runs exist and all reached the target."""
         return self.reached == self.runs > 0
 
     @property
     def variation(self) -> float | None:
-        """Log-normal coefficient of variation over seeds; None below two hits."""
+        """The log-normal coefficient of variation over seeds; None below two hits."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
-    """Estimate a configuration's figure from repeats.
+    """Estimate a configuration's objective value from repeats.
 
     The interval is Student's t on logarithms. With missed runs, the interval is between order statistics.
     """
@@ -323,9 +321,10 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
 def ratio_interval(
     slower: Estimate, faster: Estimate, pooled: tuple[float, float] | None = None
 ) -> tuple[float, float] | None:
-    """95 % interval of slower / faster by Welch's t on logarithms; None if a run missed the target or runs are too few.
+    """Return the 95 % interval of slower / faster by Welch's t on logarithms.
 
-    With too few runs, an estimate takes the deviation and degrees of freedom of ``pooled``.
+    The interval is None if a run missed the target or runs are too few. With too few runs, an estimate takes the
+    deviation and degrees of freedom of ``pooled``.
     """
     # The interval includes step-time errors and the difference of `PooledStepTime.excess`.
     parts = list[tuple[float, float]]()
@@ -345,7 +344,7 @@ def ratio_interval(
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:
-    """Half the 95 % interval of a sum of errors, each a variance with degrees of freedom (Welch 1947)."""
+    """Return half the 95 % interval of a sum of errors, each a variance with degrees of freedom (Welch 1947)."""
     total = math.fsum(variance for variance, _ in parts)
     if total == 0:
         return 0.0
@@ -353,7 +352,6 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
-    """Errors of a mean over runs, for `half_width`."""
     parts = [(deviation**2 / runs, float(runs - 1))]
     return [*parts, (unresolved**2, KNOWN)] if unresolved else parts
 
@@ -363,7 +361,6 @@ def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float
 
 
 def coefficient_of_variation(log_deviation: float) -> float:
-    """Coefficient of variation of a log-normal quantity."""
     return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
 
 
@@ -376,9 +373,9 @@ Settles = Literal["runs", "tuning", "step_times", "idle_machine"]  # remedies of
 
 @dataclass(frozen=True)
 class Candidate:
-    """Configuration with the confirmation runs, or with a single search trial.
+    """A configuration with the confirmation runs, or with a single search trial.
 
-    ``selection``: the mean bias of the log figure from selecting the least of several figures.
+    ``selection`` is the mean bias of the log objective value from selecting the least of several values.
     """
 
     configuration: Configuration
@@ -388,30 +385,26 @@ class Candidate:
 
     @property
     def outcomes(self) -> list[TrialOutcome]:
-        """Outcomes of the runs that ended."""
         return [run.outcome for run in self.runs if run.outcome is not None]
 
     @property
     def hits(self) -> list[TrialOutcome]:
-        """Outcomes of the runs that reached the target."""
         return [one for one in self.outcomes if one.state is TrialState.REACHED]
 
     @property
     def log_bounds(self) -> list[float]:
-        """Known `Objective.log_bound` of the runs."""
         known = (self.objective.log_bound(run) for run in self.runs)
         return [log for log in known if log is not None]
 
     @cached_property
     def estimate(self) -> Estimate:
-        """Figure over the runs; the upper end includes `selection`."""
+        """The objective value over the runs; the upper end includes `selection`."""
         known, objective = estimate(self.runs, self.objective), self.objective
         high = objective.log(known.high) if known.high is not None and self.selection else None
         return known if high is None else replace(known, high=objective.from_log(high + self.selection))
 
     @cached_property
     def time(self) -> Estimate:
-        """Seconds to the target, for any objective."""
         return self.estimate if self.objective.name == TIME.name else estimate(self.runs, self._times)
 
     @property
@@ -420,17 +413,16 @@ class Candidate:
 
     @property
     def is_confirmed(self) -> bool:
-        """True if the runs are confirmation runs."""
         return self.runs[0].phase is Phase.CONFIRM
 
     @property
     def value(self) -> float:
-        """Median figure; infinite unless most runs reached the target."""
+        """The median objective value; infinite unless most runs reached the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
 
     @property
     def mean(self) -> float:
-        """Mean log figure; infinite without a hit."""
+        """The mean log objective value; infinite without a hit."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
@@ -440,12 +432,10 @@ class Candidate:
 
     @property
     def lower_bound(self) -> float | None:
-        """Lower bound of an unknown median figure, if any."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Lower bound of unknown median seconds, if any."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
@@ -463,7 +453,8 @@ class Candidate:
 class Verdict:
     """The optimum, and the best candidate of each batch size in ascending order.
 
-    ``least`` has the least median; the ``rule`` selects ``optimal``. ``confirmed``: True if confirmation runs decided.
+    ``least`` has the least median; the ``rule`` selects ``optimal``. ``confirmed`` is True if confirmation runs
+    decided.
     """
 
     optimal: Candidate
@@ -475,7 +466,7 @@ class Verdict:
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """Smallest and largest batch size around the optimum with a median within 5 % of the least median."""
+        """The smallest and largest batch size around the optimum with a median within 5 % of the least median."""
         sizes = list(self.by_batch)
         own = sizes.index(self.optimal.configuration.batch_size)
         first, last = around(own, np.array([self._is_flat(size) for size in sizes])) or (own, own)
@@ -495,21 +486,19 @@ class Verdict:
 
     @cached_property
     def pooled_noise(self) -> tuple[float, float] | None:
-        """Pooled seed-to-seed standard deviation of the log figure, and the degrees of freedom, if known."""
+        """The pooled seed-to-seed standard deviation of the log objective value, and the degrees of freedom."""
         return _pooled_noise(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @property
     def seed_deviation(self) -> float | None:
-        """Deviation of `pooled_noise`, if known."""
         return None if self.pooled_noise is None else self.pooled_noise[0]
 
     @cached_property
     def ignores_seeds(self) -> bool:
-        """See `ignore_their_seeds`."""
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """Verdict that recommends the confirmed ``batch_size``, the smallest size as good as ``best``."""
+        """A verdict that recommends the confirmed ``batch_size``, the smallest size as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         least = self.least.configuration.batch_size
@@ -517,7 +506,7 @@ class Verdict:
         return replace(self, optimal=self.by_batch[batch_size], rule="least" if batch_size == least else smaller)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
-        """Each trial's seconds to the target as the answer counts them, by trial number."""
+        """Each trial's seconds to the target as the answer counts the seconds, by trial number."""
         times = replace(TIME, common=self.optimal.objective.common)
         counted = {run.number for one in self.by_batch.values() for run in one.runs}
         return {
@@ -533,7 +522,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CountedSeconds:
-    """A trial's seconds to the target; ``counts``: True if the batch size's median includes these seconds."""
+    """The seconds of a trial to the target; ``counts`` is True if the batch size's median includes the seconds."""
 
     seconds: float | None
     basis: Basis
@@ -547,14 +536,14 @@ def _is_shown_flat(one: Candidate, least: Candidate) -> bool:
 
 
 def repeats(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """One candidate per configuration, with one run per seed."""
+    """Return one candidate per configuration, with one run per seed."""
     return [Candidate(runs[0].configuration, runs, objective) for runs in first_runs(trials)]
 
 
 def first_runs(
     trials: Iterable[TrialRecord], key: Callable[[Configuration], str] = attrgetter("key")
 ) -> list[tuple[TrialRecord, ...]]:
-    """First run of each seed, grouped by configuration; configurations with an equal ``key`` are equal."""
+    """Return the first run of each seed, grouped by configuration; configurations with an equal ``key`` are equal."""
     by_seed = grouped(((key(one.configuration), one.seed), one) for one in trials)
     return list(map(tuple, grouped((name, runs[0]) for (name, _), runs in by_seed.items()).values()))
 
@@ -655,12 +644,11 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 
 def median_steps(candidate: Candidate) -> float | None:
-    """Median steps to the target; None unless most runs reached the target."""
+    """The median steps to the target; None unless most runs reached the target."""
     return _median_of_all([one.steps_to_target for one in candidate.outcomes])
 
 
 def median_samples(candidate: Candidate) -> float | None:
-    """Median samples to the target; None unless most runs reached the target."""
     return _median_of_all([samples_after(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome])
 
 
@@ -670,7 +658,7 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
-    """Runs per side that separate a ratio of two medians from 1, accurate to 2 %.
+    """Return the runs per side that separate a ratio of two medians from 1, accurate to 2 %.
 
     The runs give a t-test on logarithms at 5 % a power of 80 %, by the noncentral t.
     """
@@ -694,7 +682,7 @@ PERFECT, MAXIMAL = -0.75, -0.25  # midway between −1, −0.5 and 0
 
 @dataclass(frozen=True)
 class Slope:
-    """Slope of log steps over log batch from ``since`` to the next batch size.
+    """The slope of log steps over log batch from ``since`` to the next batch size.
 
     The 95 % interval (Welch) includes the gaps between evaluations and the slope of medians. The ends are None below
     three runs per side or with a miss.
@@ -707,7 +695,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """Regime of the whole interval; "undecided" if the interval spans two regimes."""
+        """The regime of the whole interval; "undecided" if the interval spans two regimes."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:
@@ -724,7 +712,6 @@ class Slope:
 
 
 def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
-    """Slope at each batch size except the smallest."""
     known = [(size, steps) for size, one in sorted(candidates.items()) if (steps := _steps(one)) is not None]
     return {here[0]: _slope(before, here) for before, here in itertools.pairwise(known)}
 

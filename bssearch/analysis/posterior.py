@@ -1,4 +1,4 @@
-"""The posterior of each configuration's log figure, given the runs and the law of batch sizes."""
+"""The posterior of each configuration's log objective value, given the runs and the law of batch sizes."""
 
 # For configuration c at batch size B with seed s:
 #
@@ -56,9 +56,9 @@ ZOOMS = 5
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs (n,): configuration index, seed, log figure, log steps from last miss to hit, and misses.
+    """Runs (n,): configuration index, seed, log objective value, log steps from last miss to hit, and misses.
 
-    A missed run has the log figure of the last miss.
+    A missed run has the log objective value of the last miss.
     """
 
     of: Indices
@@ -69,14 +69,13 @@ class Runs:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, float, float, bool]]) -> Self:
-        """Build runs from rows of the five values."""
         columns = list(zip(*rows, strict=True)) or [()] * 5
         kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_)
         return cls(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))
 
     @cached_property
     def deviation(self) -> float:
-        """Pooled standard deviation of repeats that reached the target; 0 without repeats."""
+        """The pooled standard deviation of repeats that reached the target; 0 without repeats."""
         values, of = self.logs[~self.missed], self.of[~self.missed]
         groups = [values[of == one] for one in np.unique(of)]
         freedom = len(values) - len(groups)
@@ -86,9 +85,10 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Draws of log figures (`DRAWS`, configurations), and of the law's level, B_crit and departures (`DRAWS`,).
+    """Draws of log objective values (`DRAWS`, configurations), and of the law's level, B_crit and departures
+    (`DRAWS`,).
 
-    ``unshared`` (configurations,): a run's mean deviation without shared seed effects.
+    ``unshared`` (configurations,) is a run's mean deviation without shared seed effects.
     """
 
     levels: Numbers
@@ -108,8 +108,12 @@ def infer(
 ) -> Posterior:
     """Infer the posterior; ``log_sizes``, ``base`` and ``errors`` of ``base`` are (configurations,).
 
-    ``base``: None without a law. ``deviation``: the noise if runs have no repeats. ``tuning``: means and covariances of
-    log figures above the batch size's level. Equal inputs give equal draws.
+    Equal inputs give equal draws.
+
+    Args:
+        base: Log objective values of one step; None without a law.
+        deviation: Noise if runs have no repeats.
+        tuning: Means and covariances of log objective values above the batch size's level.
     """
     noise = _Noise.around(runs, log_sizes, runs.deviation or deviation or 0.0)
     beyond = OCTAVES_BEYOND * math.log(2)

@@ -12,12 +12,11 @@ Parameters = dict[str, bool | int | float | str | None]
 
 
 class Model(BaseModel):
-    """Part of an answer, with finite numbers and null for missing values."""
+    """A part of an answer, with finite numbers and null for missing values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def document(self) -> dict[str, Any]:
-        """JSON values."""
         return self.model_dump(mode="json")
 
     def __dir__(self) -> list[str]:  # without pydantic's methods
@@ -26,7 +25,7 @@ class Model(BaseModel):
 
 
 class Interval(Model):
-    """Figure with an interval, null if runs are too few; 95 % unless stated."""
+    """A value with an interval, null if runs are too few; the interval is 95 % unless stated."""
 
     value: float
     low: float | None
@@ -34,21 +33,20 @@ class Interval(Model):
 
 
 class Notice(Model):
-    """Caveat with a code and a sentence."""
+    """A caveat with a code and a sentence."""
 
     code: str
     message: str
 
 
 def parameters_of(configuration: Configuration) -> Parameters:
-    """The configuration's parameters without batch sizes."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}
 
 
 class CriticalBatch(Model):
-    """Critical batch size with the 90 % interval, null on an unbounded side."""
+    """The critical batch size with the 90 % interval, null on an unbounded side."""
 
     estimate: float
     low: float | None
@@ -56,7 +54,6 @@ class CriticalBatch(Model):
 
     @property
     def in_words(self) -> str:
-        """Estimate with the interval, or a bound."""
         if self.low is None and self.high is None:
             return "unknown from these runs"
         if self.high is None:
@@ -85,19 +82,17 @@ class Predicted(Model):
 
     @property
     def name(self) -> str:
-        """Batch size with the interval."""
         return f"batch {self.batch_size}" + ("" if self.interval is None else f" {self.interval}")
 
     @property
     def in_words(self) -> str:
-        """Optimum with seconds, and the sizes within 5 %."""
         text = f"{self.name}, {number(self.time_to_target_s)} s"
         flat = self.flat_range if self.interval is None else self.surely_flat
         return text if flat is None or flat[0] == flat[1] else f"{text}; {flat[0]} to {flat[1]} are within 5 %"
 
 
 class Law(Model):
-    """Law of steps to the target: S = S_min (1 + B_crit / B) (McCandlish et al. 2018)."""
+    """The law of steps to the target: S = S_min (1 + B_crit / B) (McCandlish et al. 2018)."""
 
     s_min: float
     b_crit: CriticalBatch
@@ -109,8 +104,8 @@ class Law(Model):
 class Fit(Law):
     """The law, fitted to tuned batch sizes; ``including_untuned`` is the fit to all sizes, if different.
 
-    ``b_star``: the batch size of the least predicted time. ``noise_scale_ratio``: gradient noise scale / critical batch
-    size.
+    ``b_star`` is the batch size of the least predicted time. ``noise_scale_ratio`` is gradient noise scale / critical
+    batch size.
     """
 
     alpha_s: float | None
@@ -122,7 +117,7 @@ class Fit(Law):
 
 
 class BeyondLevel(Model):
-    """Law at a metric level of the curves."""
+    """The law at a metric level of the curves."""
 
     metric: float
     s_min: float
@@ -130,7 +125,7 @@ class BeyondLevel(Model):
 
 
 class BeyondBatch(Model):
-    """A batch size's predicted steps and seconds."""
+    """The predicted steps and seconds of a batch size."""
 
     batch_size: int
     micro_batch_size: int
@@ -139,11 +134,13 @@ class BeyondBatch(Model):
 
 
 class Beyond(Model):
-    """Prediction for a harder target or more samples, with 90 % intervals.
+    """The prediction for a harder target or more samples, with 90 % intervals.
 
-    ``reachable``: the probability that the metric can reach the target. ``b_crit_measured``: B_crit at the study's
-    target. ``growth``: the power of the samples by which B_crit grows. ``test_batch_size``: the most informative batch
-    size for a test run.
+    Attributes:
+        reachable: Probability that the metric can reach the target.
+        b_crit_measured: B_crit at the study's target.
+        growth: Power of the samples by which B_crit grows.
+        test_batch_size: Most informative batch size for a test run.
     """
 
     metric: Interval
@@ -161,12 +158,11 @@ class Beyond(Model):
     levels: list[BeyondLevel]
 
     def of(self, batch_size: int) -> BeyondBatch:
-        """Prediction for ``batch_size``."""
         return next(one for one in self.batches if one.batch_size == batch_size)
 
 
 class BeyondPlan(Beyond):
-    """Answer of ``plan beyond``; ``measured`` is the study's target."""
+    """The answer of ``plan beyond``; ``measured`` is the study's target."""
 
     study: str
     measured: Target
@@ -175,7 +171,7 @@ class BeyondPlan(Beyond):
 
 
 class ScaleOfLaw(Model):
-    """A study's measured B_crit, B_crit by the law, and AdamW timescale τ = B/(ηλD)."""
+    """The measured B_crit of a study, B_crit by the law, and AdamW's timescale τ = B/(ηλD)."""
 
     study: str
     parameters: float
@@ -188,7 +184,7 @@ class ScaleOfLaw(Model):
 class LeftOutScale(Model):
     """The largest scale, predicted from the other scales.
 
-    ``steps_ratio``: geometric mean of predicted / measured steps.
+    ``steps_ratio`` is the geometric mean of predicted / measured steps.
     """
 
     study: str
@@ -205,9 +201,9 @@ class ScaleCheck(Model):
 
 
 class LargerPlan(Model):
-    """Answer of ``plan larger``, with 90 % intervals.
+    """The answer of ``plan larger``, with 90 % intervals.
 
-    ``power``: the power of the samples by which B_crit grows. ``schedule`` has the spec's fields, with epochs of the
+    ``power`` is the power of the samples by which B_crit grows. ``schedule`` has the spec's fields, with epochs of the
     largest study's data.
     """
 

@@ -1,4 +1,4 @@
-"""Pages as HTML files, with headline, key figures, and sections of charts and tables.
+"""Pages as HTML files, with a headline, key figures, and sections of charts and tables.
 
 The page's content security policy forbids scripts and requests, and allows the style sheet by digest.
 """
@@ -18,7 +18,7 @@ from bssearch.figures.svg import Chart, sparkline, stylesheet, svg
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Key figure of the page, with a note."""
+    """A key figure of the page, with a note."""
 
     name: str
     value: Any
@@ -27,7 +27,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Row of a table, bold if ``marked``."""
+    """A row of a table, bold if ``marked``."""
 
     cells: Sequence[Any]
     marked: bool = False
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table, initially collapsed if ``folded``."""
+    """A table, initially collapsed if ``folded``."""
 
     headings: Sequence[str]
     rows: Sequence[Row]
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Part of the page."""
+    """A part of the page."""
 
     name: str
     title: str
@@ -57,13 +57,12 @@ class Section:
 
     @property
     def drawn(self) -> dict[str, Chart]:
-        """Charts that are not None."""
         return {name: chart for name, chart in self.charts.items() if chart is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContent:
-    """Content of a page."""
+    """The content of a page."""
 
     title: str
     kicker: str
@@ -76,7 +75,6 @@ class PageContent:
 
 
 def html_page(page: PageContent) -> str:
-    """Render the page as an HTML file."""
     style = page_style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -84,17 +82,15 @@ def html_page(page: PageContent) -> str:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Render a template of the pages."""
     return _own_templates().get_template(template).render(values)
 
 
 def page_style() -> str:
-    """Style sheet of a page."""
     return stylesheet("colours.css") + stylesheet("page.css")
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Jinja environment of the page's templates, then ``more``; escapes values and rejects undefined values.
+    """Return the Jinja environment of the page's templates, then ``more``; undefined values raise.
 
     The filters ``svg`` and ``spark`` draw a chart and a `sparkline`.
     """

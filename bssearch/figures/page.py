@@ -60,7 +60,6 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Section on the best schedule of growing batches; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -231,7 +230,7 @@ def _rates(curve: Sequence[Observation]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPicture:
-    """Data for a study's page."""
+    """The data for a study's page."""
 
     study: StudyRecord
     spec: StudySpec
@@ -243,7 +242,6 @@ class StudyPicture:
 
 
 def in_notebook(answer: Answer) -> str:
-    """Answer as HTML for a notebook."""
     return rendered(
         "notebook.html",
         headline=headline(answer),
@@ -254,7 +252,6 @@ def in_notebook(answer: Answer) -> str:
 
 
 def page_of(picture: StudyPicture) -> PageContent:
-    """The page's content."""
     best = picture.answer.optimal.batch_size
     return PageContent(
         title=f"{picture.study.name}: optimal batch size",
@@ -446,7 +443,7 @@ def _without_figure(answer: Answer) -> list[str]:
         for row in answer.batches
         if row.objective_value is None and row.objective_lower_bound is None
     ]
-    text = "The chart leaves out batch sizes without a figure or a bound"
+    text = "The chart leaves out batch sizes without a result or a lower bound"
     return [f"{text}: {', '.join(missing)}."] if missing else []
 
 
@@ -608,7 +605,6 @@ SHORT_SPEC = 25  # the page folds specs with more lines
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """The study's environment, commands and spec."""
     import yaml
 
     name = study.name
@@ -630,7 +626,6 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 
 
 def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
-    """Names and values of an environment's known facts."""
     if environment is None:
         return []
     memory = environment.device_memory_bytes

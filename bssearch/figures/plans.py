@@ -59,7 +59,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Displayed value, with the JSON path (``terms.0.bytes``) and the JSON value, if any."""
+    """A displayed value, with the JSON path (``terms.0.bytes``) and the JSON value, if any."""
 
     shown: Any
     key: str = ""
@@ -68,7 +68,6 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Text to display."""
         return f"{in_words(self.shown)}{self.unit}"
 
 
@@ -83,7 +82,7 @@ class Shown:
 
 
 def cell(document: Any, key: str) -> Cell:
-    """Cell of a value in a plan's JSON."""
+    """Return the cell of a value at the path ``key`` in a plan's JSON."""
     value = reduce(lambda inner, step: inner[step if isinstance(inner, dict) else int(step)], key.split("."), document)
     shown = ("yes" if value else "no") if isinstance(value, bool) else value
     _, size = UNITS.get(key.rpartition(".")[2], ("", 0))
@@ -102,7 +101,7 @@ def table(
     is_shown: Callable[[Any], bool] = lambda _: True,
     folded: bool = False,
 ) -> Table:
-    """Table of the rows at a path in a plan's JSON; the column ``""`` has the rows' names."""
+    """Return a table of the rows at a path in a plan's JSON; the column ``""`` has the rows' names."""
     entries = document[place]
     return Table(
         caption=caption,
@@ -123,7 +122,6 @@ def table(
 
 
 def shown_memory(plan: MemoryPlan) -> Shown:
-    """Display a memory plan."""
     document = plan.document()
     own = [document[name] for name in CHOICE]
     tiles = {
@@ -170,7 +168,6 @@ def _tile(document: Any, key: str) -> Cell:
 
 
 def shown_split(plan: AccumulationPlan) -> Shown:
-    """Display a batch's split."""
     tiles = {
         "micro_batch": ("Micro-batch", "samples per pass"),
         "accumulation_steps": ("Accumulation steps", ""),
@@ -184,7 +181,6 @@ def shown_split(plan: AccumulationPlan) -> Shown:
 
 
 def shown_rules(plan: LearningRatePlan) -> Shown:
-    """Display each rule's result, conditions and audits."""
     document, rules = plan.document(), plan.rules.items()
     more = {name: words for name, words in MORE_OF_RULE.items() if _is_set(name, document["rules"].values())}
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
@@ -222,7 +218,6 @@ def _is_set(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def shown_scale(plan: ScalePlan) -> Shown:
-    """Display times and costs by number of devices."""
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
     tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices for a batch above B_crit"}
     return Shown(
@@ -249,7 +244,6 @@ def shown_scale(plan: ScalePlan) -> Shown:
 
 
 def shown_beyond(plan: BeyondPlan) -> Shown:
-    """Display a prediction beyond a study's curves."""
     document = plan.document()
     at = f"{plan.measured.metric} {in_words(plan.metric.value)}"
     tiles = [
@@ -296,7 +290,6 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
 
 
 def shown_larger(plan: LargerPlan) -> Shown:
-    """Display the plan of a run too large to search."""
     document = plan.document()
     shown = {
         "learning_rate": "Learning rate",
@@ -356,7 +349,6 @@ def shown_larger(plan: LargerPlan) -> Shown:
 
 
 def larger_page(plan: LargerPlan) -> str:
-    """Page with the law, its points, the left-out scale and the prediction."""
     shown = shown_larger(plan)
     sections = [
         Section(

@@ -54,7 +54,6 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """The objective's chart as a standalone SVG document."""
     chart = objective_chart(answer, default_batch_size)
     objective, best = objective_in(answer), answer.optimal
     title = f"{objective.axis_title.capitalize()} by batch size"
@@ -75,7 +74,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
 
 
 def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart:
-    """Objective against batch size, with intervals, lower bounds, the law, and the range within 5 %."""
+    """Draw the objective against batch size, with intervals, lower bounds, the law, and the range within 5 %."""
     objective = objective_in(answer)
     series = [
         *_law_of_figures(answer),
@@ -100,7 +99,7 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
 
 
 def time_chart(answer: Answer) -> Chart | None:
-    """Seconds to the target against batch size."""
+    """Draw the seconds to the target; None if the objective's chart shows the seconds."""
     known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
     if not known or answer.objective == TIME.name:
         return None
@@ -109,12 +108,10 @@ def time_chart(answer: Answer) -> Chart | None:
 
 
 def steps_chart(answer: Answer) -> Chart | None:
-    """Steps to the target by batch size and regime, beside the law and perfect scaling."""
     return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
 
 
 def samples_chart(answer: Answer) -> Chart | None:
-    """Samples to the target, as in `steps_chart`."""
     return _against_law(
         answer,
         lambda row: row.samples_to_target,
@@ -125,7 +122,7 @@ def samples_chart(answer: Answer) -> Chart | None:
 
 
 def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
-    """Time to the target, and cost (money if ``priced``, else samples), by batch size."""
+    """Draw the time to the target and the cost (money if ``priced``, else samples) by batch size."""
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
     points = {
         one.batch_size: Point(
@@ -156,7 +153,6 @@ def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
 
 
 def devices_chart(answer: Answer) -> Chart | None:
-    """Time and device-seconds to the target on each number of devices."""
     points = [
         (
             one.on_front,
@@ -191,14 +187,13 @@ def _trade_offs(front: Sequence[Point], beaten: Sequence[Point], *more: Series, 
 
 
 def throughput_chart(answer: Answer) -> Chart | None:
-    """Samples per second against batch size."""
     series = _connected(answer, lambda row: row.samples_per_s)
     y = series and value_axis("training samples per second", extent([series]), log=True)
     return Chart(x=batch_axis(_sizes(answer)), y=y, series=[series]) if series and y else None
 
 
 def memory_chart(answer: Answer) -> Chart | None:
-    """Peak memory against batch size, beside the device's memory if a peak takes a quarter of the memory."""
+    """Draw peak memory, beside the device's memory if a peak takes at least a quarter of the device's memory."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
     name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
     series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
@@ -403,7 +398,7 @@ ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
 
 
 def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
-    """Trial to draw per batch size, the fastest or else the nearest to the target."""
+    """Return a trial to draw for each batch size: the best, or else the nearest to the target."""
     chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
     nearest: dict[int, tuple[float, int]] = {}
     for trial in trials:
@@ -415,7 +410,7 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
 
 
 def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
-    """Metric over train seconds of a run per batch size; the optimum has the widest line."""
+    """Draw the metric over train seconds for one run of each batch size; the optimum has the widest line."""
     drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
@@ -438,7 +433,6 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """Metric over train seconds of some trials."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None
@@ -477,7 +471,7 @@ def _curves(series: Sequence[Series], target: Target, *, log: bool) -> Chart:
 def learning_rate_chart(
     trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
 ) -> Chart | None:
-    """Learning rate and batch size of constant-batch trials, coloured by the objective, with two rules' lines."""
+    """Draw learning rates of constant batch sizes, coloured by the objective, with the lines of two rules."""
     known = [
         (trial, rate)
         for trial in trials
@@ -566,7 +560,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
 
 
 def thinned(curve: Sequence[Observation]) -> list[Observation]:
-    """At most `CURVE_POINTS` finite evaluations, without step 0."""
+    """Return at most `CURVE_POINTS` finite evaluations, without step 0."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:
         return finite

@@ -33,7 +33,7 @@ Shape = Literal["straight", "hv", "vh"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Axis from ``low`` to ``high``; the chart leaves out ticks without room."""
+    """An axis from ``low`` to ``high``; the chart leaves out ticks without room."""
 
     title: str
     low: float
@@ -43,19 +43,17 @@ class Axis:
     has_grid: bool = True
 
     def share(self, value: float) -> float:
-        """The value's position, from 0 at the low end to 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def clamped(self, value: float) -> float:
-        """The value, limited to the axis."""
         return min(max(value, self.low), self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Point with an optional interval, tooltip (``about``) and label."""
+    """A point with an optional interval, tooltip (``about``) and label."""
 
     x: float
     y: float
@@ -83,7 +81,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Shaded range of the x axis."""
+    """A shaded range of the x axis."""
 
     name: str
     low: float
@@ -92,7 +90,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLine:
-    """Dotted line at a value of the y axis, or of the x axis if upright."""
+    """A dotted line at a value of the y axis, or of the x axis if upright."""
 
     at: float
     name: str = ""
@@ -102,7 +100,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True)
 class ColourScale:
-    """Legend of point colours, with labels at shares of the colour sequence."""
+    """A legend of point colours, with labels at shares of the colour sequence."""
 
     title: str
     ticks: Sequence[Tick]
@@ -121,7 +119,6 @@ class Chart:
 
 
 def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
-    """Logarithmic axis with a tick at each batch size."""
     room = max(10**0.1, (sizes[-1] / sizes[0]) ** PADDING)
     return Axis(
         title,
@@ -134,7 +131,6 @@ def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
 
 
 def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = PADDING) -> Axis:
-    """An axis around the values, with ticks at round numbers."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     low, high = min(known), max(known)
     if log:
@@ -147,7 +143,6 @@ def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = 
 
 
 def extent(series: Iterable[Series]) -> list[float]:
-    """Y values of points and interval ends."""
     return [
         value
         for one in series
@@ -158,7 +153,7 @@ def extent(series: Iterable[Series]) -> list[float]:
 
 
 def linear_ticks(low: float, high: float) -> list[Tick]:
-    """Multiples of 1, 2 or 5 times a power of ten, in at most `MOST_TICKS` steps."""
+    """Return multiples of 1, 2 or 5 times a power of ten, in at most `MOST_TICKS` steps."""
     least = (high - low) / MOST_TICKS
     power = 10 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -168,7 +163,7 @@ def linear_ticks(low: float, high: float) -> list[Tick]:
 
 
 def round_numbers(low: float, high: float) -> list[float]:
-    """Two to nine numbers for a logarithmic axis, round if possible."""
+    """Return two to nine numbers for a logarithmic axis, round if possible."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(step / 10 for step in range(10, 100))):
@@ -180,7 +175,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def sequence_colour(share: float) -> str:
-    """Colour at a share of the sequence; 0 is the best."""
+    """Return the colour at a share of the sequence; 0 is the best."""
     place = round(min(1.0, max(0.0, share)), 2) * (STOPS - 1)
     before = min(int(place), STOPS - 2)
     percent = round(100 * (place - before))
@@ -188,7 +183,6 @@ def sequence_colour(share: float) -> str:
 
 
 def short_name(text: object) -> str:
-    """Name on one line, cut to `LONGEST_NAME` characters."""
     words = " ".join(str(text).split())
     return words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1]}…"
 
@@ -236,7 +230,7 @@ MUTED_TEXT = ' fill="var(--muted)"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A chart's width, plot height and font size, in pixels."""
+    """The width, plot height and font size of a chart, in pixels."""
 
     kind: str
     width: float
@@ -246,7 +240,6 @@ class Size:
 
     @property
     def row(self) -> float:
-        """Height of a row of text."""
         return 1.55 * self.font
 
 
@@ -259,7 +252,6 @@ class Box(NamedTuple):
     bottom: float
 
     def meets(self, other: Box) -> bool:
-        """True if two rectangles overlap."""
         return (
             self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
         )
@@ -274,7 +266,7 @@ class Box(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Point with its position in pixels."""
+    """A point with its position in pixels."""
 
     point: Point
     x: float
@@ -283,7 +275,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A chart's axes in pixels, with the ticks that fit."""
+    """The axes of a chart in pixels, with the ticks that fit."""
 
     box: Box
     x_axis: Axis
@@ -292,11 +284,9 @@ class Frame:
     y_ticks: Sequence[Tick]
 
     def x(self, value: float) -> float:
-        """X pixel of a value."""
         return self.box.left + self.x_axis.share(value) * (self.box.right - self.box.left)
 
     def y(self, value: float) -> float:
-        """Y pixel of a value."""
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
@@ -309,7 +299,9 @@ class Frame:
 def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
     """Draw two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
 
-    ``name``: a unique prefix of ids on the page. ``title``: the text alternative.
+    Args:
+        name: Unique prefix of ids on the page.
+        title: Text alternative.
     """
     sizes = (
         Size(kind="wide", width=width, plot_height=290 if width <= WIDE_WIDTH else 330),
@@ -356,7 +348,7 @@ SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 120, 32, 5
 
 
 def sparkline(values: Mapping[int, float], best: int) -> str:
-    """Small chart of figures by batch size with a mark at ``best``; the scale is logarithmic if all are positive."""
+    """Draw values by batch size with a mark at ``best``; the scale is logarithmic if all values are positive."""
     sizes = sorted(values)
     on = math.log if min(values.values()) > 0 else float
     low, high = on(min(values.values())), on(max(values.values()))
@@ -380,7 +372,6 @@ def sparkline(values: Mapping[int, float], best: int) -> str:
 
 @cache
 def stylesheet(name: str) -> str:
-    """Read a style sheet of the pages."""
     return resources.files("bssearch.figures").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -698,17 +689,15 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
 
 
 def short(value: float) -> str:
-    """Format a length with at most one decimal."""
     return f"{value:z.1f}".removesuffix(".0")
 
 
 def width_of(text: str, font: float) -> float:
-    """Approximate width of a text."""
     return font * sum(WIDTH_OF.get(character, 0.62) for character in text)
 
 
 def cut(text: str, font: float, room: float) -> str:
-    """The text, cut to a width with an ellipsis."""
+    """Return the text, cut to a width in pixels with an ellipsis."""
     if width_of(text, font) <= room:
         return text
     while text and width_of(f"{text}…", font) > room:

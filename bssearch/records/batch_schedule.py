@@ -60,11 +60,9 @@ class BatchSchedule:
 
     @property
     def is_measured(self) -> bool:
-        """True if the trial's noise scale decides when the batch grows."""
         return self.noise_share is not None
 
     def rate_factor(self, batch_size: int) -> float:
-        """The learning-rate factor of a batch size relative to the first stage."""
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
@@ -90,7 +88,6 @@ class BatchSchedule:
 
     @property
     def in_words(self) -> str:
-        """The batch sizes of the stages, with each stage's start or condition."""
         first, *later = self.stages
         if self.is_measured:
             sizes = ", ".join(str(one.batch_size) for one in later)
@@ -135,14 +132,12 @@ def growing_schedule(configuration: Configuration) -> BatchSchedule:
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
-    """Return the stages of a schedule, or a single stage if ``schedule`` is None."""
     return (
         (Stage(0, configuration.batch_size, configuration.micro_batch_size),) if schedule is None else schedule.stages
     )
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """Return a configuration for each stage, with the stage's batch size throughout."""
     if (schedule := batch_schedule_of(configuration)) is None:
         return [configuration]
     parameters = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
@@ -181,7 +176,6 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
 
 
 def sizes_in_words(configuration: Configuration) -> str:
-    """Return the batch size, or the sizes of all stages, such as "16 → 64 → 256"."""
     return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, batch_schedule_of(configuration)))
 
 

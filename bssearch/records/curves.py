@@ -111,7 +111,6 @@ def first_crossing(observations: Sequence[Observation], target: Target) -> Cross
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Draw the values as at most ``width`` block characters."""
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     low, high = min(values, default=0.0), max(values, default=0.0)

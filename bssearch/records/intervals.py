@@ -29,7 +29,6 @@ def at_most(count: int, runs: int) -> float:
 
 
 def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Return the two-sided quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))

@@ -223,7 +223,6 @@ class Timing:
 
     @property
     def is_whole(self) -> bool:
-        """True if the step needs no accumulation."""
         return self.batch_size == self.micro_batch_size * self.world_size
 
 
@@ -331,7 +330,6 @@ class Environment:
 
 
 def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
-    """Return the outcome as a flat dict."""
     found = field_values(outcome)
     noise, device_use = field_values(found.pop("noise")), field_values(found.pop("device_use"))
     return {**found, **{f"noise_{name}": value for name, value in noise.items()}, **device_use}

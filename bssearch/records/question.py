@@ -91,7 +91,6 @@ class Target:
 
     @property
     def in_words(self) -> str:
-        """Metric, sign and value, such as "accuracy ≥ 0.9"."""
         return f"{self.metric} {self.goal.sign} {self.value:g}"
 
     def gain(self, metric: float) -> float:
@@ -164,7 +163,7 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """A digest that identifies the configuration."""
+        """The digest that identifies the configuration."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return hashlib.sha256(_json({**values, "parameters": dict(self.parameters)}).encode()).hexdigest()[:12]
 
@@ -213,7 +212,6 @@ def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
 
 
 def parameters_of_group(parameters: Mapping[str, ParameterValue], group: str) -> dict[str, ParameterValue]:
-    """Return the parameters of one of `OWN_GROUPS` without the group's prefix."""
     prefix = f"{group}."
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 

@@ -250,7 +250,6 @@ class TrialRecord(Planned):
 
     @property
     def is_refused(self) -> bool:
-        """True if the spec forbids the configuration."""
         return self.state is TrialState.FAILED and self.outcome is not None and self.outcome.reason.startswith(REFUSED)
 
 
@@ -280,7 +279,6 @@ class StudyRecord(NewStudy):
 
     @property
     def workload(self) -> str:
-        """The workload that the spec names; empty without a name."""
         return str(self.spec.get("workload", ""))
 
     @property
@@ -291,7 +289,6 @@ class StudyRecord(NewStudy):
 
 
 def spec_digest(spec: Mapping[str, object]) -> str:
-    """Return 16 hex digits that identify a spec's JSON values."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -89,7 +89,6 @@ def sde_beta(beta: float, ratio: float) -> float:
 
 
 def sde_epsilon(epsilon: float, ratio: float) -> float:
-    """Return ε/√κ, for use with `sde_beta`."""
     return epsilon / math.sqrt(ratio)
 
 

@@ -63,7 +63,6 @@ def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> 
 
 
 def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
-    """Return the trial with ``steps_x_step_time_s`` from current step times, if known."""
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
     product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
     if product is None or trial.steps_x_step_time_s == product:
@@ -160,7 +159,6 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
 
 
 def with_intervals(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
-    """Add 95 % intervals to the step times of probes from `with_visits`."""
     return [one if one.error is None else _with_interval(one, one.error) for one in probes]
 
 

@@ -16,7 +16,6 @@ def sentence(words: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return the count and its noun, such as "2 trials"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -35,7 +34,6 @@ def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float 
 
 
 def without_passwords(text: str) -> str:
-    """Mask passwords in URLs as ``***``."""
     return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", r"\1:***@", text)
 
 
@@ -69,7 +67,6 @@ def storable(text: str) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return the number with ``digits`` significant digits and thousands separators."""
     short = f"{value:.{digits}g}"
     return f"{float(short):,.0f}" if abs(float(short)) >= 1000 and abs(value) < 1e9 else short
 
@@ -87,17 +84,14 @@ def noise_scale(scale: float | None, low: float, high: float | None) -> str:
 
 
 def samples(value: float) -> str:
-    """Format a number of samples with three significant digits, such as 2,100 or 0.125."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def memory(value: int) -> str:
-    """Format bytes in GiB or MiB."""
     return f"{number(value / 2**30)} GiB" if value >= 2**30 else f"{number(value / 2**20)} MiB"
 
 
 def span(sizes: Sequence[int]) -> str:
-    """Format a range of batch sizes, such as "16–64"."""
     low, high = sizes
     return str(low) if low == high else f"{low}–{high}"
 

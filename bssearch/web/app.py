@@ -73,7 +73,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The server's accepted host names, and the token if required."""
+    """The accepted host names of the server, and the token if required."""
 
     names: frozenset[str]
     port: int
@@ -82,7 +82,6 @@ class Access:
 
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
-        """Access of a server; ``names`` are more accepted host names."""
         own = LOOPBACK_NAMES if is_loopback(host) else ("localhost", socket.gethostname(), socket.getfqdn())
         known = frozenset(_normal(name) for name in (host, *names, *own))
         return cls(known, port, token, any_address=not is_loopback(host))
@@ -97,7 +96,6 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The cookie's name."""
         return f"bssearch-{self.port}"  # browsers send a host's cookies to all ports
 
     @property
@@ -120,7 +118,6 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches the host."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -138,7 +135,6 @@ class Guard:
         self._app, self._access, self._refuse, self._welcome = app, access, refuse, welcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer or forward a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -169,7 +165,7 @@ class Guard:
         if scope["method"] not in {"GET", "HEAD"}:
             return self._refuse(405, f"{scope['method']} does not work, because pages are read-only", "Use GET")
         if (size := len(scope["query_string"])) > MOST_QUERY_BYTES:
-            return self._refuse(414, f"A query of {size} bytes is longer than {MOST_QUERY_BYTES}", "Shorten the query")
+            return self._refuse(414, f"The query has {size} of at most {MOST_QUERY_BYTES} bytes", "Shorten the query")
         return None if access.token is None else self._with_token(scope, headers)
 
     def _with_token(self, scope: Scope, headers: Headers) -> Response | None:
@@ -233,7 +229,6 @@ log = logging.getLogger("bssearch.web")
 
 
 def create_app(databases: Databases, access: Access) -> Starlette:
-    """Create the web application for databases."""
     pages = _Pages(databases)
     return Starlette(
         routes=[
@@ -359,7 +354,7 @@ REQUEST_S = 10.0  # seconds for a request's head and body on a slow network
 
 
 class Connection(H11Protocol):
-    """Connection with a deadline per request; new connections replace connections without an admitted request."""
+    """A connection with a deadline per request; new connections replace connections without an admitted request."""
 
     opened_at: float
     _is_admitted = False
@@ -375,18 +370,15 @@ class Connection(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Start or stop the request's deadline."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Start the deadline of a partial request."""
         self._is_admitted = not self._is_stranger
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the deadline."""
         super().connection_lost(exc)
         self._stop_deadline()
 
@@ -425,9 +417,15 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    Pages require a token if other machines reach ``host``, or if ``asks_token``. ``tell`` gets the address with the
-    token once. ``port`` = 0 takes a free port. ``names`` are more accepted host names. Raises `UsageError` for an
-    unusable address.
+    Pages require a token if other machines reach ``host``, or if ``asks_token``.
+
+    Args:
+        port: TCP port; 0 takes a free port.
+        names: More accepted host names.
+        tell: Prints the address with the token once.
+
+    Raises:
+        UsageError: The address is unusable.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)

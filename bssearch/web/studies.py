@@ -39,7 +39,6 @@ LIVE_SECONDS = 5.0
 
 
 def studies_page(asked: PageRequest) -> Answered:
-    """List matching studies of all databases, the newest first."""
     archived = asked.text("all") is not None
     wanted = _study_filter(asked)
     with asked.databases.opened() as stores:
@@ -101,7 +100,6 @@ MOST_SHOWN = 5  # most disagreements on the page; JSON has all disagreements
 
 
 def compare_page(asked: PageRequest) -> Answered:
-    """Show at most `MOST_COMPARED` chosen studies side by side."""
     names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
     require(len(names) <= MOST_COMPARED, f"cannot compare {len(names)} studies; choose at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
@@ -184,7 +182,7 @@ PAUSE_SECONDS = 60.0
 
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
-    """A study's progress, with the curves of running trials, else of the latest ended trials.
+    """Return a study's progress, with the curves of running trials, else of the latest ended trials.
 
     ``is_live`` is also True between trials.
     """
@@ -203,7 +201,6 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
 
 
 def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
-    """True if a trial runs or ended recently."""
     return bool(running) or store.trials.seconds_at_rest(name) < PAUSE_SECONDS
 
 
@@ -235,7 +232,6 @@ RESTING_SECONDS = 15.0  # a slow refresh, because an idle study may resume
 
 
 def study_page(asked: PageRequest) -> Answered:
-    """Show a study's progress, and the answer if known."""
     with asked.databases.study(asked.study, asked.database) as store:
         study, trials = store.studies.get(asked.study), store.trials.of(asked.study)
         far = progress(store, study, trials)
@@ -254,7 +250,7 @@ def study_page(asked: PageRequest) -> Answered:
 
 
 def study_version(asked: PageRequest) -> str:
-    """Value that changes with a study's content and running evaluations."""
+    """Return a value that changes with a study's content and running evaluations."""
     name = asked.study
     with asked.databases.study(name, asked.database) as store:
         running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
@@ -267,7 +263,6 @@ def study_version(asked: PageRequest) -> str:
 
 
 def answer_document(asked: PageRequest) -> Answered:
-    """Answer as in ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         return Document(answer(store, asked.study).model_dump(mode="json"))
 
@@ -308,7 +303,6 @@ HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
 
 
 def trials_page(asked: PageRequest) -> Answered:
-    """List a study's trials page by page, by default the newest first."""
     phase = asked.one_of("phase", {one.value: one for one in Phase})
     state = asked.one_of("state", {one.value: one for one in TrialState})
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
@@ -343,7 +337,6 @@ def trials_page(asked: PageRequest) -> Answered:
 
 
 def trial_page(asked: PageRequest) -> Answered:
-    """Show a trial."""
     number = asked.path["number"]
     require(
         number.isascii() and number.isdecimal() and len(number) <= 9,

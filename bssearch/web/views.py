@@ -14,7 +14,7 @@ NUMBER = "db"  # query key of a database's number from 1, if several databases h
 
 
 class Databases:
-    """Read-only databases; see `open_databases`."""
+    """Read-only databases, which `open_databases` opens."""
 
     def __init__(self, urls: Sequence[str] | None = None) -> None:
         with open_databases(urls) as stores:  # an unusable database raises before the server starts
@@ -22,12 +22,11 @@ class Databases:
         self._urls = list(urls) if urls else None
 
     def opened(self) -> AbstractContextManager[list[Store]]:
-        """Open all stores."""
         return open_databases(self._urls)
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """Store with a study; ``number`` selects the database."""
+        """Yield a store with a study; ``number`` selects the database."""
         with self.opened() as stores:
             store = found_study(stores if number is None else [numbered(stores, number)], name)[0]
             with store:  # errors name the unusable row
@@ -35,12 +34,12 @@ class Databases:
                 yield store
 
     def number_of(self, database: str) -> int | None:
-        """The database's number; None for a single database."""
+        """The database's number, from 1; None for a single database."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
 
 def numbered(stores: Sequence[Store], number: str, error: type[BSSearchError] = NotFoundError) -> Store:
-    """Store with a number from 1; raises ``error`` if out of range."""
+    """Return the store with a number from 1; raise ``error`` if the number is out of range."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
     require(is_number, f"{NUMBER}={number[:20]} must be from 1 to {len(stores)}", error=error)
     return stores[int(number[:9]) - 1]
@@ -51,7 +50,7 @@ LONGEST_SHOWN = 60  # most characters of a query value in an error
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Request for a page; ``several`` has all values of each query key."""
+    """A request for a page; ``several`` has all values of each query key."""
 
     databases: Databases
     path: Mapping[str, str]
@@ -60,20 +59,17 @@ class PageRequest:
 
     @property
     def study(self) -> str:
-        """The study's name."""
         return self.path["name"]
 
     @property
     def database(self) -> str | None:
-        """The database's number in the query, if any."""
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:
-        """A query value; None if empty or missing."""
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Integer from the query, else ``default``; raises `UsageError` unless from ``least`` to ``most``."""
+        """An integer from the query, else ``default``; raise `UsageError` unless from ``least`` to ``most``."""
         given = self.text(name)
         if given is None:
             return default
@@ -85,7 +81,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Entry of ``known`` for a query value; None without a value. Raises `UsageError` if unknown."""
+        """The entry of ``known`` for a query value; None without a value. Raise `UsageError` if unknown."""
         given = self.text(name)
         if given is None:
             return None
@@ -95,7 +91,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Template with values; the page refreshes every ``live_seconds``, or never if 0."""
+    """A template with values; the page refreshes every ``live_seconds``, or never if 0."""
 
     template: str
     values: Mapping[str, Any]
@@ -114,7 +110,7 @@ Answered = View | Document
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page's functions, which raise `BSSearchError` if the page has no content.
+    """The functions of a page, which raise `BSSearchError` if the page has no content.
 
     A client with the current ``version`` gets no body.
     """

@@ -1,4 +1,4 @@
-"""Steps and step seconds by batch size, as fitted laws, and the predicted optimum.
+"""Fitted laws of steps and of step seconds by batch size, and the predicted optimum.
 
 S(B) = S_min (1 + B_crit / B) steps and E(B) = B·S(B) = E_min (1 + B / B_crit) samples, with E_min = S_min·B_crit
 (McCandlish et al. 2018, arXiv 1812.06162).
@@ -24,7 +24,7 @@ KNEE_SHARE = 0.9  # the knee's share of the highest measured throughput
 
 @dataclass(frozen=True, slots=True)
 class StepTimeFit:
-    """Step time t(B) = α + β·B without accumulation; ``max_residual`` is the largest |fit / measured − 1|."""
+    """The step time t(B) = α + β·B without accumulation; ``max_residual`` is the largest |fit / measured − 1|."""
 
     alpha_seconds: float
     beta_seconds: float
@@ -32,7 +32,7 @@ class StepTimeFit:
     measured: Mapping[int, float]
 
     def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
-        """Seconds of a step: t(B), or k·(t(micro-batch) − update) + update with k micro-batches."""
+        """Return the seconds of a step: t(B), or k·(t(micro-batch) − update) + update with k micro-batches."""
         accumulation = batch_size // micro_batch_size
         micro = self.alpha_seconds + self.beta_seconds * micro_batch_size
         if accumulation == 1:
@@ -43,7 +43,7 @@ class StepTimeFit:
 def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> StepTimeFit | None:
     """Fit step times without accumulation by least squares of the relative error, with α ≥ 0.
 
-    Returns None below ``fewest`` timed sizes, or if β ≤ 0.
+    The result is None below ``fewest`` timed sizes, or if β ≤ 0.
     """
     measured = {
         probe.batch_size: probe.step_seconds for probe in probes if probe.step_seconds is not None and probe.is_whole
@@ -61,7 +61,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
 
 
 def throughput_knee(probes: Sequence[StepTime]) -> int | None:
-    """Smallest batch size with at least 90 % of the highest throughput; None if no throughput is known."""
+    """Return the smallest batch size with at least 90 % of the highest throughput, if known."""
     throughputs = {
         probe.batch_size: probe.batch_size / probe.step_seconds for probe in probes if probe.step_seconds is not None
     }
@@ -71,7 +71,7 @@ def throughput_knee(probes: Sequence[StepTime]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Peak memory: ``fixed_bytes`` + ``bytes_per_sample`` × micro-batch size."""
+    """Peak memory as ``fixed_bytes`` + ``bytes_per_sample`` × micro-batch size."""
 
     fixed_bytes: float
     bytes_per_sample: float
@@ -92,7 +92,7 @@ WIDEST_GAP = 1.0  # in log steps; also the gap if the last miss was before step 
 
 
 def log_gap(run: TrialRecord) -> float:
-    """Log steps between the last miss and the first hit; 0 if unknown."""
+    """Return the log steps between the last miss and the first hit; 0 if unknown."""
     outcome = run.outcome
     if outcome is None or not outcome.first_hit_step or outcome.last_miss_step is None:
         return 0.0
@@ -103,7 +103,7 @@ def log_gap(run: TrialRecord) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """A batch size's runs: samples to the target, and samples at the last miss of runs that missed."""
+    """The runs of a batch size: samples to the target, and samples at the last miss of runs that missed."""
 
     batch_size: int
     samples: tuple[float, ...]
@@ -112,7 +112,6 @@ class LawPoint:
 
 
 def law_point(batch_size: int, runs: Sequence[TrialRecord]) -> LawPoint:
-    """The `LawPoint` of ``runs`` at a batch size."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     return LawPoint(
         batch_size,
@@ -167,7 +166,6 @@ class LawLikelihood:
         self.residuals = reached[0], missed[0]
 
     def log_samples(self, batch_size: int) -> float:
-        """Log E(B) by the likeliest law."""
         return self.log_e_min + float(np.logaddexp(0, math.log(batch_size) - self.log_b_crit))
 
     def _deviances(self, log_b_crit: Numbers) -> Numbers:
@@ -291,10 +289,12 @@ LACK_OF_FIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LawFit:
-    """Law with the 90 % interval of B_crit, None on an unbounded side.
+    """The law with the 90 % interval of B_crit, None on an unbounded side.
 
-    ``deviation``: the residual standard deviation of log samples. ``residuals``: geometric mean samples / the law's
-    samples − 1. ``verdict``: poor if a residual exceeds 10 % and either 3 standard errors or the F-test's 5 % limit.
+    Attributes:
+        deviation: Residual standard deviation of log samples.
+        residuals: Geometric mean of samples / the law's samples − 1.
+        verdict: "poor" if a residual exceeds 10 % and either 3 standard errors or the F-test's 5 % limit.
     """
 
     s_min: float
@@ -310,15 +310,14 @@ class LawFit:
 
     @property
     def max_residual(self) -> float:
-        """The largest |residual|."""
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """S(B), for batch sizes up to the largest size that ran."""
+        """Return S(B), for batch sizes up to the largest size that ran."""
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """95 % interval of S(B) with departures from the law; None below three batch sizes."""
+        """Return the 95 % interval of S(B) with departures from the law; None below three batch sizes."""
         own, known = self.steps(batch_size), self._posterior
         if known is None:
             return None
@@ -329,7 +328,7 @@ class LawFit:
         return min(own, float(low)), max(own, float(high))
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
-        """S(B) / S_min of each draw of the law (`DRAWS`, sizes); None without draws."""
+        """Return S(B) / S_min of each draw of the law (`DRAWS`, sizes); None without draws."""
         if self._posterior is None:
             return None
         return np.asarray(1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float))))
@@ -337,9 +336,11 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class RunnableStep:
-    """Batch size with the seconds per step.
+    """A batch size with the seconds per step.
 
-    ``micro_batch_size``: sum over devices. ``error``: standard error of the log seconds; None if interpolated.
+    Attributes:
+        micro_batch_size: Sum over the devices.
+        error: Standard error of the log seconds; None if interpolated.
     """
 
     batch_size: int
@@ -380,7 +381,7 @@ def rising(points: Sequence[LawPoint]) -> Iterator[int]:
 
 
 def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:
-    """Batch size with the fewest predicted seconds; None if all sizes exceed the largest size that ran."""
+    """Return the batch size with the fewest predicted seconds; None if all sizes exceed the largest size that ran."""
     fastest = {size: step for size, step in fastest_by_size(steps).items() if size <= fit.largest_batch}
     if not fastest:
         return None
@@ -438,12 +439,11 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
-    """Fastest step of each batch size, in ascending order."""
     return {step.batch_size: step for step in sorted(steps, key=lambda step: (step.batch_size, -step.step_seconds))}
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """First and last index of the consecutive True values of ``holds`` around ``index``; None if False at ``index``."""
+    """Return the first and last index of the True values around ``index``; None if ``holds`` is False at ``index``."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)

@@ -54,7 +54,7 @@ HALVINGS = 12  # 12 halvings find samples to a thousandth
 
 @dataclass(frozen=True, eq=False)
 class BatchCurves:
-    """A batch size's tuned runs, each as steps and best gain so far (`Target.gain`)."""
+    """The tuned runs of a batch size, each run as steps and best gain so far (`Target.gain`)."""
 
     batch_size: int
     micro_batch_size: int
@@ -62,11 +62,10 @@ class BatchCurves:
     runs: Sequence[tuple[Numbers, Numbers]]
 
     def log_samples(self, gain: float) -> Numbers:
-        """Each run's log samples to a gain; infinite if missed."""
+        """Return each run's log samples to a gain; infinite if the run missed the gain."""
         return np.array([_log_steps(*run, gain) for run in self.runs]) + math.log(self.batch_size)
 
     def typical(self, gain: float) -> float:
-        """Median log samples to a gain."""
         return float(np.median(self.log_samples(gain)))
 
 
@@ -137,7 +136,7 @@ def _log_b_crits(batch_sizes: Numbers, count: int) -> Numbers:
 
 
 def nearest_law(log_samples: Numbers, batch_sizes: Numbers) -> tuple[Numbers, Numbers]:
-    """Log B_crit and log S_min of the least-squares laws of log samples (n, batch sizes)."""
+    """Return log B_crit and log S_min of the least-squares laws of log samples (n, batch sizes)."""
     grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
     bare = log_samples - log_samples.mean(axis=1, keepdims=True)
     log_b_crit = grid[((bare[:, None, :] - _shape(batch_sizes, grid)) ** 2).sum(axis=-1).argmin(axis=1)]
@@ -255,7 +254,7 @@ class _Approach:
 
 
 def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
-    """Predict for a harder target ``value``; raises `UsageError` if the curves allow no prediction."""
+    """Predict for a harder target ``value``; raise `UsageError` if the curves allow no prediction."""
     gain, highest = measured.gain(value), _highest(measured)
     require(
         math.isfinite(value) and gain > measured.gain(measured.value),
@@ -280,7 +279,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Predict for ``samples`` at the best batch size; raises `UsageError` if out of range."""
+    """Predict for ``samples`` at the best batch size; raise `UsageError` if out of range."""
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))

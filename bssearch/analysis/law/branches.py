@@ -27,19 +27,18 @@ Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPlan:
-    """Batch sizes, B first; all branches evaluate after equal samples."""
+    """Batch sizes of the branches, B first; all branches evaluate after equal samples."""
 
     batch_sizes: tuple[int, ...]
     samples: int
     samples_between: int
 
     def is_in_window(self, samples: int) -> bool:
-        """True if the mean includes an evaluation after ``samples``."""
         return samples >= (1 - WINDOW) * self.samples
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Plan branches from B to 2^``octaves`` B; raises `UsageError` if 2B exceeds ``samples`` or ``largest``."""
+    """Plan branches from B to 2^``octaves`` B; raise `UsageError` if 2B exceeds ``samples`` or ``largest``."""
     require(octaves >= 1, f"octaves = {octaves} must be >= 1 to compare B and 2B")
     require(
         samples >= 2 * batch_size,
@@ -61,14 +60,14 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """Mean metric over each branch's window; None if the branch diverged."""
+    """The mean metric over each branch's window; None if the branch diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
 
     @property
     def mean(self) -> float | None:
-        """Mean over the branches; None if a branch diverged or no branch ran."""
+        """The mean over the branches; None if a branch diverged or no branch ran."""
         known = [end for end in self.ends if end is not None]
         return statistics.fmean(known) if known and len(known) == len(self.ends) else None
 
@@ -77,9 +76,11 @@ class BranchedSize:
 class LocalCriticalBatch:
     """The largest batch size that `holds`.
 
-    ``verdict``: ``found`` if ``low`` holds and ``high`` fails, ``at_least`` if all sizes hold, ``below`` if 2B fails,
-    or ``cannot_tell`` for ``reason``. ``bound``: the worst mean metric of a size that `holds`. ``spread``: the standard
-    deviation of the branches' metrics at B.
+    Attributes:
+        verdict: ``found`` if ``low`` holds and ``high`` fails, ``at_least`` if all sizes hold, ``below`` if 2B fails,
+            or ``cannot_tell`` for ``reason``.
+        bound: Worst mean metric of a size that `holds`.
+        spread: Standard deviation of the branches' metrics at B.
     """
 
     verdict: Verdict
@@ -93,13 +94,12 @@ class LocalCriticalBatch:
 
 
 def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
-    """True if the batch size's mean metric is no worse than ``bound``."""
     mean = size.mean
     return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
 
 
 def bound_of(base: BranchedSize, goal: Goal) -> float | None:
-    """One-sided 95 % prediction bound of the mean metric of equally many new branches at B; None if unknown.
+    """Return the one-sided 95 % prediction bound of the mean metric of equally many new branches at B, if known.
 
     The bound is mean ± t s √(2/n), with Student's t of n − 1 degrees of freedom.
     """
@@ -114,7 +114,7 @@ def bound_of(base: BranchedSize, goal: Goal) -> float | None:
 
 
 def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
-    """The reason if the branches at B give no answer; ``start`` is the checkpoint's metric."""
+    """Return the reason if the branches at B give no answer; ``start`` is the checkpoint's metric."""
     if None in base.ends:
         return f"a branch at the checkpoint's batch size {base.batch_size} diverged; branch from another checkpoint"
     bound = bound_of(base, goal)

@@ -22,7 +22,7 @@ from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
 
 class QuickOptimum(Model):
-    """Batch size with the least expected time to the target."""
+    """The batch size with the least expected time to the target."""
 
     batch_size: int
     micro_batch_size: int
@@ -31,7 +31,7 @@ class QuickOptimum(Model):
 
 
 class QuickCriticalBatch(Model):
-    """Critical batch size in samples, with the 90 % interval."""
+    """The critical batch size in samples, with the 90 % interval."""
 
     estimate: PositiveFloat
     low: PositiveFloat
@@ -49,11 +49,15 @@ class QuickRun(Model):
 
 
 class QuickAnswer(Model):
-    """Batch size from a few runs and measurements, without a search.
+    """The batch size from a few runs and measurements, without a search.
 
-    ``interval`` contains the optimum with a probability of 90 %. ``gain``: the default's expected time / the optimum's
-    time. ``learning_rate_gain``: time with the rule's learning rate / time with the recommended rate. A step takes
-    ``alpha_s`` + ``beta_s`` × samples seconds. ``target``: easier than the study's target if the default missed.
+    A step takes ``alpha_s`` + ``beta_s`` × samples seconds.
+
+    Attributes:
+        interval: Contains the optimum with a probability of 90 %.
+        gain: The default's expected time / the optimum's time.
+        learning_rate_gain: Time with the rule's learning rate / time with the recommended rate.
+        target: Easier than the study's target if the default missed.
     """
 
     schema_version: Literal[1] = 1
@@ -78,12 +82,11 @@ class QuickAnswer(Model):
     warnings: list[Notice]
 
     def holds(self, batch_size: int) -> bool:
-        """True if a batch size is in the optimum's interval."""
         return self.interval[0] <= batch_size <= self.interval[1]
 
 
 class Promise(Model):
-    """The quick answer compared with the search; ``holds``: true if the quick interval overlaps the flat range."""
+    """The quick answer compared with the search; ``holds`` is true if the quick interval overlaps the flat range."""
 
     batch_size: int
     interval: list[int]
@@ -95,7 +98,6 @@ class Promise(Model):
 
     @property
     def in_words(self) -> str:
-        """The comparison in a sentence."""
         low, high = self.interval
         kept = f"{'overlaps' if self.holds else 'misses'} the sizes within 5 % of the best"
         ratio = "" if self.time_ratio is None else f", which takes {self.time_ratio:.2g}× as long to the target"
@@ -130,16 +132,14 @@ class CriticalBatchPosterior:
 
     @property
     def estimate(self) -> float:
-        """Median of B_crit."""
         return self._quantile(0.5)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """90 % interval of B_crit."""
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
-        """Log steps to the target (draws, sizes), up to a constant."""
+        """Return log steps to the target (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
         departures = _between(self.log_nodes, self.departures, logs)
         return np.asarray(departures + np.logaddexp(0, self.log_b_crit[:, None] - logs))
@@ -151,7 +151,7 @@ class CriticalBatchPosterior:
 
 @dataclass(frozen=True)
 class ExpectedOptimum:
-    """Batch size with the least expected time; ``relative_times`` are expected times / the optimum's time."""
+    """The batch size with the least expected time; ``relative_times`` are expected times / the optimum's time."""
 
     step: RunnableStep
     interval: tuple[int, int]
@@ -162,7 +162,6 @@ class ExpectedOptimum:
 def critical_batch(
     sizes: Sequence[int], noise_scale: float | None, points: Sequence[LawPoint] = ()
 ) -> CriticalBatchPosterior:
-    """Posterior of B_crit from the noise scale (samples) and the runs."""
     reach = BEYOND_OCTAVES * math.log(2)
     low, high = math.log(min(sizes)), math.log(max(sizes))
     known = [] if noise_scale is None else [math.log(noise_scale)]
@@ -219,7 +218,7 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Batch size of the ``ladder`` with the least expected log time."""
+    """Return the batch size of the ``ladder`` with the least expected log time."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     # (draws, sizes), up to the level of the law

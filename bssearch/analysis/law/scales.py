@@ -52,7 +52,7 @@ class LocalBatch:
 
 
 class ScalingLaw:
-    """Joint law of ``points`` and ``branches``, with refits to bootstrap samples."""
+    """The joint law of ``points`` and ``branches``, with refits to bootstrap samples."""
 
     # Each draw adds resampled residuals to the fitted steps: divided by √(1 − leverage), and by the random root of χ² /
     # freedom, because few points determine the noise badly. Local critical batch sizes of branches are c·B_crit with a
@@ -103,11 +103,10 @@ class ScalingLaw:
         return self.columns == 3 or not self._is_apart(data, model)
 
     def b_crit(self, samples: float) -> Interval:
-        """B_crit at D samples."""
         return interval(np.exp(self.found[:, 0] + self.found[:, 1] * (math.log(samples) - self.middle[0])))
 
     def steps(self, parameters: float, samples: float, batch_sizes: Sequence[float]) -> Numbers:
-        """Steps (1 + `DRAWS`, batch sizes) at N and D; the first row is the estimate."""
+        """Return the steps (1 + `DRAWS`, batch sizes) at N and D; the first row is the estimate."""
         data, model = np.log([samples, parameters]) - self.middle
         level = self.linear @ self._terms(np.array([data]), np.array([model]))[0]
         sizes = np.log(batch_sizes)
@@ -148,7 +147,7 @@ class ScalingLaw:
 
 
 def interval(drawn: Numbers) -> Interval:
-    """90 % interval of draws; the first draw is the estimate."""
+    """Return the 90 % interval of draws; the first draw is the estimate."""
     low, high = np.quantile(drawn[1:], TAILS)
     return Interval(value=float(drawn[0]), low=float(low), high=float(high))
 
@@ -160,7 +159,7 @@ CHECKED_SHARES = (0.125, 0.25, 0.5)  # of the samples, at which checkpoints tell
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """A study's answer at N and D, with steps to the target by batch size."""
+    """The answer of a study at N and D, with steps to the target by batch size."""
 
     parameters: float
     samples: float
@@ -191,7 +190,7 @@ def plan_larger_run(
     step_time: StepTimeFit | None,
     branches: Sequence[LocalBatch] = (),
 ) -> LargerPlan:
-    """Plan a run too large to search; raises `UsageError` if the scales allow no prediction."""
+    """Plan a run too large to search; raise `UsageError` if the scales allow no prediction."""
     scales = sorted(scales, key=lambda one: one.samples)
     largest = scales[-1]
     different = len({one.samples for one in scales})
@@ -264,7 +263,6 @@ def _larger(
 
 
 def left_out(scales: Sequence[Scale]) -> LeftOutScale:
-    """Predict the largest scale from the other scales."""
     *others, largest = scales
     law, points = ScalingLaw([point for one in others for point in one.points]), largest.points
     predicted = law.steps(largest.parameters, largest.samples, [one.batch_size for one in points])[0]

@@ -71,7 +71,6 @@ SMALLER = (10.0, 20.0)  # the rule's ratios of the batch size from scratch to th
 
 
 def command(spec: StudySpec, verb: str, options: str = "") -> str:
-    """A `bssearch` command on the study in brackets; empty for imported studies."""
     return "" if spec.is_imported else f" (bssearch {verb} {shlex.quote(spec.name)}{options})"
 
 
@@ -268,7 +267,6 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
 
 
 def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Answer]) -> list[RuleFinding]:
-    """Compare the optimum with the optima of studies from ``scratch``."""
     # The flat ranges give the interval, open if a range is at the end of the batch sizes.
     if spec.preset != FINE_TUNING:
         return [_not_run(Rule.FINE_TUNING, None, f"the spec has no preset {FINE_TUNING}")]
@@ -380,7 +378,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """Finding on a rule; ``regret`` is the rule's figure / the tuned optimum's figure."""
+    """The finding on a rule; ``regret`` is the rule's objective value / the tuned optimum's."""
 
     rule: Rule
     batch_size: int | None
@@ -392,7 +390,7 @@ class RuleFinding(Model):
 
 
 class LearningRateSlope(Model):
-    """Slope of log learning rate over log batch size; ``excludes``: the `SLOPES` outside the 95 % interval."""
+    """The slope of log learning rate over log batch size; ``excludes`` has the `SLOPES` outside the 95 % interval."""
 
     estimate: float
     low: float
@@ -411,7 +409,7 @@ class Audit(Model):
 
 @dataclass(frozen=True)
 class Case:
-    """Rule at a batch size, with the configuration to run or the ``reason`` for no run."""
+    """A rule at a batch size, with the configuration to run or the ``reason`` for no run."""
 
     rule: Rule
     batch_size: int
@@ -421,7 +419,6 @@ class Case:
 
     @property
     def is_tuned(self) -> bool:
-        """True if the rule gives the tuned configuration."""
         return (
             self.configuration is not None and self.tuned is not None and self.configuration == self.tuned.configuration
         )
@@ -446,7 +443,7 @@ def audit(
 ) -> Audit:
     """Compare each rule with the study's records.
 
-    ``train_seconds``: the budget of audit runs. ``scratch``: answers of studies that train from scratch.
+    ``train_seconds`` is the budget of audit runs; ``scratch`` has answers of studies that train from scratch.
     """
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
@@ -475,7 +472,7 @@ def audit(
 def cases(
     spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
 ) -> list[Case]:
-    """Each rule's cases at the optimum and at the largest confirmed batch size without accumulation."""
+    """Return each rule's cases at the optimum and at the largest confirmed batch size without accumulation."""
     base = default_configuration(spec, trials)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
@@ -502,14 +499,13 @@ def tuned_optima(
     step_times: Collection[StepTime] = (),
     memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
-    """Best candidate of each batch size; see `decide`."""
     compared, step_seconds = compared_trials(trials, memory), step_seconds_of(step_times, spec.timed_model)
     verdict = decide(compared, spec.confirm.runs, objective_of(spec), step_seconds)
     return {} if verdict is None else verdict.by_batch
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Completed runs to the full limit, one per seed, preferably confirmation runs."""
+    """Return completed runs to the full limit, one per seed, preferably confirmation runs."""
     completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
     by_seed = grouped(
         (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases
@@ -525,12 +521,11 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
 
 
 def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
-    """Train seconds of all audit runs."""
     return train_seconds_of(trial for trial in trials if trial.phase is Phase.AUDIT)
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
-    """Slope for the recommended optimizer, by least squares; None for a fixed rate or below three tuned batch sizes."""
+    """Return the slope for the recommended optimizer; None for a fixed rate or below three tuned batch sizes."""
     if isinstance(spec.space.learning_rate, int | float):
         return None
     optimizer = answer.optimal.parameters.get("optimizer")
@@ -602,19 +597,19 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
 
 
 def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
-    """Cases to run, the cheapest first, and last the cases that cannot be decided."""
+    """Return the cases to run, the cheapest first, and last the cases that cannot be decided."""
     asked = (case for case in found if case.configuration is not None and not case.is_tuned)
     return sorted(asked, key=lambda case: (not case.can_be_decided, run_seconds(spec, case)))
 
 
 def run_seconds(spec: StudySpec, case: Case) -> float:
-    """Expected train seconds of a run: the tuned optimum's median if known, else the full limit."""
+    """Return the expected train seconds of a run: the tuned optimum's median if known, else the full limit."""
     known = None if case.tuned is None else case.tuned.time.median
     return spec.budget.trial_train_seconds if known is None else known
 
 
 def runs_to_decide(regret: Regret | None, made: int) -> float:
-    """Runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; may be infinite."""
+    """Return the runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; may be infinite."""
     if regret is None or not regret.low or regret.high is None:
         return 2.0 * made
     distance = max(math.log(HELD / regret.value), math.log(regret.value / BROKE))

@@ -1,6 +1,6 @@
 """Rules of thumb at a batch size, and the regret of following a rule.
 
-Regret is the ratio of two configurations' figures; κ = batch size / default batch size.
+Regret is the ratio of two configurations' objective values; κ = batch size / default batch size.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 
 
 def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
-    """One micro-batch per step with β₂^κ, κ = 1 / accumulation steps (Marek et al. 2025, arXiv 2507.07101).
+    """Return a configuration of one micro-batch per step with β₂^κ, κ = 1 / accumulation steps.
 
-    ``near``: the tuned configuration at the micro-batch size. If None or with another optimizer, the learning rate
-    follows the space's rule.
+    Marek et al. 2025 (arXiv 2507.07101) propose the rule. ``near`` is the tuned configuration at the micro-batch size.
+    If ``near`` is None or has another optimizer, the learning rate follows the space's rule.
     """
     if reason := _without_beta2(accumulated, accumulated) or _unknown(accumulated, accumulated, "learning_rate"):
         return reason
@@ -224,7 +224,7 @@ SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
-    """Ratio of two figures; ``at_least``: true if the value is a lower bound."""
+    """The ratio of two objective values; ``at_least`` is true if the value is a lower bound."""
 
     at_least: bool
 
@@ -234,14 +234,13 @@ NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
 
 @dataclass(frozen=True)
 class Judgement:
-    """Finding on a rule by runs, with the reason."""
+    """The finding on a rule by runs, with the reason."""
 
     finding: Finding
     reason: str
     regret: Regret | None = None
 
     def reversed(self) -> Judgement:
-        """Judgement of the opposite rule."""
         other: dict[Finding, Finding] = {"held": "broke", "broke": "held"}
         return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
 

@@ -57,7 +57,7 @@ RENAMED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """Input of the form."""
+    """An input of the form."""
 
     name: str
     label: str
@@ -83,17 +83,14 @@ class Fieldset:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """The always visible fields."""
         return [_field(self.request, *one) for one in self.options.items()]
 
     @cached_property
     def rare_fields(self) -> list[Field]:
-        """The folded fields."""
         return [_field(self.request, name, "") for name in self.rare]
 
 
 def field_name(request: type[Request], option: str) -> str:
-    """Field name of a request's option."""
     return RENAMED.get((request, option), option)
 
 
@@ -317,7 +314,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Rejected value, with the field if known, and a message with the page's labels."""
+    """A rejected value, with the field if known, and a message with the page's labels."""
 
     field: str | None
     label: str
@@ -327,7 +324,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSection:
-    """A result section."""
+    """A section with results."""
 
     name: str
     title: str
@@ -348,7 +345,7 @@ Asked = TypeVar("Asked", bound=Request)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking(Generic[Asked]):
-    """Command with the options' texts."""
+    """A command with the options' texts."""
 
     part: ResultSection
     command: str
@@ -360,13 +357,12 @@ class Asking(Generic[Asked]):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The given options' texts."""
         given = {option: self.typed[field_name(self.request, option)].strip() for option in self.options}
         return {**{option: text for option, text in given.items() if text}, **self.set_by_page}
 
     @property
     def line(self) -> str:
-        """Command line as typed; empty if a text has no command-line form."""
+        """The command line as typed; empty if a text has no command-line form."""
         return (
             ""
             if self._unreadable()
@@ -382,11 +378,10 @@ class Asking(Generic[Asked]):
 
     @property
     def missing(self) -> list[str]:
-        """Missing required options."""
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
-        """Result section, empty if a field is missing or wrong."""
+        """Return the result section, empty if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "see the errors above the results"
@@ -405,7 +400,6 @@ class Asking(Generic[Asked]):
         )
 
     def field_of(self, option: str) -> Any:
-        """Field of an option."""
         return FIELDS[field_name(self.request, option)]
 
     def _in_page_words(self, message: str) -> str:
@@ -484,14 +478,12 @@ def _memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int])
 def line(
     name: str, x: Sequence[float], y: Sequence[float], colour: str, *, dash: Dash = "solid", width: float = 2
 ) -> Series:
-    """A named line."""
     return Series(
         name=name, points=[Point(*one) for one in zip(x, y, strict=True)], colour=colour, width=width, dash=dash
     )
 
 
 def mark(name: str, x: float, y: float, colour: str, symbol: Symbol, size: int = 11) -> Series:
-    """A named point."""
     return Series(name=name, points=[Point(x, y)], colour=colour, symbol=symbol, size=size)
 
 
@@ -583,7 +575,6 @@ DEVICES = ResultSection(
 
 
 def results(typed: Mapping[str, str]) -> list[ResultSection]:
-    """The result sections."""
     fitting: list[int | None] = []
 
     def of_memory(asked: MemoryPlanRequest) -> dict[str, Any]:
@@ -750,7 +741,7 @@ MOST_NAMED = 5  # most unknown fields in a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculated:
-    """A rendered page's content."""
+    """The content of a rendered page."""
 
     texts: Mapping[str, str]
     wrong: Mapping[str, str]  # the fields' errors
@@ -762,16 +753,13 @@ class Calculated:
     fieldsets: Sequence[Fieldset] = FIELDSETS
 
     def is_open(self, fieldset: Fieldset) -> bool:
-        """True if a rare field has a value or an error."""
         return any(self.texts[field.name] or field.name in self.wrong for field in fieldset.rare_fields)
 
     def is_checked(self, field: Field) -> bool:
-        """True if a flag is set."""
         return self.texts[field.name].lower() in YES
 
 
 def calculator_page(asked: PageRequest) -> Answered:
-    """Show the calculator for a query."""
     return View(
         template="calculator_results.html" if asked.text("part") == RESULTS else "calculator.html",
         values={"calculator": calculated(asked.query)},
@@ -779,7 +767,7 @@ def calculator_page(asked: PageRequest) -> Answered:
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """The calculator for a query, without parts that depend on wrong or missing fields; never raises.
+    """Calculate a query's results, without parts that depend on wrong or missing fields; never raise.
 
     A group without fields in the query gets its defaults.
     """
