@@ -17,6 +17,7 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def document(self) -> dict[str, Any]:
+        """Return JSON values."""
         return self.model_dump(mode="json")
 
     def __dir__(self) -> list[str]:  # without pydantic's methods

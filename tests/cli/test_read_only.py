@@ -274,7 +274,7 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
 
 def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
     done = ran(folder, "best", "--step-times", "h200.csv", "--export", "python")
-    assert "'batch_size': 128," in done.stdout and "a prediction for h200" in done.stderr
+    assert "'batch_size': 128," in done.stdout and "the answer predicts h200" in done.stderr
 
 
 @pytest.mark.parametrize(
