@@ -39,7 +39,6 @@ def topics() -> dict[str, Path]:
 
 
 def topic_file(topic: str) -> Path:
-    """Return a topic's file; raise `NotFoundError` with similar topics if the topic is unknown."""
     from difflib import get_close_matches
 
     there = topics()

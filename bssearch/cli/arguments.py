@@ -169,7 +169,6 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
 
 
 def study_name(db: str | None, given: str | None) -> str:
-    """Return the given name, or the name of the only study."""
     if given is not None:
         return given
     with study_to_read([db] if db else None, None) as (_, name):
@@ -185,13 +184,13 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if another option has a value other than None and False."""
+    """Raise `UsageError` if an option in ``others`` has a value other than None and False."""
     for name, value in others.items():
         require(value is None or value is False, f"give either {option} or {name}, not both")
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if another option has a value, because these options need ``option``."""
+    """Raise `UsageError` if an option in ``others`` has a value, because the option needs ``option``."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}; add {option} or omit {name}")
 

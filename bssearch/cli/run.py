@@ -229,7 +229,7 @@ def print_quick(found: QuickAnswer) -> None:
         "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
     )
     gain = (
-        "this is your default"
+        "this batch size is your default"
         if best.batch_size == found.default_batch_size
         else f"your default of {found.default_batch_size} is expected to be as fast within {FLAT_RATIO - 1:.0%}"
         if found.gain < FLAT_RATIO

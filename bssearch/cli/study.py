@@ -408,7 +408,7 @@ def print_track_record(found: TrackRecord) -> None:
     if rows:
         print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
-        say(f"{found.held} of {len(rows)} quick intervals meet the flat range of the search{ratio}.")
+        say(f"{found.held} of {len(rows)} quick answers have an interval that meets the search's flat range{ratio}.")
     else:
         say("No confirmed search allows a comparison with a quick answer yet.")
     if found.waiting:

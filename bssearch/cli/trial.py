@@ -275,10 +275,10 @@ def _steps(found: Rerun) -> str:
     named = f"Trial {found.trial} of {found.study}, batch {found.batch_size}, seed {found.seed}"
     if found.identical:
         count = max(len(one.evaluations) for one in found.runs)
-        return f"{named}: the same steps, bit for bit ({count} evaluations compared)."
+        return f"{named}: the rerun made the same steps, bit for bit ({count} evaluations compared)."
     if found.identical is None:
         end = f"{found.then.state.value}, after {found.then.steps} steps"
-        return f"{named}: the same end ({end}), but the runs have no evaluations to compare."
+        return f"{named}: the rerun had the same end ({end}), but the runs have no evaluations to compare."
     first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
     states = sorted({one.state.value for one in found.runs} - {found.then.state.value})
@@ -288,7 +288,7 @@ def _steps(found: Rerun) -> str:
             first,
             f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}",
         ),
-        (states, f"the rerun ended {' and '.join(states)}, the stored trial {found.then.state.value}"),
+        (states, f"the rerun ended as {' and '.join(states)}, the stored trial as {found.then.state.value}"),
     ]
     parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
     return f"{named}: the rerun differs: {'; '.join(parts) or 'the ends differ'}."

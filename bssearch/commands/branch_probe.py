@@ -148,7 +148,7 @@ def _file_digest(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedCheckpoint:
-    """Branches from one checkpoint, and the critical batch size found."""
+    """The branches from one checkpoint, and their critical batch size."""
 
     point: BranchPoint
     plan: BranchPlan
@@ -344,7 +344,9 @@ def branch(
     ] = FEWEST_REPEATS,
     at: Annotated[
         list[int] | None,
-        Option("Samples before each checkpoint, if missing in the checkpoint.", min=0, metavar="SAMPLES"),
+        Option(
+            "Samples before each checkpoint, if the checkpoint does not record its samples.", min=0, metavar="SAMPLES"
+        ),
     ] = None,
     warmup_steps: Annotated[
         int,
@@ -383,13 +385,13 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Convert ``tokens`` to samples; raise `UsageError` for fewer than ``least`` samples, one step at 2B."""
+    """Convert ``tokens`` to samples; raise `UsageError` for fewer than ``least`` samples, which make one step at 2B."""
     if tokens_per_sample is None:
         return tokens
     require(
         tokens >= least * tokens_per_sample,
-        f"--tokens {tokens} must be >= {least * tokens_per_sample}, one step of the batch size 2B = {least} at "
-        f"{tokens_per_sample} tokens a sample",
+        f"--tokens {tokens} must be >= {least * tokens_per_sample}, which is one step at batch size {least} (twice the "
+        f"default) with {tokens_per_sample} tokens a sample",
     )
     return tokens // tokens_per_sample
 

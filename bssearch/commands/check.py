@@ -301,7 +301,7 @@ def _walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkSte
     yield WalkStep(
         question="How much memory does a sample take?",
         figures={} if fit is None else {"fixed_gib": fit.fixed_bytes / GIB, "sample_mib": fit.bytes_per_sample / MIB},
-        decision=f"not measured: {reason}" if fit is None else "add a fixed part and an equal part for each sample",
+        decision=f"not measured: {reason}" if fit is None else "plan with fixed_gib, plus sample_mib for each sample",
     )
     most = None if fit is None else samples
     if fit is not None and fit.bytes_per_sample > 0:
@@ -362,7 +362,10 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
             f"{default}; use a smaller batch, or retune and regularise"
         )
     else:
-        decision = f"after {limit:g} train seconds, {target.metric} is at most {DROP:.0%} worse at batch {largest}"
+        decision = (
+            f"after {limit:g} train seconds, {target.metric} is at most {DROP:.0%} worse at batch {largest} than at "
+            f"batch {default}"
+        )
     yield WalkStep(
         question="Does the largest batch converge?",
         figures={f"{target.metric}_at_{default}": mine, f"{target.metric}_at_{largest}": its, "drop": drop},
@@ -371,9 +374,9 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     times = {size: run.time_to_target_s for size, run in ((default, trial), (largest, other))}
     reached = {size: seconds for size, seconds in times.items() if seconds is not None}
     soonest = (
-        f"batch {min(reached, key=reached.__getitem__)} of these two batch sizes, untuned"
+        f"batch {min(reached, key=reached.__getitem__)} of {' and '.join(map(str, times))}, without tuning"
         if reached
-        else f"neither batch size reaches the target within {limit:g} s"
+        else f"no batch size of {' and '.join(map(str, times))} reaches the target within {limit:g} train seconds"
     )
     yield WalkStep(
         question="Which batch size reaches the target soonest?",
@@ -410,7 +413,7 @@ LATE = 0.5
 
 
 class DefaultRun(Model):
-    """One run of the default configuration to the study's time limit."""
+    """One run of the default configuration to the time limit of a trial."""
 
     seed_index: int
     best_metric: float
@@ -453,7 +456,7 @@ def advise_target(
     margin: float | None = None,
     on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:
-    """Run the default configuration ``runs`` times to the study's limit, and propose a target.
+    """Run the default configuration ``runs`` times to the time limit of a trial, and propose a target.
 
     The proposal is the median best metric, eased by ``margin`` (in units of the metric) and rounded to the easier side.
     ``on_run`` receives each run. The database stores no run. Raises `UsageError` for wrong ``runs`` or ``margin``, and

@@ -92,7 +92,7 @@ def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
 
 
 class LiveTable:
-    """A table at the terminal's end; `show` redraws only changed lines."""
+    """A table at the bottom of the terminal; `show` redraws only changed lines."""
 
     def __init__(self, screen: Console) -> None:
         self._screen, self._size = screen, screen.size
@@ -239,7 +239,6 @@ def confirmed_medians(history: History) -> dict[int, str]:
 
 
 def so_far(history: History) -> str:
-    """Describe the best batch size by the confirmed median, else by the best single run."""
     if medians := confirmed_medians(history):
         size, median = next(iter(medians.items()))
         return f"batch {size}, median {median} fresh seeds"

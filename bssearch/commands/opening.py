@@ -212,7 +212,7 @@ def check_parts(spec: StudySpec) -> None:
         except Exception as error:
             raise UsageError(
                 f"{named} failed to load: {type(error).__name__}: {error}",
-                hint="correct this part's options in the spec, or the package that contains this part",
+                hint="correct the options in the spec, or repair the package",
             ) from error
 
 
@@ -304,7 +304,6 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
 
 
 def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
-    """Yield a sentence for each changed setting or version."""
     now = spec.model_dump(mode="json")
     before = spec_of(study).model_dump(mode="json")
     for part in MAY_CHANGE:
@@ -450,8 +449,8 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
                 remember(spec, store.studies.get(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(
-                    f"{given.label} is not in a file, so trials run in this process, one at a time; a trial that "
-                    "crashes or hangs stops this process"
+                    f"{given.label} is not in a file, so trials run in this process, one at a time; if a "
+                    "trial crashes or hangs, this process does too"
                 )
             with (
                 _not_left_empty(store, spec.name) if is_new else nullcontext(),
@@ -526,7 +525,7 @@ def stored_spec(
     """Return the spec of a stored study, and a launch in the folder of the study's code.
 
     ``to_run`` refuses imported studies. ``runs_code`` refuses code that differs from this user's last run on this
-    machine. ``connects`` refuses a cluster or OptunaHub package that differs from this run. ``answered`` raises
+    machine. ``connects`` refuses a cluster or OptunaHub package that differs from the last run. ``answered`` raises
     `TargetNotReachedError` if the study has no answer.
     """
     with open_store(launch.db, write=False) as store:
@@ -552,7 +551,6 @@ def _refuse_imported(spec: StudySpec) -> None:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """Return the spec's program, or None if the spec names a workload."""
     if not spec.is_program:
         return None
     return Program(

@@ -95,7 +95,7 @@ def _most_micro_batches(spec: StudySpec) -> tuple[int, int]:
 
 
 def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
-    """Return True if the untrained metric covers over `STARTS_TRAINED` of the way from chance to the target."""
+    """Return True if the untrained metric covers more than `STARTS_TRAINED` of the way from chance to the target."""
     target = spec.record_target
     info, untrained = found.metrics.get(target.metric), found.model.initial_metrics.get(target.metric)
     if info is None or info.chance is None or untrained is None or target.value == info.chance:
@@ -118,8 +118,8 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
         begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"{begins}, and {reaches}, but the literature recommends a warmup from {WARMUP_RATIO} × the default on; "
-            "search the warmup, for example in [0, 1]",
+            f"{begins}, but {reaches}; search a warmup, for example in [0, 1], which the literature recommends from "
+            f"{WARMUP_RATIO} × the default on",
         )
     micro, steps = _most_micro_batches(spec)
     if steps > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:

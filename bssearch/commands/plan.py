@@ -33,7 +33,7 @@ from bssearch.storage.repository import Store, open_store
 
 
 class BeyondRequest(Request):
-    """A prediction from a study's curves."""
+    """A request for a prediction from a study's curves."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A target that is harder than the study's target.")] = None
@@ -86,7 +86,7 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
 
 
 class LargerRequest(Request):
-    """A run too large to search, planned from studies of several scales."""
+    """A request to plan a run that is too large to search."""
 
     studies: Annotated[
         Annotated[list[Name], Field(min_length=1)],
@@ -103,7 +103,7 @@ class LargerRequest(Request):
 
 @planned(LargerRequest)
 def plan_larger(asked: LargerRequest) -> LargerPlan:
-    """Plan a run too large to search from studies of several scales.
+    """Plan, from studies of several scales, a run that is too large to search.
 
     The plan has the batch size, learning rate, weight decay, steps and time of the run.
 

@@ -54,7 +54,8 @@ def step_time_of_default(
         tried = ", ".join(str(use.micro_batch_size) for use in reversed(too_large))
         raise LaunchError(
             f"batch size {batch_size} does not fit into memory: micro-batches of {tried} ran out of memory",
-            hint="use a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
+            hint="use a smaller model, smaller evaluation batches, or a device with more memory (see "
+            "executor.memory_limit_gib)",
         )
     return probe
 
@@ -140,13 +141,13 @@ class ProbeReport:
 
 
 class Probe(Protocol):
-    """A registered function that measures and stores figures.
+    """A registered function that measures a study and stores the measurements.
 
     The function's docstring is the command's help. Keyword-only parameters with an `Option` are the command's options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
-        """Measure, store and return the figures."""
+        """Measure, store the measurements, and return a report."""
 
 
 SECONDS_LIMIT = 5.0  # default limit for timing one batch size

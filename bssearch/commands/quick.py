@@ -109,8 +109,6 @@ class QuickPlan:
         return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
 
     def next_rate(self, batch_size: int) -> NextRun:
-        """Return a planner of runs with other learning rates at a batch size."""
-
         def plan(history: History) -> TrialPlan | None:
             times = seconds_by_rate(history, batch_size)
             fastest = min(times.values(), default=math.inf)
@@ -126,8 +124,6 @@ class QuickPlan:
         return plan
 
     def once(self, configuration: Configuration) -> NextRun:
-        """Return a planner of one run of a new configuration."""
-
         def plan(history: History) -> TrialPlan | None:
             return None if ended_run(history, configuration) else self._run(history, configuration, self.seconds)
 
@@ -161,7 +157,6 @@ def ended_run(history: History, configuration: Configuration) -> TrialRecord | N
 
 
 def by_rule(history: History) -> list[TrialRecord]:
-    """Return the ended search trials that follow the learning-rate rule."""
     rules = {size: rule_configuration(history, size) for size in history.feasible}
     runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
     return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
@@ -504,7 +499,7 @@ class Kept(Promise):
 
 
 class TrackRecord(Model):
-    """Quick answers compared with searches."""
+    """A database's quick answers, compared with the searches."""
 
     studies: list[Kept]
     held: int  # number of intervals that meet the search's flat range
@@ -513,7 +508,6 @@ class TrackRecord(Model):
 
 
 def track_record(store: Store) -> TrackRecord:
-    """Compare a database's quick answers with the searches."""
     kept, waiting = [], []
     for study in store.studies.summaries():
         if stored_quick(store, study.name) is None:

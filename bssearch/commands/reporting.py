@@ -33,7 +33,6 @@ class Reporter(Listener):
 
     @contextmanager
     def reporting(self, store: Store, spec: StudySpec, train_samples: int | None) -> Iterator[None]:
-        """Report the study's trials to the boards within the context."""
         self._store, self._name, self._metric = store, spec.name, spec.target.metric
         self._train_samples = train_samples
         study = store.studies.get(spec.name)

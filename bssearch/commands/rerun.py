@@ -138,10 +138,10 @@ class Stored:
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
     """Train a stored trial again, and compare the runs without storing them.
 
-    A rerun takes one slot, up to the longer limit of the study and the trial. A stopped trial stops again at
-    its last evaluation. ``launch.workload`` names a workload that this machine does not know.
+    A rerun takes one slot, and stops at the time limit of the study or the trial, whichever is longer. A stopped trial stops
+    again at its last evaluation. ``launch.workload`` names a workload that this machine does not know.
 
-    Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code, and the errors of `run_study`.
+    Raises `UsageError` for ``runs`` < 1, a trial that cannot run again, or unknown code, and the errors of `run_study`.
 
     Example: ``print(bssearch.rerun("digits", 12, runs=2))``
     """
@@ -288,7 +288,6 @@ def _ratio(now: float | None, then: float | None) -> float | None:
 
 
 def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:
-    """Yield the differences of environment and GPU between the trial and the rerun."""
     then_known, now_known = _facts(stored.environment, stored.outcome), _facts(now, outcome)
     for name, then in then_known.items():
         if then is not None and then != now_known[name]:

@@ -122,7 +122,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time batch sizes on more devices if asked, and run the best sizes of the Pareto front."""
+    """Time batch sizes on the further ``executor.devices``, and run the best sizes of the Pareto front."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -150,7 +150,7 @@ def _runs_on_devices(study: OpenStudy) -> int:
 
 
 def grow(study: OpenStudy) -> None:
-    """Search batch schedules if asked, and confirm the best."""
+    """Search batch schedules if the spec or a trial has a schedule, and confirm the best schedule."""
     asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
@@ -158,8 +158,8 @@ def grow(study: OpenStudy) -> None:
     study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
-            "no schedule of space.batch_schedule changes the batch size within a trial's limit, or the best constant "
-            "batch size never reached the target; raise budget.trial_train_seconds"
+            "space.batch_schedule led to no trial: budget.trial_train_seconds = "
+            f"{study.spec.budget.trial_train_seconds:g} is too short for a change of the batch size or for the target; raise the limit"
         )
 
 
@@ -210,7 +210,7 @@ def confirm_study(
         else:
             sizes = sorted({one.batch_size for one in after_search.finalists(study.history())})
             study.listener.note(
-                f"{plural(to_budget_runs, 'run')} at each batch size ({', '.join(map(str, sizes))}), up to "
+                f"making {plural(to_budget_runs, 'run')} at each batch size ({', '.join(map(str, sizes))}), up to "
                 f"{spec.budget.trial_train_seconds:g} train seconds"
             )
             driver.run_planned(partial(after_search.next_run, runs=to_budget_runs), Phase.TO_BUDGET)
@@ -233,7 +233,6 @@ def audit_stored(
     train_seconds: float | None = None,
     train_samples: int | None = None,
 ) -> Audit:
-    """Judge the rules of thumb from stored runs."""
     spec = spec_of(store.studies.get(study))
     return audit(
         spec,
@@ -351,7 +350,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield the missing runs case by case.
 
-    Repeats failed, lost and cancelled runs, and misses under a limit that the user has raised since.
+    Also repeats failed, lost and cancelled runs, and misses under a limit that the user has raised since.
     """
     made = CompletedRuns(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:

@@ -519,7 +519,7 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
     ("changes", "said"),
     [
         ({"gain": 1.01}, "your default of 256 is expected to be as fast within 5%"),
-        ({"default_batch_size": 128}, "this is your default"),
+        ({"default_batch_size": 128}, "this batch size is your default"),
         ({"learning_rate_gain": 3.0}, "took 3× the time of learning rate 0.05"),
     ],
     ids=["no gain", "the default's batch size", "a faster learning rate than the rule's"],

@@ -459,7 +459,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
         (["--checkpoint", "line.py", "--tokens", "512"], "cannot be read as tensors"),
         (
             ["--checkpoint", "early.pt", "--tokens", "28"],
-            "--tokens 28 must be >= 32, one step of the batch size 2B = 8 at 4 tokens a sample",
+            "--tokens 28 must be >= 32, which is one step at batch size 8 (twice the default) with 4 tokens a sample",
         ),
         (["--checkpoint", "other.pt", "--tokens", "512"], "weight is of shape (1, 3); expected shape (1, 8)"),
         (["--checkpoint", "early.pt", "--tokens", "512", "--at", "1", "--at", "2"], "2 --at for"),
@@ -708,7 +708,5 @@ def test_a_command_cannot_be_told_of_a_checkpoint(folder: Path) -> None:
 def test_tokens_are_whole_samples_and_too_few_are_told_in_tokens() -> None:
     assert samples_of(1000, None, 2000) == 1000, "a workload without tokens counts samples"
     assert samples_of(1000, 32, 16) == 31
-    with pytest.raises(
-        UsageError, match=r"--tokens 500 must be >= 512, one step of the batch size 2B = 16 at 32 tokens"
-    ):
+    with pytest.raises(UsageError, match=r"--tokens 500 must be >= 512, which is one step at batch size 16 "):
         samples_of(500, 32, 16)

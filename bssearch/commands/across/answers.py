@@ -30,7 +30,7 @@ MOST_NAMED = 8  # the most values of a condition that an error lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """The conditions on a study; every study meets a condition of None.
+    """The conditions that select studies; None sets no condition.
 
     ``device`` is a part of the device's name.
     """
@@ -52,7 +52,6 @@ class StudyFilter:
         objective: str | None = None,
         precision: str | None = None,
     ) -> Self:
-        """Make a filter; `target_of` parses ``target``."""
         metric, value = (None, None) if target is None else target_of(target)
         return cls(
             workload=workload, device=device, target=value, metric=metric, objective=objective, precision=precision
@@ -105,7 +104,7 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 def workload_names(study: StudyRecord) -> set[str]:
     """Return the names that select a study's workload.
 
-    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
+    ``tasks/task.py:Task`` also has the names ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
     """
     named = study.workload
     location, _, attribute = named.rpartition(":")
@@ -132,7 +131,6 @@ def precision_of(study: StudyRecord) -> str:
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Return an error with the existing values of the filter's conditions."""
     if not studies:
         return NotFoundError(
             "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"

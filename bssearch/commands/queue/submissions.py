@@ -74,7 +74,7 @@ def settle_cancelled(store: Store, study: str) -> None:
 
 
 def settle_left_behind(store: Store) -> dict[str, str]:
-    """Settle cancelled studies of killed workers; return the errors by study."""
+    """End the remaining trials of cancelled studies whose workers were killed; return the errors by study."""
     problems: dict[str, str] = {}
     left = store.queue.unsettled()
     for study in {*left} - _served(store) if left else ():
@@ -150,7 +150,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Return an error with the reason if all workers reject the values, or None."""
+    """Return an error if all known workers reject the values, or None."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -170,7 +170,6 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 
 
 def asked_in_file(path: Path) -> AskedStudy:
-    """Read a submission file; raise `SpecError` if the file is invalid."""
     data = read_file(path, "file of a submission", "name a template without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")

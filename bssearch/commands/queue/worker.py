@@ -222,7 +222,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """The scope of a worker; ``slots`` and ``device`` override the specs.
+    """The settings of a worker; ``slots`` and ``device`` override the specs.
 
     Example: ``bssearch.run_worker("templates.yaml", serving=bssearch.Serving(tags=("a100",), until_empty=True))``
     """
@@ -251,9 +251,9 @@ ALL = Serving()
 def run_worker(
     templates: Path | str, launch: Launch = HERE, serving: Serving = ALL, *, tell: Tell = lambda line: None
 ) -> None:
-    """Serve the queue from a file's templates until SIGTERM or Ctrl-C, which pause trials.
+    """Serve the queue with a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
-    Serves one study at a time, by priority, then by age. Raises `SpecError` and `NotFoundError` for the file, and
+    Serves one study at a time, by priority, then by age. Raises `SpecError` or `NotFoundError` for the file, and
     `DatabaseError` if the database is not writable at the start.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
