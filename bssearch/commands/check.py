@@ -374,9 +374,9 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     times = {size: run.time_to_target_s for size, run in ((default, trial), (largest, other))}
     reached = {size: seconds for size, seconds in times.items() if seconds is not None}
     soonest = (
-        f"batch {min(reached, key=reached.__getitem__)} of {' and '.join(map(str, times))}, without tuning"
+        f"batch {min(reached, key=reached.__getitem__)} of batch sizes {' and '.join(map(str, times))}, without tuning"
         if reached
-        else f"no batch size of {' and '.join(map(str, times))} reaches the target within {limit:g} train seconds"
+        else f"no tried batch size ({' and '.join(map(str, times))}) reaches the target within {limit:g} train seconds"
     )
     yield WalkStep(
         question="Which batch size reaches the target soonest?",

@@ -159,7 +159,8 @@ def grow(study: OpenStudy) -> None:
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
             "space.batch_schedule led to no trial: budget.trial_train_seconds = "
-            f"{study.spec.budget.trial_train_seconds:g} is too short for a change of the batch size or for the target; raise the limit"
+            f"{study.spec.budget.trial_train_seconds:g} is too short for a change of the batch size or for "
+            "the target; raise the limit"
         )
 
 
