@@ -54,12 +54,12 @@ RANDOM_TRIALS = 3  # random trials before TPE
 
 ASKED_AGAIN = 20  # after this many proposals of tried schedules, no new schedule is left
 
-MISSED = 1e9  # a figure worse than any success
+MISSED = 1e9  # an objective value worse than any success
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Best constant-batch configuration, with median samples to the target."""
+    """The best constant-batch configuration, and the median number of samples to the target."""
 
     configuration: Configuration
     samples_to_target: float
@@ -68,7 +68,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
+    """Return the next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -108,7 +108,6 @@ def _in_known_micro_batches(history: History, configuration: Configuration) -> C
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """Configuration for a schedule's coordinates."""
     space, growth = history.spec.space, history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth, tuned), tuned)
@@ -140,9 +139,9 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def changes_at_decay(base: Configuration, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(samples, batch size) of each Seesaw change: the batch size is k-fold when the decay has divided the rate by k.
+    """Return Seesaw's changes as (samples, batch size): the size is k-fold once the decay has divided the rate by k.
 
-    The decay counts from the first sample, as if there were no warmup.
+    The decay starts at the first sample, without a warmup.
     """
     decay = schedule_of(replace(base, batch_size=1, micro_batch_size=1, accumulation_steps=1, warmup_epochs=0.0), 1)
     samples = range(decay.horizon_steps or 0)
@@ -249,8 +248,7 @@ def _asked(
 
 
 def _best_at(history: History, batch_size: int, tuned: Configuration, *, is_carried: bool) -> Configuration:
-    # The best configuration of a batch size; with ``is_carried``, or if no trial reached the target there, the tuned
-    # values at this batch size
+    # The best configuration of a batch size; the tuned values if `is_carried`, or if no trial reached the target there
     if batch_size == tuned.batch_size:
         return history.as_run(tuned)
     best = None if is_carried else history.best_at(batch_size)
@@ -267,7 +265,10 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Next schedule trial, enqueued trials first; None if no budget, new schedule or tuned batch size is left."""
+    """Return the next schedule trial, enqueued trials first.
+
+    Returns None if the budget is spent, or if no new schedule or no tuned batch size is left.
+    """
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
         configuration = _in_known_micro_batches(history, queued.configuration)
@@ -283,7 +284,6 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """Next repeat of the best schedules with a confirmation seed, if any."""
     made = CompletedRuns(history, [one for one in history.of_phase(Phase.AUDIT) if one.configuration.grows])
     return next(interleaved(history, made, _best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
@@ -345,15 +345,16 @@ def _plan(
 
 
 def next_run(history: History, runs: int) -> TrialPlan | None:
-    """Next of ``runs`` full-length runs per finalist, with confirmation seeds; None if no run remains."""
+    """Return the next full-length run with a confirmation seed; each finalist gets ``runs`` runs."""
     limit = history.spec.budget.trial_train_seconds
     made = CompletedRuns(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
     return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Each batch size's best configuration with a hit, and a `more_regularised` copy of the largest size's
-    configuration.
+    """Return each batch size's best configuration with a hit.
+
+    The last finalist is a `more_regularised` copy of the largest batch size's configuration, unless already listed.
     """
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
@@ -370,7 +371,10 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Copy with at least the optimum's regularisation × √(B / B_opt), within the space."""
+    """Return a copy with at least √(B / B_opt) times the optimum's regularisation, within the space.
+
+    B and B_opt are the batch sizes of ``configuration`` and ``optimum``.
+    """
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
     changes: dict[str, Any] = {
         name: max(getattr(configuration, name), _within(getattr(space, name), factor * getattr(optimum, name)))
@@ -386,10 +390,10 @@ def _within(domain: Domain, value: float) -> float:
 
 
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
-    """Next run on more devices; None if no run remains.
+    """Return the next run on more devices, if any.
 
-    Each number of devices on the Pareto front gets ``confirm.runs`` runs of its best batch size. If the history has
-    only ``runs_before`` runs, one contender runs.
+    Each number of devices on the Pareto front gets ``confirm.runs`` runs. If the history has only ``runs_before`` runs
+    on more devices, one contender also runs.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))

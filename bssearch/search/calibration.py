@@ -1,6 +1,6 @@
 """Measure isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-A visit times a batch size for `SECONDS_LIMIT` seconds. Visits alternate between batch sizes.
+A visit times a batch size for `SECONDS_LIMIT` train seconds. Visits alternate between batch sizes.
 """
 
 import functools
@@ -54,10 +54,10 @@ def missing_step_times(
     trials: Iterable[TrialRecord],
     compared: Collection[int] | None = None,
 ) -> list[int]:
-    """Batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
+    """The batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
 
-    Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) need visits, and `doubtful` sizes need `MOST_VISITS`.
-    Excludes batch sizes at which the user's code failed.
+    Only ``compared`` sizes (default: all) need more than `FIRST_VISITS` visits; `doubtful` sizes among them need
+    `MOST_VISITS`. Batch sizes at which the user's code failed need no visit.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
@@ -81,10 +81,11 @@ def missing_step_times(
 
 
 def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
-    """Batch sizes without accumulation and with an implausible step time.
+    """The batch sizes without accumulation that have an implausible step time.
 
-    Two adjacent sizes are doubtful if the smaller size's step takes longer by more than `STANDARD_ERRORS`. A size is
-    doubtful if uncontended trials of the same kind (`kind_of`) were faster by more than a factor of `TOLERANCE`.
+    Two adjacent sizes are doubtful if the smaller size's step takes longer by more than `STANDARD_ERRORS` standard
+    errors. A size is also doubtful if uncontended trials of the same kind (`kind_of`) were more than `TOLERANCE` times
+    as fast.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.is_whole]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -118,12 +119,11 @@ def measure_step_times(
 ) -> None:
     """Measure and store the `missing_step_times`, after a second test of sizes that ran out of memory once.
 
-    Later visits use all devices of a node if the devices are equally fast. If the user's code fails at a batch size,
-    the stored probe has no step time, and trials skip the size. ``check`` runs before each measurement and write, and
-    may raise.
+    Later visits use all devices of a node if the devices are equally fast. Trials skip a batch size at which the user's
+    code fails. ``check`` runs before each measurement and write, and may raise.
 
     Raises:
-        LaunchError: If no batch size fits.
+        LaunchError: If no batch size fits into memory.
         WorkloadError: If the user's code fails at the default batch size or at a batch size with a step time.
     """
     cadences = {
@@ -283,7 +283,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default configuration in the largest micro-batch that fits; None if no size fits."""
+    """Time the default configuration in the largest micro-batch that fits. Returns None if no size fits."""
     while (micro := _micro_batch_at(spec, batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
@@ -308,7 +308,7 @@ def default_at(
     seconds_limit: float = SECONDS_LIMIT,
     world_size: int | None = None,
 ) -> StepTimeRequest:
-    """Request to time the default configuration with all regularisation on, as in most trials."""
+    """Return a request to time the default configuration with all regularisation on."""
     default = spec.space.with_all_regularisation(spec.default_configuration)
     devices = world_size or default.world_size
     return StepTimeRequest(
@@ -320,13 +320,11 @@ def default_at(
 
 
 def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Environment) -> None:
-    """Raise `LaunchError` if no micro-batch size fits into memory."""
     if store.probes.memory_boundary(spec.name, environment).nothing_fits:
         raise nothing_fits(environment, store.probes.memory(spec.name, environment))
 
 
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
-    """Error that not even a single sample fits into memory."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     memory = environment.device_memory_bytes
@@ -372,7 +370,7 @@ def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
 
 
 def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) -> list[tuple[int, int, int]]:
-    """Triples (devices, batch size, micro-batch size) with fewer than `COMPARING_VISITS` visits."""
+    """The (devices, batch size, micro-batch size) triples with fewer than `COMPARING_VISITS` visits."""
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
     visits = Counter(split(one) for one in store.probes.visits(spec.name))
@@ -389,7 +387,6 @@ def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) 
 def time_on_devices(
     spec: StudySpec, store: Store, executor: Executor, environment: Environment, check: Callable[[], None]
 ) -> None:
-    """Time all batch sizes that fit on more devices, in `COMPARING_VISITS` visits; see `measure_step_times`."""
     known = store.probes.by_batch_size(spec.name, environment)
     too_large: set[tuple[int, int, int]] = set()
     for _ in range(COMPARING_VISITS):

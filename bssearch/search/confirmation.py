@@ -66,12 +66,11 @@ def repeat(
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Configurations to confirm, in current micro-batches.
+    """The configurations to confirm, in current micro-batches.
 
-    Each of the ``confirm.top`` best batch sizes has two finalists: the best configuration, and the best size's values
-    or else the second best configuration. Further finalists are the configurations `beside` the best size, the default,
-    and the best at the default's batch size. The last finalist is the best, or nearest to the target, at the largest
-    batch size without accumulation.
+    Each of the ``confirm.top`` best batch sizes has two finalists: its best configuration, and a copy of the overall
+    best or else its second best. Further finalists are the configurations `beside` the best size, the default, and the
+    best at the default's batch size. The last finalist has the best result at the largest size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -96,7 +95,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def compared_sizes(history: History) -> frozenset[int]:
-    """Batch sizes of finalists and started runs, unless the size's best search trial is `FAR_BEHIND` the incumbent."""
+    """The batch sizes of finalists and started runs, except sizes that are `FAR_BEHIND` the incumbent."""
     # at twice the winner's time, a first visit's error of about 10 % changes no decision
     chosen = [*finalists(history), *(trial.configuration for trial in history.of_phase(Phase.CONFIRM))]
 
@@ -110,9 +109,9 @@ def compared_sizes(history: History) -> frozenset[int]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Best configuration of each neighbour of a batch size; if a neighbour has no hit, ``batch_size``'s best.
+    """Return the best configuration of each neighbour of a batch size, or ``batch_size``'s best for lack of a hit.
 
-    A neighbour gets no run if ``batch_size``'s best missed the target there in a trial that did not stop early.
+    The list omits a neighbour if ``batch_size``'s best missed the target there in a trial that did not stop early.
     """
     # The seed of a trial that stopped early may be unlucky.
     sizes = list(history.feasible)
@@ -141,15 +140,14 @@ def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -
 
 
 def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
-    """First of the `remaining` confirmation runs; None if no run remains."""
     return next(iter(remaining(history, history.of_phase(Phase.CONFIRM), spares=spares)), None)
 
 
 def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool = True) -> list[TrialPlan]:
-    """Missing runs, seed by seed over all finalists in random order.
+    """Return the missing runs, seed by seed, over all finalists in random order.
 
-    Each configuration with runs stays a finalist. If ``spares``, the `beaten` and `plain_misses` get no more runs.
-    Lost and cancelled runs repeat; failed runs repeat once. If a run is out of memory, all runs of the batch size
+    Configurations with runs stay finalists. With ``spares``, the `beaten` and the `plain_misses` get no more runs.
+    Lost and cancelled runs repeat, and failed runs repeat once. If a run is out of memory, all runs of the batch size
     repeat in smaller micro-batches.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
@@ -201,7 +199,7 @@ def _plain_misses(history: History, trials: Sequence[TrialRecord]) -> list[Candi
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Message if this trial makes the configuration a plain miss, else None."""
+    """Return a message if this trial makes its configuration a plain miss, else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
@@ -217,7 +215,7 @@ def interleaved(
     runs: int,
     phase: Phase = Phase.CONFIRM,
 ) -> Iterator[TrialPlan]:
-    """Yield missing runs of ``chosen``, seed by seed in random order."""
+    """Yield the missing runs of ``chosen``, seed by seed, in random order."""
     for index in range(runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
@@ -226,7 +224,7 @@ def interleaved(
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Trials in the current micro-batches of the batch size."""
+    """The trials in the current micro-batches of their batch sizes."""
     return [
         trial
         for trial in trials
@@ -236,7 +234,7 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 
 
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
-    """Verdict over search and confirmation; None if no trial reached the target."""
+    """The verdict over search and confirmation; None if no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
     return decide(counted, history.spec.confirm.runs, history.objective, _timed(history))
 
@@ -246,7 +244,7 @@ def _timed(history: History) -> StepSeconds:
 
 
 def in_vain(history: History) -> str | None:
-    """Message if every confirmed configuration plainly misses the target, else None."""
+    """Return a message if every confirmed configuration plainly misses the target, else None."""
     trials = history.of_phase(Phase.CONFIRM)
     missed = _missed(history, trials)
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
@@ -260,7 +258,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Message that the recommendation is final or provisional; None without a verdict."""
+    """Return a message that the recommendation is final or provisional; None without a verdict."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)
@@ -342,7 +340,10 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs)
 
 
 class CompletedRuns:
-    """Completed runs at timed batch sizes, by configuration and seed; ``begun`` has the configurations with runs."""
+    """Completed runs at timed batch sizes, by configuration and seed.
+
+    ``begun``: all configurations with a run, by key.
+    """
 
     def __init__(
         self,
@@ -350,7 +351,7 @@ class CompletedRuns:
         trials: Sequence[TrialRecord],
         as_run: Callable[[Configuration], Configuration] | None = None,
     ) -> None:
-        """``as_run``: gives a configuration its current micro-batches and devices; by default `History.as_run`."""
+        """``as_run`` gives a configuration its current micro-batches and devices; the default is `History.as_run`."""
         self.begun: dict[str, Configuration] = {}
         self._done: Counter[tuple[str, int]] = Counter()
         self._in_vain: dict[tuple[str, int], int] = {}
@@ -359,11 +360,9 @@ class CompletedRuns:
                 self._add(trial, (as_run or history.as_run)(trial.configuration))
 
     def is_missing(self, configuration: Configuration, seed: int) -> bool:
-        """True if a run is missing or must repeat."""
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Number of this seed's earlier run without a result, if any."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:

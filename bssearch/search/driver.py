@@ -113,7 +113,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def ask(self) -> None:
-        """Count an interrupt from another source; thread-safe."""
+        """Count an interrupt from another source, in any thread."""
         self.count += 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -141,7 +141,7 @@ class Shift:
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds for which the driver has only waited for other drivers; 0 while the driver works."""
+        """The seconds for which the driver has only waited for other drivers; 0 while the driver works."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock() - since
 
@@ -150,7 +150,7 @@ class Shift:
         self.is_ending = True
 
     def interrupt(self) -> None:
-        """Pause the running trials, stop loading, and end the driver; repeat until the driver ends."""
+        """Pause the running trials, stop loading and end the driver. Call again until the driver ends."""
         # ending the executor does not prevent a process that does not exist yet
         with self._lock:
             self.is_ending = True
@@ -162,7 +162,6 @@ class Shift:
                 self._end_loading()
 
     def kill(self) -> None:
-        """Kill all running trials."""
         with self._lock:
             for _, kill in self._drivers:
                 kill()
@@ -178,7 +177,7 @@ class Shift:
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Context of loading a workload; ``end`` stops the load. Raises `InterruptedRunError` if the shift ends."""
+        """Load a workload in this context; ``end`` stops the load. Raises `InterruptedRunError` if the shift ends."""
         with self._lock:
             self._end_loading = end
         try:
@@ -192,7 +191,6 @@ class Shift:
                 self._end_loading = None
 
     def join(self, interrupts: Interrupts, kill: Callable[[], None]) -> None:
-        """Add a driver, and interrupt the driver if the shift was interrupted."""
         with self._lock:
             self._drivers.append((interrupts, kill))
             if self._is_interrupted:
@@ -225,7 +223,7 @@ FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 tria
 
 
 class Recorder:
-    """Buffers and writes observations, outcomes and answers of the driver ``owner``; skips trials with a lost lease."""
+    """Buffers and writes observations, outcomes and answers of driver ``owner``, except of trials with a lost lease."""
 
     def __init__(self, store: Store, study: str, owner: str) -> None:
         self._store, self._study, self._owner = store, study, owner
@@ -234,18 +232,16 @@ class Recorder:
         self._finding_seconds: float | None = None
 
     def observe(self, observed: TrialObserved) -> None:
-        """Buffer an evaluation."""
         self._unwritten.append(observed)
 
     def flush(self) -> frozenset[int]:
-        """Write buffered evaluations; return the trials with a lost lease."""
+        """Write the buffered evaluations; return the numbers of trials with a lost lease."""
         rows = [(one.number, one.observation) for one in self._unwritten]
         refused = self._store.trials.append_observations(self._study, rows, owner=self._owner)
         self._unwritten, self._flushed = [], time.monotonic()
         return refused
 
     def flush_if_due(self) -> frozenset[int]:
-        """Call `flush`, but at most once in `FLUSH_SECONDS`."""
         return self.flush() if time.monotonic() - self._flushed > FLUSH_SECONDS else frozenset()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
@@ -265,11 +261,10 @@ class Recorder:
             return trial
 
     def holds(self, trial: TrialRecord) -> bool:
-        """False if the trial is lost, or another driver or an import has replaced the row."""
+        """False if the trial is lost, or if another driver or an import has replaced the row."""
         return trial.lease_owner == self._owner and trial.state is not TrialState.LOST
 
     def cancel(self, number: int, last: Observation | None) -> None:
-        """Store a trial as cancelled at the last evaluation."""
         with suppress(DatabaseError):
             self.flush()
         outcome = TrialOutcome(
@@ -283,7 +278,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the answer of ``trials`` trials, unless a driver recently stored an answer."""
+        """Store the answer of the study's ``trials`` trials, unless a driver recently stored an answer."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -359,12 +354,10 @@ class Driver:
                     self._wait()
 
     def time_on_devices(self) -> None:
-        """Time the batch sizes on more devices, one driver at a time."""
         with self._ready(), self._leases.held(TIMING, self._wait_to_time):
             time_on_devices(self.spec, self.store, self.executor, self.environment, self._check_timing)
 
     def run_planned(self, next_run: NextRun, phase: Phase) -> None:
-        """Make only the runs of ``next_run``, one after the other."""
         self.engine = self._engine(next_run, phase)
         self.run()
 

@@ -41,8 +41,8 @@ LATE = 0.5
 RETUNED = 3
 RETUNED_IN_VAIN = 5
 
-# Limit of an uncapped trial at a batch size without a hit, as a multiple of the fastest trial's figure: no tuning makes
-# up for this factor.
+# Limit of an uncapped trial at a batch size without a hit, as a multiple of the fastest trial's objective value: no
+# tuning makes up for this factor.
 FIRST_HERE = 4.0
 
 ENDED_BEFORE = 2  # ended trials before little improvement ends the search, if no ended trial has an expectation
@@ -58,9 +58,9 @@ class Planner:
         self._sampler = sampler
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Next search trial or None, and the reason if the search ends.
+        """Return the next search trial or None, and the reason if the search ends.
 
-        The order is: enqueued, lost, paused, default, evidence trials, then the sampler's proposal. Enqueued, lost
+        The order is: enqueued, lost, paused, default and evidence trials, then the sampler's proposal. Enqueued, lost
         uncapped and promising paused trials run even beyond the budget of trials.
         """
         history, ending = self._history, self._spent()
@@ -87,7 +87,7 @@ class Planner:
         return (None if following is None else self._plan(following)), ending
 
     def asked_for(self) -> TrialPlan | None:
-        """Next enqueued or lost uncapped trial, if any."""
+        """Return the next enqueued trial, or else the next uncapped trial to retry."""
         queued = next(iter(self._history.in_state(TrialState.QUEUED)), None)
         trial = queued or self._history.to_retry(uncapped=True)
         return None if trial is None else self._plan(trial)
@@ -216,7 +216,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers; if ``for_disk``, of any driver, to free disk space."""
+    """End paused trials of this driver and of dead drivers. With ``for_disk``, end any trials to free disk space."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -227,7 +227,7 @@ class SettlePaused:
 class Wait:
     """Call `Engine.slot_free` again when a trial ends or after a while.
 
-    ``for_others``: trials of other drivers. ``for_claim``: True if another driver confirms.
+    ``for_others``: numbers of other drivers' running trials. ``for_claim``: True if another driver confirms.
     """
 
     for_others: tuple[int, ...] = ()
@@ -277,13 +277,13 @@ Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in 
 
 FAILURES_IN_A_ROW = 5  # this many failures end the run if no trial ran before
 
-LEAST_STEPS = 10  # of the default in a full trial; fewer are a limit in another unit
+LEAST_STEPS = 10  # steps of the default in a full trial; with fewer steps, the limit is probably in another unit
 
 NextRun = Callable[[History], TrialPlan | None]  # returns None if all runs have started
 
 
 class EngineStage(StrEnum):
-    """The engine's state; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
+    """The engine's stage: CLAIM waits for the right to confirm, and REPEAT makes confirmation or planned runs."""
 
     SEARCH = "search"
     CLAIM = "claim"
@@ -294,7 +294,7 @@ class EngineStage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """Running trial of this driver; ``stopping`` is the end state that the engine requested."""
+    """A running trial of this driver; ``stopping`` is the end state that the engine requested."""
 
     plan: TrialPlan
     is_savable: bool
@@ -304,7 +304,7 @@ class Running:
 
 
 class Engine:
-    """Decides the actions of a driver with ``slots``; with ``next_run``, only plans runs of ``phase``.
+    """Decides the actions of a driver with ``slots`` slots. With ``next_run``, the engine only plans runs of ``phase``.
 
     See `bssearch.executors.base.Executor` for ``slots_apart``.
     """
@@ -337,14 +337,14 @@ class Engine:
         self._phase = phase
         self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
         self.running: dict[int, Running] = {}
-        """Running trials of this driver, by number."""
+        """The running trials of this driver, by number."""
         self._was_timed = False
         self._has_claim = False
         self._has_repeated = False
         self._ending: str | None = None
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Outcome to store: LOST after a failed resume, CANCELLED after an interruption without a checkpoint."""
+        """Return the outcome to store: LOST after a failed resume, CANCELLED if interrupted without a checkpoint."""
         running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
@@ -353,7 +353,6 @@ class Engine:
         return outcome
 
     def claimed(self, granted: bool) -> list[Action]:
-        """Handle the reply to a `ClaimConfirmation`."""
         if not granted:
             self._has_claim = False
             if self._stage is EngineStage.REPEAT:  # this driver lost the claim while suspended
@@ -441,19 +440,16 @@ class Engine:
         return [*ended, *(one for one in settled if one.numbers)]
 
     def timed(self, probes: Mapping[int, ProbeRecord]) -> list[Action]:
-        """Set the step times."""
         self.history.probes = dict(probes)
         self._was_timed = True
         return []
 
     def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
-        """Register a started trial; ``is_savable``: True if the trial has a checkpoint file."""
         self.running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
         self._take(trial)
         return []
 
     def evaluated(self, observed: TrialObserved) -> list[Action]:
-        """Handle an evaluation."""
         number, observation = observed.number, observed.observation
         running = self.running[number]
         running.last = observation
@@ -472,7 +468,6 @@ class Engine:
         return [halt]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
-        """Handle the end of a stored trial, LOST if another driver took over."""
         running = self.running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
@@ -497,7 +492,8 @@ class Engine:
     ) -> list[Action]:
         """Handle changes in the store; ``is_rewritten`` discards earlier knowledge.
 
-        ``evaluations``: evaluations of search trials that ended elsewhere. ``probes``, ``quick``: None if unchanged.
+        ``evaluations``: by trial number, for search trials that ended elsewhere. ``probes``, ``quick``: None if
+        unchanged.
         """
         if is_rewritten:
             self._forget()
@@ -528,7 +524,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the available checkpoints, of ``size`` bytes; above the limit, drop the least promising checkpoint."""
+        """Set the readable checkpoints and their bytes. Above the limit, end the least promising trial."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -536,14 +532,13 @@ class Engine:
         return [] if number is None else [SettlePaused([number], TrialState.PRUNED, for_disk=True)]
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """From now on, stop trials instead of pausing trials."""
+        """Stop trials instead of pausing trials, from now on."""
         if not self.pruning.standings.can_wait:
             return []
         self.pruning.standings.can_wait = False
         return [Tell(f"stopping trials instead of pausing, because saving a checkpoint failed: {reason}")]
 
     def interrupted(self) -> list[Action]:
-        """Pause or cancel running trials, then end with `InterruptedRunError`."""
         self._stage = EngineStage.STOPPING
         if not self.running:
             return self._stopped()

@@ -1,4 +1,4 @@
-"""Answers of stored studies, cached or recomputed."""
+"""The answers of stored studies, cached or recomputed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ MOVED = 0.01  # A notice reports a larger relative change of a median; printed m
 
 
 class Told(NamedTuple):
-    """A batch size's first reported median seconds."""
+    """The first reported median seconds of a batch size, and the number of its trials."""
 
     trials: int
     median: float
@@ -61,7 +61,7 @@ class _Kept(BaseModel):
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer unless up to date, and the search's end if given."""
+    """Store the current answer unless the stored answer is up to date. Also store ``search_end`` if given."""
     if search_end is None and _current(store, name) is not None:
         return
     stamp, last = store.findings.stamp(name), _Kept.model_validate(store.findings.last(name))
@@ -103,23 +103,22 @@ def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """Stored quick answer, or None."""
     return _Kept.model_validate(store.findings.last(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """Quick answer as the search's prior, if any; None unless trials race."""
+    """Return the quick answer as the search's prior; None unless trials race."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """The answer for ``target``: from the store if up to date, else computed."""
+    """Return the stored answer if it is up to date and ``target`` is None, else compute the answer."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
 
 
 def scratch_answers(store: Store, spec: StudySpec) -> dict[str, Answer]:
-    """Answers, by name, of studies that train a fine-tuning study's workload from scratch."""
+    """Return the answers, by study name, of studies that train a fine-tuning study's workload from scratch."""
     found: dict[str, Answer] = {}
     for one in store.studies.summaries() if spec.preset == FINE_TUNING else ():
         if (one.workload, one.objective) == (spec.workload, spec.objective) and _is_from_scratch(spec_of(one)):
@@ -181,7 +180,6 @@ def compute_answer(
 
 
 def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> dict[int, CountedSeconds]:
-    """See `Verdict.seconds_of`; empty if no trial reached the target."""
     study, probes = store.studies.get(name), store.probes.by_batch_size(name)
     verdict = first_verdict(study, spec_of(study), compared_trials(trials, store.probes.memory_boundary(name)), probes)
     return {} if verdict is None else verdict.seconds_of(trials)

@@ -25,15 +25,14 @@ from bssearch.spec import StudySpec, are_coordinates
 
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
-    """31-bit seed of a phase's trial ``index``."""
     return int.from_bytes(hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()[:4]) >> 1
 
 
 def busy_seconds(trials: Iterable[TrialRecord], now: float, slots: int) -> float:
-    """Seconds until ``now`` during which at least one trial ran.
+    """The seconds until ``now`` during which at least one trial ran.
 
-    A resumed trial counts from the last start, plus earlier seconds / slots. An ended trial counts for at most the
-    worker's seconds.
+    A resumed trial counts from its last start, plus its earlier seconds divided by ``slots``. An ended trial counts for
+    at most its wall seconds.
     """
     spans, earlier = list[tuple[float, float]](), 0.0
     for trial in trials:
@@ -61,7 +60,7 @@ Identity = tuple[object, ...]
 
 
 def spread(runs: Collection[TrialRecord]) -> tuple[float, int]:
-    """Sum of squared deviations of log seconds to the target, and degrees of freedom.
+    """The sum of squared deviations of log seconds to the target, and the degrees of freedom.
 
     Returns (0, 0) if fewer than two runs reached the target or a run is censored.
     """
@@ -74,14 +73,13 @@ def spread(runs: Collection[TrialRecord]) -> tuple[float, int]:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """A configuration's key, regardless of micro-batches and devices."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
-    """Measured train seconds to the target; infinite if unknown."""
+    """The measured train seconds to the target; infinite if unknown."""
     value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
@@ -96,14 +94,14 @@ INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
 
 class History:
-    """A study's trials, running trials included, and step times.
+    """A study's trials, including running trials, and step times.
 
     Attributes:
         probes: Step times by batch size, in current micro-batches.
         curves: Best gains so far, by search trial.
-        now: The last decision's time, in seconds since 1970.
+        now: Time of the last decision, in seconds since 1970.
         all_trials, trials: Views of all trials and of the search trials.
-        ended: Number of ended search trials, paused trials excluded.
+        ended: Number of ended search trials, without paused trials.
         last_expectation: Expected improvement of the newest ended trial with an expectation.
     """
 
@@ -150,7 +148,6 @@ class History:
             self.take(trial)
 
     def take(self, trial: TrialRecord) -> None:
-        """Add or update a trial."""
         self._takes += 1
         is_sampled = trial.phase is Phase.SEARCH and trial.sampled is not None
         if is_sampled and not are_coordinates(trial.sampled, self._dimensions):
@@ -175,7 +172,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """Step times; new step times update all trials."""
+        """The step times by batch size; a new value updates all trials."""
         return self._probes
 
     @probes.setter
@@ -186,7 +183,7 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Seconds of a configuration's step; None if untimed or growing."""
+        """The seconds of a configuration's step; None if untimed, or if the batch size grows."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
@@ -206,27 +203,25 @@ class History:
 
     @property
     def length(self) -> int:
-        """The newest trial's number, or 0."""
+        """The newest trial's number; 0 without trials."""
         return next(reversed(self._all), 0)
 
     def trial(self, number: int) -> TrialRecord | None:
-        """Trial with a number, or None."""
         return self._all.get(number)
 
     def value(self, trial: TrialRecord | None) -> float:
-        """A trial's figure; infinite if unknown."""
+        """Return a trial's objective value; infinite if unknown."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """A trial's figure with the unit."""
         is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
         basis = " as steps × step time" if is_product else ""
         return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
 
     @property
     def incumbent(self) -> TrialRecord | None:
-        """Trial with the least figure, if any."""
+        """The trial with the least objective value, if any."""
         return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
 
     @property
@@ -239,34 +234,31 @@ class History:
 
     @property
     def feasible(self) -> tuple[int, ...]:
-        """Timed batch sizes without too many `FAILURES`, in ascending order."""
+        """The timed batch sizes without too many `FAILURES`, in ascending order."""
         timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
         return tuple(size for size in timed if self._failed[size] < max(FAILURES, self._ran[size] + 1))
 
     @property
     def untimed(self) -> tuple[int, ...]:
-        """Batch sizes without a probe."""
         return tuple(size for size in self.spec.batch_sizes if size not in self.probes)
 
     @property
     def largest(self) -> int | None:
-        """Largest feasible batch size without accumulation, if any."""
+        """The largest feasible batch size without accumulation, if any."""
         return max([size for size in self.feasible if self.probes[size].is_whole], default=None)
 
     @property
     def budget_share(self) -> float:
-        """Larger of the spent shares of trials and wall seconds."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
     def time_share(self) -> float:
-        """Spent share of wall seconds; 0 if unlimited."""
+        """The spent share of ``budget.wall_seconds``; 0 if unlimited."""
         seconds = self.spec.budget.wall_seconds
         return 0.0 if seconds is None else self.busy_seconds / seconds
 
     @property
     def busy_seconds(self) -> float:
-        """See `busy_seconds`."""
         asked = self.now, self._takes  # a decision asks several times, each over all trials
         if self._busy_known is None or self._busy_known[0] != asked:
             self._busy_known = asked, busy_seconds(self.trials, self.now, self.spec.executor.least_slots)
@@ -274,7 +266,7 @@ class History:
 
     @property
     def seed_noise(self) -> float:
-        """Seed-to-seed spread: standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`."""
+        """The seed-to-seed spread: the standard deviation of log seconds to the target, shrunk towards `SEED_NOISE`."""
         for key in self._changed:
             self._spreads[key] = spread(self._runs[key].values())
         self._changed.clear()
@@ -283,19 +275,16 @@ class History:
         return math.sqrt(squares / (SEED_NOISE_FREEDOM + sum(freedom for _, freedom in known)))
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Search trials at a batch size, except missing and out-of-memory trials."""
+        """The search trials at a batch size, except missing and out-of-memory trials."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def of_phase(self, phase: Phase) -> list[TrialRecord]:
-        """Trials of a phase, by number."""
         return [trial for trial in self.all_trials if trial.phase is phase]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """Search trial with the least figure at a batch size, if any."""
         return self._best.get(batch_size)
 
     def in_state(self, *states: TrialState) -> list[TrialRecord]:
-        """Search trials in these states, by number."""
         found = [trial for state in states for trial in self._by_state[state].values()]
         return sorted(found, key=lambda trial: trial.number)
 
@@ -304,22 +293,24 @@ class History:
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
-        """True if any trial has the configuration, in any micro-batches."""
         here = self._by_batch_size[configuration.batch_size].values()
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Configuration in current micro-batches on the search's devices; unchanged if untimed."""
+        """Return the configuration in its batch size's current micro-batches; unchanged if untimed."""
         probe = self.probes.get(configuration.batch_size)
         return configuration if probe is None else configuration.on_devices(probe.world_size, probe.micro_batch_size)
 
     def eval_every_steps(self, batch_size: int) -> int:
-        """Steps between evaluations at a batch size; 1 if unknown."""
+        """The steps between evaluations at a batch size; 1 if unknown."""
         probe = self.probes.get(batch_size)
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """Coordinates of the nearest batch size's best tuned hit, else of the default; None if outside the space."""
+        """The coordinates of the nearest batch size's best tuned hit, else of the default.
+
+        Returns None if the default is outside the space.
+        """
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
         if not winners:
@@ -329,7 +320,7 @@ class History:
         ).sampled
 
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
-        """A lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once, if any.
+        """Return a lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once.
 
         Cancelled trials count only if ``uncapped``.
         """
@@ -398,12 +389,10 @@ class History:
 
 
 def is_interrupted(trial: TrialRecord) -> bool:
-    """True if a user interrupted this paused trial."""
     return trial.outcome is not None and trial.outcome.reason == INTERRUPTED
 
 
 def octaves(one: int, other: int) -> float:
-    """Doublings between two batch sizes."""
     return abs(math.log2(one / other))
 
 

@@ -21,7 +21,7 @@ from bssearch.storage.repository import Store
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
-LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # most seconds between two looks that count; in longer gaps no database answered
+LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # a longer gap between two looks counts as this, because no database answered
 
 GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewals is dead, even if the process exists
 
@@ -33,7 +33,6 @@ _living: set[str] = set()
 
 @contextmanager
 def living(owner: str) -> Iterator[None]:
-    """Count a driver of this process as alive."""
     _living.add(owner)
     try:
         yield
@@ -42,13 +41,12 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """Unique name for a driver."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
 
 def is_alive(owner: str) -> bool | None:
-    """True if a driver is alive; None if unknown without the driver's lease.
+    """True if a driver is alive, False if dead; None if only the driver's lease can tell.
 
     Returns None for drivers on other machines or in other containers, and for hidden or suspended processes.
     """
@@ -91,7 +89,7 @@ def _start(pid: int) -> str:
 
 @contextmanager
 def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
-    """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread. Failures of ``beat`` have no effect."""
+    """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread. A `BSSearchError` of ``beat`` has no effect."""
     # The main loop reports database errors, and a lease outlasts three beats.
     stopped = threading.Event()
 
@@ -120,7 +118,7 @@ class ClaimLostError(Exception):
 
 
 class Leases:
-    """Leases and claims of the driver ``owner``, and renewals of other drivers' leases.
+    """The leases and claims of driver ``owner``, and the renewals of other drivers' leases.
 
     The database clock may jump, so another driver's lease expires only after `LEASE_SECONDS` without a seen renewal.
     """
@@ -136,18 +134,16 @@ class Leases:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Count this driver as alive and renew the driver's leases."""
         renew = partial(self._store.leases.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
 
     def mark_lost(self) -> list[int]:
-        """Mark dead drivers' trials as lost; return the trials' numbers."""
         self.look()
         return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
-        """Record renewed leases."""
+        """Record the renewals of leases since the last look."""
         leases, now = self._store.leases.ends(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:
@@ -160,7 +156,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """True if a driver is alive; None if unknown and without renewal for `LEASE_SECONDS`."""
+        """True if a driver is alive; None if unknown and without a renewal for `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:
@@ -168,12 +164,12 @@ class Leases:
         return None if alive is None and unrenewed >= LEASE_SECONDS else True
 
     def has_lease(self, owner: str) -> bool:
-        """True if a driver recently renewed the lease."""
+        """True if a driver renewed its lease within `LEASE_SECONDS`."""
         seen = self._seen.get(owner)
         return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS
 
     def take(self, name: str) -> bool:
-        """Try to take a claim; return True if this driver has the claim."""
+        """Try to take a claim; return True on success."""
         self.look()
         found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
@@ -188,7 +184,6 @@ class Leases:
             raise ClaimLostError(name)
 
     def give_back(self, name: str) -> None:
-        """Release a claim if held."""
         if name in self._held:
             self._held.discard(name)
             self._store.leases.release(self._study, name, owner=self.owner)

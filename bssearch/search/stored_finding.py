@@ -1,4 +1,4 @@
-"""Read a search's short answer and end without importing the analysis."""
+"""Read a study's short answer and the end of its search without importing the analysis."""
 
 import math
 from contextlib import suppress
@@ -11,7 +11,7 @@ from bssearch.storage.repository import Store
 
 
 class SearchEnd(BaseModel):
-    """Reason for the end of a search, the spent trials and the budget."""
+    """The reason for the end of a search, the number of spent trials, and the budget."""
 
     reason: str
     spent: int
@@ -19,7 +19,7 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """Last stored end of the search, even if reopened; None if missing or invalid."""
+    """Return the last stored end of the search, even if the search has resumed; None if missing or invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None
@@ -49,17 +49,16 @@ class ShortAnswer(BaseModel):
 
     @property
     def seconds(self) -> float | None:
-        """Median seconds to the target; None if unknown."""
         return None if self.optimal.time_to_target_s is None else self.optimal.time_to_target_s.median
 
     @property
     def medians(self) -> dict[int, float]:
-        """Known medians by batch size, in the objective's unit."""
+        """The known medians by batch size, in the objective's unit."""
         return {one.batch_size: one.objective_value.median for one in self.batches if one.objective_value is not None}
 
     @property
     def in_words(self) -> str:
-        """Text such as ``batch 64, 0.131 s, 93 % sure``; final or provisional if the probability is unknown."""
+        """A text such as ``batch 64, 0.131 s, 93 % sure``; says final or provisional if the probability is unknown."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "provisional" if self.provisional else "final"
         if self.within_5_percent is not None:
@@ -68,7 +67,6 @@ class ShortAnswer(BaseModel):
 
 
 def short_answer(store: Store, name: str) -> ShortAnswer | None:
-    """Last stored answer; None if the store has no valid answer."""
     with suppress(ValidationError):
         return ShortAnswer.model_validate(store.findings.last(name).get("answer"))
     return None

@@ -24,9 +24,9 @@ BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path | None) -> TrialRequest:
-    """Request for a planned trial. Raises `UsageError` if the spec does not allow the configuration.
+    """Return the request for a planned trial. Raises `UsageError` if the spec does not allow the configuration.
 
-    Configurations must be in the space, but new search trials and `BEYOND_BOUNDS` phases need only possible numbers.
+    Values must be within the space's bounds, except in new search trials and `BEYOND_BOUNDS` phases.
     """
     problem = (
         problem_with(spec, plan.configuration, in_bounds=not plan.is_new_search and plan.phase not in BEYOND_BOUNDS)
@@ -41,7 +41,7 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 
 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
-    """Reason why the spec does not allow a configuration, or None.
+    """Return the reason why the spec does not allow a configuration, or None.
 
     Names, types, choices and optimizer options must match the space. With ``in_bounds``, values must also be in range,
     except for the default.

@@ -62,7 +62,6 @@ OWN_PLACES = (
 
 
 def places_of(command: Sequence[str]) -> set[str]:
-    """Placeholders of a command."""
     return {name for token in command for name in PLACE.findall(token)}
 
 
@@ -120,7 +119,7 @@ _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
 
 
 def launched_ranks(command: Sequence[str]) -> str | None:
-    """Torchrun's number of processes, or None if the option is missing."""
+    """Return torchrun's number of processes; None if the option is missing."""
     for token, following in zip(command, [*command[1:], ""], strict=False):
         if found := _RANKS.fullmatch(token):
             return following if found[1] is None else found[1]
@@ -165,7 +164,6 @@ def values_of(
     threads: int,
     device: str,
 ) -> dict[str, ParameterValue]:
-    """Values of a trial's placeholders."""
     return {
         **parameters,
         "batch_size": configuration.batch_size,
@@ -362,13 +360,13 @@ class StudySpec(StrictModel):
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """Names of the searched parameters, as placeholders of a command."""
+        """The names of the searched parameters, as placeholders of a command."""
         found = [one.name.removeprefix("reference_").rpartition(".")[2] for one in self.space.dimensions()]
         return (*(["batch_size"] if len(self.batch_sizes) > 1 else []), *found)
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """Parameters that the spec sets."""
+        """The parameters that the spec sets."""
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
@@ -383,18 +381,18 @@ class StudySpec(StrictModel):
 
     @property
     def preset(self) -> str | None:
-        """Name of the spec's preset, if any."""
+        """The name of the spec's preset, if any."""
         return self._preset
 
     def from_preset(self, name: str | None) -> Self:
-        """Copy of the spec with the preset's ``name``."""
+        """Return a copy of the spec with the preset's ``name``."""
         noted = self.model_copy()
         noted._preset = name
         return noted
 
     @property
     def at_scales(self) -> list[Self]:
-        """Specs NAME.1, NAME.2, … of the scales by ascending samples; without several scales, this spec."""
+        """The specs NAME.1, NAME.2, … of the scales by ascending samples; without several scales, only this spec."""
         if len(self.scales) < 2:
             return [self]
         whole = "command" if self.command else "arguments"
@@ -413,11 +411,11 @@ class StudySpec(StrictModel):
 
     @property
     def record_target(self) -> Target:
-        """Target as a record."""
+        """The target as a record."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
-        """Study to store with this spec."""
+        """Return the study to store with this spec."""
         return NewStudy(
             name=self.name,
             spec=self.model_dump(mode="json"),
@@ -429,19 +427,19 @@ class StudySpec(StrictModel):
 
     @property
     def default_configuration(self) -> Configuration:
-        """Default configuration, on the devices of a search trial."""
+        """The default configuration, on the devices of a search trial."""
         world_size = self.executor.world_size
         micro_batch_size, _ = split_batch(self.default.batch_size // world_size, self.space.max_micro_batch_size)
         return whole_configuration(self.default, self.space).on_devices(world_size, micro_batch_size)
 
     @property
     def timed_model(self) -> ModelParameters:
-        """Model parameters for measurements of step time and memory."""
+        """The model parameters for measurements of step time and memory."""
         return model_parameters(self.default_configuration)
 
     @property
     def varied_in_model(self) -> list[str]:
-        """Searched parameters of ``space.model``."""
+        """The searched parameters of ``space.model``."""
         values = dict(self.timed_model)
         return [
             name for name, domain in (self.space.model or {}).items() if domain not in (values[name], (values[name],))
@@ -464,19 +462,19 @@ class StudySpec(StrictModel):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Batch sizes of the space and the default, ascending."""
+        """The batch sizes of the space and the default, in ascending order."""
         return tuple(sorted({*self.space.rungs, self.default.batch_size}))
 
     @property
     def question(self) -> dict[str, Any]:
-        """Fields of the question as JSON values; other fields may change when a study resumes."""
+        """The fields of the question as JSON values; other fields may change when a study resumes."""
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
         del question["space"]["batch_schedule"]  # growth does not affect fixed batch sizes
         return question
 
     @property
     def question_hash(self) -> str:
-        """Hash of the question; fields that later versions added count only if set."""
+        """The hash of the question; fields that later versions added count only if set."""
         question = self.question
         added = {"ema_decay", "decay_share", *OWN_GROUPS}
         for part in (question["space"], question["default"], question["space"]["schedule"]):

@@ -39,13 +39,13 @@ from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 
 
 class TrainingSpec(StrictModel):
-    """Computation of the steps.
+    """The computation of the training steps.
 
-    ``precision: auto`` is bf16 if the CUDA device has bf16, else fp32. ``fused``: null means CUDA only. ``data:
-    device`` keeps the data on the device; with ``host``, ``loader_workers`` stream the data; ``auto`` prefers
-    ``device`` if the data fit. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with
-    ``sync_batch_norm`` the micro-batches of all devices. ``batch_unit: tokens``: batch sizes and samples count tokens,
-    padding included.
+    ``precision: auto`` is bf16 if the CUDA device has bf16, else fp32. ``fused: null`` fuses optimizers on CUDA only.
+    ``data: device`` keeps the data on the device; ``auto`` prefers ``device`` if the data fit. With ``host``,
+    ``loader_workers`` processes stream the data. Batch normalisation uses ``ghost_batch_size`` samples (null:
+    micro-batch), or with ``sync_batch_norm`` the micro-batches of all devices. With ``batch_unit: tokens``, batch sizes
+    and samples count tokens, including padding.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -63,7 +63,6 @@ class TrainingSpec(StrictModel):
 
     @property
     def counts_tokens(self) -> bool:
-        """True if batch sizes count tokens."""
         return self.batch_unit == "tokens"
 
     @model_validator(mode="after")
@@ -120,7 +119,7 @@ Slots = Annotated[
 
 
 class TargetSpec(StrictModel):
-    """Metric value to reach on the validation part."""
+    """The metric value to reach on the validation part."""
 
     metric: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     value: float = Field(ge=-LARGEST_METRIC, le=LARGEST_METRIC)
@@ -143,7 +142,7 @@ class ScaleSpec(StrictModel):
 
 
 class DefaultSpec(StrictModel):
-    """Configuration in use today: the first trial, and the baseline of speed-ups.
+    """The configuration in use today: the first trial, and the baseline of speed-ups.
 
     Missing fields take the space's fixed value; searched fields are required. ``learning_rate`` applies at
     ``batch_size`` and may be outside the space.
@@ -198,7 +197,7 @@ def _options_of(kind: Callable[..., Any], given: int) -> type[StrictModel]:
 
 
 def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Named parameters of a class, with evaluated annotations (`Any` if impossible)."""
+    """The named parameters of a class, with evaluated annotations (`Any` if impossible)."""
     scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     return {
@@ -217,7 +216,7 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 class SamplerSpec(StrictModel):
-    """Sampler of configurations; see `bssearch guide searching`.
+    """The sampler of configurations; see `bssearch guide searching`.
 
     ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample all parameters but the batch size.
     """
@@ -232,10 +231,10 @@ class SamplerSpec(StrictModel):
 
 
 class PrunerSpec(StrictModel):
-    """Pruner of trials; see `bssearch guide searching`.
+    """The pruner of trials; see `bssearch guide searching`.
 
     Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target. By default, ``slack`` follows the
-    seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` of disk.
+    seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of disk.
     """
 
     name: PrunerName = "balanced"
@@ -250,10 +249,10 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest size.
+    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default and the largest size.
 
-    Each finalist gets ``runs``, but fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more
-    runs. The runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
+    Each finalist gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable finalists get
+    more runs. The runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -276,15 +275,16 @@ class ConfirmSpec(StrictModel):
 
 
 class BudgetSpec(StrictModel):
-    """Limits of the search; confirmation is extra.
+    """The limits of the search; confirmation is extra.
 
-    ``wall_seconds`` is time with running search trials, evaluations included, over all runs and drivers of the study.
-    Overlaps count once; step-time measurements do not count. After these seconds, no search trial starts.
+    ``wall_seconds`` limits the time with running search trials, including evaluations, over all drivers of the study.
+    Overlapping trials count once, and step-time measurements do not count. After ``wall_seconds``, no search trial
+    starts.
 
     After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by
     ``least_improvement``. Of the built-in samplers, only ``auto`` expects improvements.
 
-    ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
+    If the space has a ``batch_schedule``, ``schedule_trials`` with growing batches follow the search.
     """
 
     trials: int = Field(ge=1, le=1_000_000)
@@ -335,17 +335,15 @@ class ExecutorSpec(StrictModel):
 
     @property
     def world_size(self) -> int:
-        """Number of devices of a search trial."""
         return self.devices[0]
 
     @property
     def least_slots(self) -> int:
-        """Number of slots; 1 for ``auto``."""
+        """The number of slots; 1 for ``auto``."""
         return 1 if self.slots == "auto" else self.slots
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Memory limit in bytes, if any."""
         return None if self.memory_limit_gib is None else int(self.memory_limit_gib * 2**30)
 
 

@@ -50,7 +50,6 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node, and count nodes and levels."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
@@ -118,7 +117,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Value and root node of a document, None if empty. Raises `yaml.YAMLError`."""
+    """The value and root node of a document, None if empty. Raises `yaml.YAMLError`."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -133,7 +132,6 @@ def is_unicode(text: str) -> bool:
 
 
 def shortened(value: object, most: int = LONGEST_SHOWN) -> str:
-    """Value as short text for an error message."""
     text = "null" if value is None else repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
@@ -156,7 +154,7 @@ GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget
 
 
 def find_spec(path_or_name: str | Path) -> Path:
-    """A spec's file by path or shipped name. Raises `NotFoundError`, or `UsageError` for a folder."""
+    """Return a spec's file by path or shipped name. Raises `NotFoundError`, or `UsageError` for a folder."""
     path = Path(path_or_name)
     try:
         if path.is_file():
@@ -227,7 +225,7 @@ def _read(path: Path) -> tuple[Any, dict[Location, int]]:
 
 
 def text_of(path: Path, what: str, hint: str | None = None) -> str:
-    """Text of a file of at most `MOST_BYTES`. Raises `NotFoundError` with ``hint``, or `SpecError`."""
+    """The text of a file of at most `MOST_BYTES`. Raises `NotFoundError` with ``hint``, or `SpecError`."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -316,7 +314,7 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def file_schema() -> dict[str, Any]:
-    """JSON Schema of a study file: a spec's fields and a preset."""
+    """The JSON Schema of a study file."""
     schema = StudySpec.model_json_schema()
     schema["properties"]["preset"] = {"enum": sorted(settings.presets())}
     return schema
@@ -343,7 +341,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lined_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
-    """Value of a YAML file, and the line of each field. Raises `SpecError` if invalid."""
+    """The value of a YAML file and the line of each field. Raises `SpecError` if invalid."""
     try:
         value, node = read_yaml(text)
         return value, dict(_yaml_lines(node, ()))
@@ -465,7 +463,7 @@ NEWER = "upgrade bssearch, because a newer version may have written the spec"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Spec of a stored study. Raises `DatabaseError` if unreadable."""
+    """Return a stored study's spec. Raises `DatabaseError` if unreadable."""
     try:
         stored: dict[str, Any] = dict(study.spec)
         preset = stored.pop("preset", None)
@@ -488,7 +486,7 @@ def spec_of(study: StudyRecord) -> StudySpec:
 
 
 def changed_fields(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
-    """Dotted fields that differ between two JSON values, as (old, new)."""
+    """The dotted fields that differ between two JSON values, as (old, new) pairs."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return {
             field: both

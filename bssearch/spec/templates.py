@@ -1,6 +1,6 @@
 """Submissions to the queue, and a worker's templates: the studies and values that users may submit.
 
-A queue row gives only a template's name and typed values, never a path, folder, command or code.
+A queue row holds only a template's name and typed values, never a path, folder, command or code.
 """
 
 import json
@@ -42,7 +42,7 @@ _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
-    """WAITING or running; PAUSED or CANCELLED by a user; DONE or FAILED by a worker."""
+    """WAITING includes running; users set PAUSED and CANCELLED, and workers set DONE and FAILED."""
 
     WAITING = "waiting"
     PAUSED = "paused"
@@ -52,7 +52,6 @@ class SubmissionState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """True if done, failed or cancelled."""
         return self not in {SubmissionState.WAITING, SubmissionState.PAUSED}
 
 
@@ -96,7 +95,7 @@ class NewSubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission(NewSubmission):
-    """A stored submission; ``login`` is PostgreSQL's user, ``served_seconds`` are slot seconds."""
+    """A stored submission; ``login`` is PostgreSQL's user, and ``served_seconds`` are slot seconds."""
 
     login: str | None
     submitted_at: datetime
@@ -132,12 +131,10 @@ def is_template_name(name: str) -> bool:
 
 
 def check_template_name(name: str) -> None:
-    """Raise `UsageError` for an invalid template name."""
     require(is_template_name(name), f"{shortened(name)} is not a name of a template", hint=TEMPLATE_NAME)
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Raise `UsageError` for an invalid tag or too many tags."""
     require(len(tags) <= MOST_TAGS, f"{len(tags)} tags are more than {MOST_TAGS}; give fewer tags")
     for tag in tags:
         require(
@@ -173,7 +170,6 @@ class NumberType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Valid values in words."""
         what = {
             "integer": "a whole number",
             "number": "a number",
@@ -184,12 +180,10 @@ class NumberType(_Type):
 
     @property
     def example(self) -> Value:
-        """A valid value."""
         low = math.ceil(self.low) if self.type.startswith("integer") else self.low
         return [low] if self.type.endswith("s") else low
 
     def takes(self, value: object) -> bool:
-        """True for a valid value."""
         if self.type.endswith("s"):
             return isinstance(value, list) and 1 <= len(value) <= MOST_NUMBERS and all(map(self._is_number, value))
         return self._is_number(value)
@@ -206,16 +200,13 @@ class ChoiceType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Valid values in words."""
         return f"one of {', '.join(str(one).lower() if isinstance(one, bool) else str(one) for one in self.choices)}"
 
     @property
     def example(self) -> Value:
-        """A valid value."""
         return self.choices[0]
 
     def takes(self, value: object) -> bool:
-        """True for a valid value."""
         return any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in self.choices)
 
 
@@ -223,7 +214,7 @@ ValueType = NumberType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Value type from its description in a template file or worker row. Raises `ValueError` if invalid."""
+    """Read a value's type from a template file or worker row. Raises `ValueError` if invalid."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type must be a mapping such as {type: integer, low: 1, high: 400}")
     if data.get("type") == "boolean":
@@ -248,7 +239,7 @@ def _problem(problem: Any) -> str:
 
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
-    """Values for a template. Raises a `UsageError` that names each rejected value."""
+    """Check the values for a template. Raises a `UsageError` that names each rejected value."""
     require(isinstance(values, Mapping), f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
     for key, value in values.items():
@@ -307,7 +298,6 @@ class Template:
         return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
-        """Spec of a submission, with the worker's ``overrides``."""
         given = {**checked_values(self.name, self.values, values), "name": name}
         spec = load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
         return spec if self.scale is None else spec.at_scales[: self.scale][-1].model_copy(update={"name": name})
@@ -320,7 +310,6 @@ class Templates(dict[str, Template]):
         raise UsageError(f"this worker has no template {shortened(name)}; choose from {', '.join(self)}")
 
     def offered(self) -> dict[str, dict[str, object]]:
-        """Types of each template's values, as JSON values."""
         return {
             name: {key: type_.model_dump(mode="json") for key, type_ in template.values.items()}
             for name, template in self.items()

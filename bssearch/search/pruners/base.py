@@ -18,7 +18,7 @@ from bssearch.spec.parts import PrunerSpec, made_with
 
 
 class Action(StrEnum):
-    """Decision about a trial after an evaluation."""
+    """The decision about a trial after an evaluation."""
 
     GO_ON = "go_on"
     STOP = "stop"
@@ -29,7 +29,7 @@ class Action(StrEnum):
 class Standings:
     """A study's search trials, by number.
 
-    ``limit``: limit of a trial's train seconds. ``waiting``: curves of paused trials that the pruner may resume.
+    ``limit``: a trial's limit in train seconds. ``waiting``: curves of paused trials that the pruner may resume.
     ``winners``: curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``:
     whether trials can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: the gain that meets
     the target.
@@ -48,7 +48,7 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """Cap in train seconds, ``slack`` × the fastest trial's seconds; infinite before the first hit."""
+        """The cap in train seconds: ``slack`` × the fastest trial's seconds; infinite before the first hit."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
@@ -62,41 +62,40 @@ class Pruner:
     caps = False
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Action for a trial after an evaluation that missed the target."""
+        """Return the action for a trial after an evaluation that missed the target."""
         return Action.GO_ON
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Paused trial to resume, if any; ``fresh`` if a new trial may start instead."""
+        """Return the paused trial to resume, if any; ``fresh`` is True if a new trial may start instead."""
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Paused trial to end first if checkpoints exceed the disk limit; by default the newest trial."""
+        """Return the paused trial to end first if checkpoints exceed the disk limit; by default the newest trial."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True if this pruner, not the planner, limits trials before the first success."""
+        """True if this pruner limits trials before the first hit; otherwise the planner does."""
         return False
 
 
 class Cap(Pruner):
-    """Stops trials only at the cap, which never stops the fastest trial if ``slack`` is 1."""
+    """Stops trials only at the cap. With a ``slack`` of at least 1, the cap never stops the fastest trial."""
 
     caps = True
 
 
 def slack_for(seed_noise: float) -> float:
-    """Slack 1 + 2c, given the seed-to-seed spread c of log time."""
+    """Return the slack 1 + 2c for a seed-to-seed spread c of log time."""
     # The incumbent may be lucky and a rival unlucky.
     return 1 + 2 * seed_noise
 
 
 def make_pruner(settings: PrunerSpec) -> Pruner:
-    """Create the spec's pruner."""
     return made_with(registry.load_class("pruners", settings.name, Pruner), settings.options, "pruner.options")
 
 
 class PruningController:
-    """Keeps the standings of search trials. When trials race, the spec's pruner decides.
+    """Keeps the standings of search trials. If trials race, the spec's pruner decides.
 
     A paused trial can resume only if this driver can read the checkpoint.
     """
@@ -121,7 +120,6 @@ class PruningController:
 
     @property
     def standings(self) -> Standings:
-        """The current standings."""
         if self._winners_are_old:
             self._winners_are_old, self._standings.winners = False, []
             for _, number in self._hits:
@@ -145,14 +143,13 @@ class PruningController:
         self._note_waiting(number)
 
     def found_saved(self, numbers: Collection[int]) -> None:
-        """Record the trials with a checkpoint that this driver can read."""
         changed = self._saved ^ frozenset(numbers)
         self._saved = frozenset(numbers)
         for number in changed:
             self._note_waiting(number)
 
     def judge(self, number: int, observation: Observation, *, uncapped: bool) -> TrialStop | None:
-        """See `Pruner.judge`; None to continue the trial."""
+        """Return the stop that `Pruner.judge` or the cap decides; None to continue the trial."""
         if uncapped:
             return None
         now, standings = observation.train_seconds, self.standings
@@ -168,7 +165,7 @@ class PruningController:
         return TrialStop(number, state, f"{state} by {self._spec.pruner.name} at {now:.3g} train seconds{since}")
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
-        """See `Pruner.next_waiting`; trials that a user interrupted come first."""
+        """Return a trial that a user interrupted, else the trial of `Pruner.next_waiting`."""
         for trial in self._history.in_state(TrialState.PAUSED):
             if is_interrupted(trial) and trial.number in self._saved:
                 return trial
@@ -177,16 +174,13 @@ class PruningController:
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
-        """See `Pruner.least_promising`."""
         return self.pruner.least_promising(self.standings)
 
     def paces_itself(self) -> bool:
-        """See `Pruner.paces_itself`."""
         return self.pruner.paces_itself(self.standings)
 
     @property
     def limits(self) -> bool:
-        """True if the spec's pruner caps trials."""
         return self._asked_for.caps
 
     def _reached(self, trial: TrialRecord) -> None:
@@ -217,5 +211,4 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """The spec's slack, or the slack for the prior seed-to-seed spread."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

@@ -1,6 +1,6 @@
 """Checkpoints of paused trials, in a local folder or in a remote store with a local staging folder.
 
-The remote store is any URL that fsspec opens. A trial's object has a JSON header of `HEADER_BYTES` and the trial's
+The remote store is any URL that fsspec opens. A trial's object is a JSON header of `HEADER_BYTES` and the trial's
 file. The store writes the object under a temporary name, then moves the object.
 """
 
@@ -52,23 +52,20 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Trials with a complete checkpoint; ``sizes`` has the bytes of each trial's complete and incomplete files."""
+    """The trials with a complete checkpoint; ``sizes`` has the bytes of each trial's complete and incomplete files."""
 
     saved: frozenset[int] = frozenset()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Total bytes of all files."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
-        """Copy without some trials."""
         left = {number: size for number, size in self.sizes.items() if number not in numbers}
         return Held(self.saved.difference(numbers), left)
 
     def beside(self, number: int, size: int) -> Held:
-        """Copy with another saved trial."""
         return Held(self.saved | {number}, {**self.sizes, number: size})
 
 
@@ -99,8 +96,6 @@ class CheckpointStore:
         self._shown = masked(url)
 
     def look(self) -> Held:
-        """List the stored trials."""
-
         def listed(_: OnProgress) -> Held:
             files, folder = self._opened
             files.invalidate_cache(folder)
@@ -113,7 +108,7 @@ class CheckpointStore:
         return self._ask("listing failed", listed)
 
     def try_out(self) -> None:
-        """Write and delete an object."""
+        """Write and delete an object, to test the store."""
 
         def write(_: OnProgress) -> None:
             files, path = self._opened[0], self._path("written")
@@ -162,7 +157,7 @@ class CheckpointStore:
         return written
 
     def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Download a trial's file while ``is_wanted()``; reject incomplete, damaged and other trials' files."""
+        """Download a trial's file while ``is_wanted()``. Reject incomplete or damaged files and other trials' files."""
 
         def read(on_progress: OnProgress) -> None:
             # a unique name, because an abandoned download may still write to an earlier name
@@ -191,12 +186,10 @@ class CheckpointStore:
         require(digest == header["sha256"], message, error=_UnfitError)
 
     def remove(self, number: int) -> None:
-        """Delete a trial's object."""
         names = f"trial-{number}.pt", f"trial-{number}.pt.part"
         self._ask(f"deleting trial {number} failed", lambda _: self._remove(*names))
 
     def clear(self) -> None:
-        """Delete all objects."""
         for number in self.look().sizes:
             self.remove(number)
 
@@ -334,7 +327,6 @@ SILENT_SECONDS = 600.0  # interval between listings of a silent store, because a
 
 
 def check_checkpoint_place() -> None:
-    """Raise `UsageError` if the checkpoint URL is invalid or the URL's package is missing."""
     if (url := checkpoint_url()) is not None:
         check_store_url(url)
 
@@ -356,7 +348,7 @@ class Checkpoints:
         self._next_look = 0.0
 
     def file_for(self, number: int) -> Path | None:
-        """File for a trial's checkpoint; None if the folder is unusable."""
+        """The file of a trial's checkpoint; None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -380,11 +372,10 @@ class Checkpoints:
         return True
 
     def has(self, number: int) -> bool:
-        """True if the trial is saved."""
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Saved trials; a remote store's list is some seconds old, or empty if the store is out of reach."""
+        """Return the saved trials. A remote store's list is some seconds old, or empty if the store is out of reach."""
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:
@@ -397,7 +388,7 @@ class Checkpoints:
         return self._known
 
     def send(self, number: int) -> None:
-        """Move a trial's file to the remote store, if any. On `CheckpointError` the file is lost."""
+        """Move a trial's file to the remote store, if any. After a `CheckpointError`, the file is lost."""
         if self._store is None:
             return
         try:
@@ -407,13 +398,11 @@ class Checkpoints:
             self._remove_here(number)
 
     def bring(self, number: int, is_wanted: Callable[[], bool]) -> None:
-        """Copy a trial's file from the remote store, if any."""
         if self._store is not None:
             with self._noting_silence():
                 self._store.get(number, self._place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
-        """Trials with local or remote files."""
         return frozenset({*self.held().sizes, *self._files_here().sizes})
 
     def forget(self, number: int) -> None:
@@ -486,11 +475,10 @@ class WaitingTrials(Checkpoints):
 
     @property
     def are_saved(self) -> bool:
-        """True if trials save checkpoints."""
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
-        """Trials with a checkpoint that this driver can read, and the bytes of all files."""
+        """The trials with a checkpoint that this driver can read, and the bytes of all files."""
         held = self.held()
         if self.away and self.away != self._noted:
             self._noted = self.away
@@ -498,7 +486,6 @@ class WaitingTrials(Checkpoints):
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
-        """True if the planned trial saves a checkpoint."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
@@ -511,7 +498,7 @@ class WaitingTrials(Checkpoints):
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
-        """Fetch a trial's checkpoint; on failure, return FAILED, or PAUSED if the trial is no longer wanted."""
+        """Fetch a trial's checkpoint. On failure, return FAILED, or PAUSED if the trial is no longer wanted."""
         try:
             self.bring(resumed.number, is_wanted)
         except CheckpointError as error:
@@ -529,13 +516,11 @@ class WaitingTrials(Checkpoints):
             self.forget(trial.number)
 
     def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
-        """Delete checkpoints of trials that ended in other drivers."""
         over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
         for number in over & self.present() - {*running}:
             self.forget(number)
 
     def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
-        """End the paused ``trials``; see `SettlePaused`."""
         if not for_disk:
             self._leases.look()
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
@@ -547,8 +532,7 @@ class WaitingTrials(Checkpoints):
         self.close()
 
     def leave(self) -> None:
-        """Release this driver's claim."""
-        # Then other drivers may end this driver's paused trials.
+        # Without the claim, other drivers may end this driver's paused trials.
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:

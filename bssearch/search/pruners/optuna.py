@@ -1,6 +1,6 @@
-"""Optuna's pruners, plus the cap.
+"""Optuna's pruners, with the cap.
 
-Steps are positions on a grid of train seconds, because batch sizes compare only at equal train seconds.
+Optuna's steps are positions on a grid of train seconds, because batch sizes compare only at equal train seconds.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ FIRST = GRID // FACTOR**3  # grid position of the first rung
 
 
 class OptunaPruner(Cap):
-    """The cap, plus the Optuna pruner from ``pruner``."""
+    """Caps trials, and stops trials that the Optuna pruner from ``pruner`` prunes."""
 
     pruner: Callable[[], optuna.pruners.BasePruner]
 
@@ -50,7 +50,6 @@ class OptunaPruner(Cap):
         return Action.STOP if self._report(number, standings) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        """Always True."""
         return True  # Optuna's pruners also compare trials before a hit
 
     def _report(self, number: int, standings: Standings) -> bool:

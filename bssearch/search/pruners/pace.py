@@ -75,7 +75,7 @@ def _promoted(standings: Standings, *, fresh: bool) -> int | None:
 
 
 def rung_of(curve: Progress, limit: float) -> int:
-    """Highest rung of a trial; −1 before the first rung."""
+    """Return a trial's highest rung; −1 before the first rung."""
     if curve.now < FIRST * limit:
         return -1
     rung = int(math.log2(curve.now / (FIRST * limit)))
@@ -83,7 +83,7 @@ def rung_of(curve: Progress, limit: float) -> int:
 
 
 def seconds_of(rung: int, limit: float) -> float:
-    """Train seconds of a rung; 0 before the first rung."""
+    """Return a rung's train seconds; 0 before the first rung."""
     return FIRST * limit * 2.0**rung if rung >= 0 else 0.0
 
 
@@ -114,7 +114,7 @@ FROM = 0.1  # no trial is hopeless before this share of the incumbent's time, be
 
 
 class Pace(Cap):
-    """The cap, plus pauses of hopeless trials, which resume if no longer hopeless compared with a later winner.
+    """Caps trials and pauses hopeless trials, which resume if a later winner makes them hopeful again.
 
     Without checkpoints, hopeless trials stop, and no trial pauses before the first hit.
     """
@@ -138,9 +138,9 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Paused trial with the least predicted time; before a hit, the promoted trial.
+        """Return the paused trial with the least predicted time; before a hit, the promoted trial.
 
-        None if all paused trials are hopeless or, while new trials may start, predicted to exceed the cap.
+        Returns None if all paused trials are hopeless, or with ``fresh``, if all predictions exceed the cap.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)
@@ -151,18 +151,16 @@ class Pace(Cap):
         return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Paused trial with the longest predicted time, if any; before a hit, the worst trial on the lowest rung."""
+        """Return the paused trial with the longest predicted time; before a hit, the worst trial on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
         return max(waiting, key=lambda one: (_predicted(waiting[one], standings), one), default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True if rungs limit trials before the first hit."""
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:
-        """True if the curve is hopeless compared with all winners."""
         elapsed = curve.now / standings.winners[0][1]
         if elapsed < FROM:
             return False
@@ -202,16 +200,15 @@ def _predicted(curve: Progress, standings: Standings) -> float:
 
 
 class Race(Cap):
-    """The cap, plus stops of lagging trials.
+    """Caps trials and stops lagging trials.
 
-    After a tenth of the cap, a trial lags if the gain at t is below the incumbent's gain at t / ``lag``.
+    After a tenth of the cap, a trial lags if its gain at t is below the incumbent's gain at t / ``lag``.
     """
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
         self.lag = lag
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Stop a lagging trial."""
         curve = standings.curves[number]
         if not standings.winners or curve.now < FROM * standings.cap:
             return Action.GO_ON

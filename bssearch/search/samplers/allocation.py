@@ -3,10 +3,10 @@
 1. The default configuration, uncapped unless the pruner paces trials.
 2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
-   Compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent. Sizes
-   with a hit get these trials after step 4.
+   The compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent.
+   Sizes with a hit get these trials after step 4.
 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
-5. Batch sizes by weight: (incumbent's figure / batch size's best figure)², at least ½ for the incumbent's neighbours.
+5. Batch sizes by weight: (incumbent's objective value / the size's best)², at least ½ for the incumbent's neighbours.
 
 Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the interval. If the incumbent is
 inside, step 3 runs one trial at sizes outside (up to three before a hit), except the default and the largest.
@@ -35,14 +35,14 @@ EVIDENCE_TRIES = len(FIRST_SOURCES)
 
 BRACKET_OCTAVES = 2  # a batch size 4 times off costs at most 56 % if steps ∝ 1 + γ/B and step seconds are α + βB
 
-UNREACHED = 2.0  # assumed ratio of the best figure to the incumbent's at a batch size without a hit
+UNREACHED = 2.0  # assumed ratio of a batch size's best time to the incumbent's time, if the size has no hit
 
 NEIGHBOUR = 0.5  # minimum weight of the incumbent's neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Batch size, and the ``source`` of the other parameters.
+    """A batch size and the ``source`` of the other parameters.
 
     ``transfer``: the nearest batch size's best trial. ``baseline``: the default. ``sample``: the sampler.
     """
@@ -53,7 +53,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """Proposal for the next trial after the default; None if no batch size is feasible."""
+    """The proposal for the next trial after the default; None if no batch size is feasible."""
     if not history.feasible:
         return None
     start = _start(history)
@@ -75,19 +75,16 @@ def propose(history: History) -> Proposal | None:
 
 
 def default_is_due(history: History) -> bool:
-    """True if the default configuration is feasible and not tried."""
     default = history.spec.default_configuration
     return default.batch_size in history.feasible and not history.tried(default)
 
 
 def propose_evidence(history: History) -> Proposal | None:
-    """Next missing evidence trial, if any."""
     wanted = evidence_sizes(history)
     return _first_evidence(history, wanted) or _further_evidence(history, wanted)
 
 
 def evidence_is_due(history: History) -> bool:
-    """True if evidence trials may start."""
     return history.budget_share >= EVIDENCE_FROM
 
 
@@ -119,7 +116,7 @@ def _agrees_with_quick(history: History) -> bool:
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """Batch sizes of the answer's comparisons with the best size."""
+    """The batch sizes that the answer compares with the best size."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1
@@ -157,7 +154,7 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """The proposal's coordinates; None if the sampler chooses, or if an uncapped trial would repeat."""
+    """The proposal's coordinates; None if the sampler chooses, or if an uncapped trial would repeat a trial."""
     if proposal.source == "sample":
         return None
     spec = history.spec

@@ -24,7 +24,7 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Configuration to try; ``sampled`` has the coordinates, None if outside the space.
+    """A configuration to try; ``sampled`` has the coordinates, or None outside the space.
 
     ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the expected gain of
     another trial, as a share of the incumbent's time.
@@ -47,14 +47,14 @@ class Sampler(ABC):
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Next configuration, optionally at a batch size; None if no configuration is left."""
+        """Return the next configuration, at ``batch_size`` if given; None if no configuration is left."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Batch sizes that may be as fast as the best; empty unless the sampler models times."""
+        """Return the batch sizes that may be as fast as the best; empty unless the sampler models times."""
         return ()
 
     def ending(self, history: History) -> str | None:
-        """The reason why no configuration is left, or None."""
+        """Return the reason if no configuration is left, else None."""
         return None
 
 
@@ -73,12 +73,10 @@ def decoded(
     uncapped: bool = False,
     expected_improvement: float | None = None,
 ) -> Choice:
-    """The `Choice` with these coordinates at a batch size."""
     return Choice(spec.space.decode(batch_size, sampled), sampled, uncapped, expected_improvement)
 
 
 def default_choice(spec: StudySpec, *, uncapped: bool = True) -> Choice:
-    """Default configuration, the baseline of speed-ups."""
     default = spec.default_configuration
     return Choice(default, spec.space.encode(default), uncapped=uncapped)
 
@@ -87,7 +85,7 @@ MOST_CELLS = 1_000_000  # limit of combinations per batch size, because memory h
 
 
 class Grid(Sampler):
-    """All combinations of the space's values, in an order from the study's seed."""
+    """Runs all combinations of the space's values, in a random order from the study's seed."""
 
     def __init__(self, spec: StudySpec) -> None:
         dimensions = spec.space.dimensions()
@@ -108,14 +106,12 @@ class Grid(Sampler):
         random.Random(spec.seed).shuffle(self._choices)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """See `Sampler.choose`."""
         fitting = self._fitting(history)
         if batch_size is not None:
             fitting = [one for one in fitting if one.configuration.batch_size == batch_size]
         return next((one for one in fitting if not history.tried(one.configuration)), None)
 
     def ending(self, history: History) -> str | None:
-        """See `Sampler.ending`."""
         if self.choose(history) is not None:
             return None
         fitting = self._fitting(history)

@@ -3,7 +3,7 @@
 A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
 trials within an octave of the batch size, or farther if trials are few. Optuna gets:
 
-* trials with a figure, as complete
+* trials with an objective value, as complete
 * paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the difference from
   the incumbent's gain at equal time
 * trials out of memory, as pruned with a violated constraint
@@ -62,12 +62,10 @@ class Asker:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every categorical choice
 
     def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
-        """The next coordinates."""
         params = self.study(told, seed).ask(self.distributions).params
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
-        """In-memory Optuna study of the trials ``told``, with a new sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._make(seed=seed) if self._takes_seed else self._make()
@@ -101,7 +99,6 @@ class Asker:
         shortfall: float | None = None,
         violated: str | None = None,
     ) -> FrozenTrial:
-        """Trial in Optuna's form."""
         sampled, places = trial.sampled or {}, self._places
         told = UncopiedTrial(
             number=-1,  # the study assigns number and id
@@ -126,7 +123,7 @@ class Asker:
 
 
 class UncopiedTrial(FrozenTrial):
-    """Trial that a study adopts without a slow copy."""
+    """A trial that an Optuna study adopts without a slow copy."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -157,7 +154,6 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """See `Sampler.choose`."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)
@@ -169,7 +165,6 @@ class OptunaSampler(Sampler):
         return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
 
     def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
-        """Optuna's coordinates at a batch size."""
         near = neighbours(history, batch_size, self.startup_trials)
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
@@ -199,28 +194,28 @@ class TPE(OptunaSampler):
 
 
 class GP(OptunaSampler):
-    """Optuna's Gaussian process."""
+    """Optuna's Gaussian-process sampler."""
 
     def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
         super().__init__(spec, optuna.samplers.GPSampler, {"n_startup_trials": startup_trials})
 
 
 class Random(OptunaSampler):
-    """Independent draws of coordinates, uniform or log-uniform."""
+    """Draws coordinates independently, uniform or log-uniform."""
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec, optuna.samplers.RandomSampler, {})
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
-    """Sampler class of ``optuna.samplers``; raise `UsageError` if unknown."""
+    """Return a sampler for a class of ``optuna.samplers``. Raises `UsageError` for an unknown class."""
     found = _samplers_in(optuna.samplers)
     require(name in found, f"unknown sampler 'optuna:{name}'; choose from {', '.join(found)}")
     return _named(found[name])
 
 
 def hub_sampler(package: str) -> type[OptunaSampler]:
-    """The OptunaHub sampler; raise `UsageError` if loading fails."""
+    """Return a sampler for an OptunaHub package. Raises `UsageError` if loading fails."""
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]
@@ -265,14 +260,13 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Trials within an octave, or farther until ``enough`` trials are near."""
+    """The trials within an octave of a batch size, or farther until ``enough`` trials are near."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
-    """Dimension in Optuna's form, with ranks for numeric choices."""
     if dimension.integer:
         return IntDistribution(round(dimension.low), round(dimension.high), log=dimension.log)
     if not dimension.choices:

@@ -1,4 +1,4 @@
-"""Domains of parameters: fixed, range or choices; batch ladder, learning rate and schedule."""
+"""Domains of parameters (fixed, range or choices), with the batch ladder, learning rate and schedule."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key
 
 
 class StrictModel(BaseModel):
-    """Frozen part of a spec that rejects unknown keys and infinities."""
+    """A frozen part of a spec that rejects unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True, defer_build=True
@@ -53,7 +53,6 @@ class Range(StrictModel):
 
     @property
     def is_log(self) -> bool:
-        """True if the scale is logarithmic."""
         return self.low > 0 if self.log is None else self.log
 
 
@@ -61,7 +60,6 @@ Scalar = bool | int | float
 
 
 def domain_kind(value: Any) -> str:
-    """Form of a value: range (a mapping), choices (a list) or fixed."""
     return (
         "range" if isinstance(value, Mapping | BaseModel) else "choices" if isinstance(value, list | tuple) else "fixed"
     )
@@ -96,7 +94,6 @@ OPTIONAL = ("clip_norm", "ema_decay")
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
-    """The domain's least and greatest value."""
     if isinstance(domain, Range):
         return domain.low, domain.high
     return (min(domain), max(domain)) if isinstance(domain, tuple) else (domain, domain)
@@ -116,8 +113,6 @@ def holds(domain: Any, value: Any) -> bool:
 
 
 def describe(domain: Any, factor: float = 1.0) -> str:
-    """The domain in words, with numbers times ``factor``."""
-
     def shown(value: Any) -> str:
         return f"{value * factor:g}" if is_number(value) else str(value)
 
@@ -132,7 +127,6 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
-    """Raise `ValueError` if a domain exceeds the parameter's limits."""
     if domain is not None and info.field_name is not None:
         check_bounds(domain, LIMITS[info.field_name])
     return domain
@@ -165,11 +159,10 @@ class Dimension:
 
     @property
     def any_value(self) -> ParameterValue:
-        """Value for a configuration without the coordinate."""
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """The range's farther end, or another choice, the farthest among numbers."""
+        """The range's farther end, or another choice: the farthest number, else the first."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
@@ -186,7 +179,7 @@ class Dimension:
         return round(number) if self.integer else number
 
     def at_share(self, share: float) -> ParameterValue:
-        """Number at a share in [0, 1] of the range, on its scale."""
+        """The number at a share in [0, 1] of the range, on its scale."""
         low, high = self.low, self.high
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
@@ -211,7 +204,7 @@ def are_coordinates(sampled: Mapping[str, ParameterValue] | None, dimensions: Se
 
 
 class BatchLadder(StrictModel):
-    """Powers of two from low to high."""
+    """The powers of two from ``low`` to ``high``."""
 
     low: int = Field(ge=1)
     high: int = Field(ge=1)
@@ -226,7 +219,6 @@ class BatchLadder(StrictModel):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Batch sizes, ascending."""
         powers = (2**exponent for exponent in range(self.high.bit_length()))
         return tuple(power for power in powers if self.low <= power <= self.high)
 
@@ -235,7 +227,7 @@ BatchSize = Annotated[int, Field(ge=1)]
 
 
 class RelativeLearningRate(StrictModel):
-    """Learning rate at ``reference_batch``, on a log scale, and its scaling rule."""
+    """The learning rate at ``reference_batch``, on a log scale, and its scaling rule."""
 
     low: float = Field(gt=0)
     high: float = Field(gt=0)
@@ -258,7 +250,7 @@ DECAY_SHARE = 0.2
 
 
 class Schedule(StrictModel):
-    """Learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
+    """The learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
 
     Except under ``constant``, the rate decays to about zero at ``horizon_samples``, the end of the trial.
     ``warmup_stable_decay`` decays in the last ``decay_share`` of the trial (default 0.2).
@@ -274,7 +266,6 @@ class Schedule(StrictModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Schedules to choose from."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
     @model_validator(mode="after")

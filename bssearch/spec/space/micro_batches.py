@@ -1,4 +1,4 @@
-"""Split batches into micro-batches that fit into memory.
+"""Micro-batches that fit into memory, rules that carry values between batch sizes, and growing batches.
 
 If a micro-batch runs out of memory, so does every larger micro-batch.
 """
@@ -38,7 +38,7 @@ from bssearch.spec.space.domains import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBoundary:
-    """Largest micro-batch size that ``fits``, and smallest that is ``too_large``; None if unknown."""
+    """The largest micro-batch size that ``fits`` and the smallest that is ``too_large``; None if unknown."""
 
     fits: int | None = None
     too_large: int | None = None
@@ -50,17 +50,14 @@ class MemoryBoundary:
         return cls(fits=max((size for size in fitting if bound is None or size < bound), default=None), too_large=bound)
 
     def may_fit(self, micro_batch_size: int) -> bool:
-        """True below all sizes that failed."""
         return self.too_large is None or micro_batch_size < self.too_large
 
     def without(self, micro_batch_size: int) -> MemoryBoundary:
-        """Boundary after a size ran out of memory."""
         too_large = micro_batch_size if self.too_large is None else min(self.too_large, micro_batch_size)
         return MemoryBoundary.of([] if self.fits is None else [self.fits], [too_large])
 
     @property
     def nothing_fits(self) -> bool:
-        """True if one sample is too large."""
         return self.too_large is not None and self.too_large <= 1
 
 
@@ -68,7 +65,7 @@ UNKNOWN = MemoryBoundary()
 
 
 def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int, int]:
-    """Micro-batch size, the largest allowed divisor, and accumulation steps."""
+    """The micro-batch size, which is the largest allowed divisor, and the accumulation steps."""
     if max_micro_batch_size is None or batch_size <= max_micro_batch_size:
         return batch_size, 1
     micro = _largest_divisor(batch_size, max_micro_batch_size)
@@ -84,9 +81,9 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
-    """Micro-batch size for a batch size, None if no size fits.
+    """The micro-batch size for a batch size; None if no size fits.
 
-    Returns the largest allowed divisor, or the largest divisor that has fit, if at least half as large.
+    The size is the largest allowed divisor, or the largest divisor that has fit, if at least half as large.
     """
     if memory.nothing_fits:
         return None
@@ -99,7 +96,7 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 
 
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
-    """Measured step time of the split that trials use, by batch size.
+    """The measured step times of the splits that trials use, by batch size.
 
     The first uncontended measurement of the largest micro-batch that may fit counts. The first measurement sets the
     evaluation cadence.
@@ -135,7 +132,6 @@ class BatchRules(StrictModel):
 
     @property
     def followed(self) -> dict[str, str]:
-        """Active rules by field."""
         return {name: rule for name, rule in self if rule != "none"}
 
     def carried(self, values: Mapping[str, Any], ratio: float, rate_factor: float) -> dict[str, Any]:
@@ -180,7 +176,7 @@ REMEDY = "use GroupNorm or a fixed training.ghost_batch_size to compare batch si
 def batch_norm_caveats(
     layers: int, micro_batch_size: int, *, accumulates: bool, ghost_batch_size: int | None, remedy: str = REMEDY
 ) -> Iterator[tuple[str, str]]:
-    """Yield distortions of a comparison by batch normalisation, as (code, sentence)."""
+    """Yield the distortions of a comparison by batch normalisation, as (code, sentence) pairs."""
     if not layers:
         return
     samples = micro_batch_size if ghost_batch_size is None else min(micro_batch_size, ghost_batch_size)
@@ -266,7 +262,6 @@ class BatchGrowth(StrictModel):
 
     @property
     def names(self) -> tuple[BatchScheduleName, ...]:
-        """Schedule kinds to choose from."""
         return self.name if isinstance(self.name, tuple) else (self.name,)
 
     def check(self, rungs: Sequence[int], schedules: Sequence[str]) -> None:
@@ -297,15 +292,12 @@ class BatchGrowth(StrictModel):
                 )
 
     def starts(self, rungs: Sequence[int]) -> tuple[int, ...]:
-        """Possible first sizes, ascending."""
         return _listed(self.start, rungs)
 
     def ends(self, rungs: Sequence[int]) -> tuple[int, ...]:
-        """Possible last sizes, ascending."""
         return _listed(self.end, rungs)
 
     def pairs(self, rungs: Sequence[int]) -> list[tuple[int, int]]:
-        """All (start, end) pairs with start < end."""
         return [(start, end) for start in self.starts(rungs) for end in self.ends(rungs) if start < end]
 
     def _named(self) -> Iterator[tuple[str, int]]:

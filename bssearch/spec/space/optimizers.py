@@ -57,7 +57,7 @@ Switch = Annotated[
 
 
 class OptimizerOptions(StrictModel):
-    """Optimizer name, and a factor on the space's learning rate."""
+    """The optimizer's name, and a factor on the space's learning rate."""
 
     name: str
     learning_rate_scale: float = Field(default=1.0, gt=0)
@@ -76,17 +76,14 @@ class OptimizerOptions(StrictModel):
 
     @classmethod
     def optimizer_name(cls) -> str:
-        """Name in a spec."""
         return str(get_args(cls.model_fields["name"].annotation)[0])
 
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:
-        """The optimizer's options and defaults."""
         return {name: field.default for name, field in cls.model_fields.items() if name not in OPTIMIZER_SETTINGS}
 
     @property
     def options(self) -> dict[str, Any]:
-        """Domains of the optimizer's options."""
         return {name: getattr(self, name) for name in self.option_defaults()}
 
 
@@ -313,7 +310,7 @@ Scalar = Annotated[OwnValue, PlainValidator(_checked_value), WithJsonSchema({"ty
 
 
 class OwnRange(Range):
-    """Range of a user's parameter, searched on a log scale if ``log`` (default: if low > 0).
+    """A range of a user's parameter, searched on a log scale if ``log`` (default: if low > 0).
 
     ``integer``: whole numbers only (default: if neither end has a decimal point).
     """
@@ -333,7 +330,6 @@ class OwnRange(Range):
 
     @property
     def is_integer(self) -> bool:
-        """True if values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int) if self.integer is None else self.integer
 
 
@@ -357,7 +353,7 @@ OwnDomain = Annotated[
 
 
 def checked_names(given: Mapping[str, Any] | None) -> Any:
-    """Group of a user's parameters. Raises an error for an invalid name."""
+    """Return a group of a user's parameters. Raises a `PydanticCustomError` for an invalid name."""
     for name in given or {}:
         if problem := _problem(name):
             raise PydanticCustomError(UNKNOWN_KEY, "{advice}", {"key": name, "advice": problem})
@@ -386,7 +382,6 @@ def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def kind_of_value(value: ParameterValue) -> Kind:
-    """Number, truth value or text."""
     return "true or false" if isinstance(value, bool) else "a text" if isinstance(value, str) else "a number"
 
 
@@ -406,7 +401,6 @@ def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:
 
 
 def from_coordinate(value: ParameterValue, domain: Domain | OwnDomain) -> ParameterValue:
-    """A coordinate's value, rounded within its range if the domain is integer."""
     if not isinstance(domain, OwnRange) or isinstance(value, str | None):
         return value
     return min(max(round(value), round(domain.low)), round(domain.high)) if domain.is_integer else float(value)

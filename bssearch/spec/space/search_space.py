@@ -101,41 +101,36 @@ class SearchSpace(StrictModel):
 
     @property
     def own_domains(self) -> dict[str, Any]:
-        """Domains of the user's own parameters, by ``GROUP.NAME``."""
         return {
             f"{group}.{name}": domain for group in OWN_GROUPS for name, domain in (getattr(self, group) or {}).items()
         }
 
     @property
     def optimizers(self) -> tuple[OptimizerOptions, ...]:
-        """Optimizers to choose from."""
         return self.optimizer if isinstance(self.optimizer, tuple) else (self.optimizer,)
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Distinct batch sizes to try, ascending."""
         if isinstance(self.batch_size, BatchLadder):
             return self.batch_size.rungs
         return tuple(sorted(set((self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size)))
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Ends of the range, else all distinct learning rates, ascending."""
+        """The ends of the range, else all distinct learning rates, in ascending order."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return rate.low, rate.high
         return tuple(sorted(set(rate))) if isinstance(rate, tuple) else (rate,)
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Searched coordinates."""
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
 
     def candidates(self, batch_sizes: Sequence[int]) -> Any:
-        """Points at some batch sizes if a model must choose among these points, else None."""
+        """Return the candidate points if a subclass has a fixed list, else None."""
         return None
 
     def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:
-        """Configuration of sampled coordinates."""
         values: dict[str, Any] = {name: sampled.get(name, domain) for name, domain in self._domains()}
         optimizer = self._optimizer(values["optimizer"])
         schedule = values["schedule"]
@@ -160,7 +155,7 @@ class SearchSpace(StrictModel):
         )
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
-        """The configuration's coordinates, or None outside the space."""
+        """Return the configuration's coordinates; None outside the space."""
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         sampled = self._nearest(self._coordinates(configuration))
@@ -177,7 +172,6 @@ class SearchSpace(StrictModel):
         return replace(configuration, **switched_on)
 
     def outside(self, configuration: Configuration) -> list[str]:
-        """Reasons why a configuration is outside the space."""
         found = []
         if configuration.batch_size not in self.rungs:
             found.append(f"batch_size = {configuration.batch_size} is not one of {', '.join(map(str, self.rungs))}")
@@ -210,19 +204,17 @@ class SearchSpace(StrictModel):
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
 
     def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
-        """Factor on the reference learning rate at a batch size."""
         rate, scale = self.learning_rate, self._optimizer(optimizer).learning_rate_scale
         if not isinstance(rate, RelativeLearningRate):
             return scale
         return scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
 
     def rate_rule(self, optimizer: str) -> LearningRateRule:
-        """The space's learning-rate rule, else the optimizer's rule."""
         rate = self.learning_rate
         return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
-        """Learning rate without the optimizer's scale."""
+        """The learning rate without the optimizer's scale."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return float(sampled[REFERENCE_LEARNING_RATE] or 0.0) * learning_rate_factor(
@@ -231,7 +223,6 @@ class SearchSpace(StrictModel):
         return float(sampled.get(REFERENCE_LEARNING_RATE, rate[0] if isinstance(rate, tuple) else rate) or 0.0)
 
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
-        """Batch size and coordinates nearest to a configuration."""
         batch_size = min(self.rungs, key=lambda size: abs(math.log(size / configuration.batch_size)))
         factor = self.learning_rate_factor(batch_size, configuration.optimizer)
         return batch_size, self._nearest(

@@ -1,7 +1,8 @@
 """The knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time to the target.
 
-The next run has the largest expected fall of the least mean per unit of cost. The posterior is a mixture over laws,
-departures from a law, and seed-to-seed spreads. Each component is a Gaussian process around a law with a free level.
+The next run is expected to lower the least posterior mean by the most per unit of cost. The posterior is a mixture over
+laws, departures from a law, and seed-to-seed spreads. Each component is a Gaussian process around a law with a free
+level.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class LawPrior:
         self._size = size
 
     def log_steps(self, points: Points) -> Numbers:
-        """Log steps (points, laws), up to a constant per law."""
+        """Return log steps of shape (points, laws), up to a constant per law."""
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         size = sizes[:, None]
         shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._size))
@@ -113,7 +114,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """Covariance of all laws and the correlation of departures, both (points, points)."""
+    """The covariance that all laws share and the correlation of departures, both of shape (points, points)."""
     apart = _squares(np.log2(points.batch_sizes), OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
@@ -142,7 +143,7 @@ LEAST_LAW = 3e-4
 
 @dataclass(frozen=True)
 class TimesPosterior:
-    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points), seed-to-seed spread."""
+    """The log times of ``points`` (ascending indices), with a mean (points,) and a covariance (points, points)."""
 
     points: Indices
     mean: Numbers
@@ -154,15 +155,13 @@ class TimesPosterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """A point's position in the arrays."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
-        """Positions of the known points."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> TimesPosterior:
-        """Posterior after a run of a point, if the result equals the point's mean."""
+        """The posterior after a run of a point, if the result equals the point's mean."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -191,13 +190,12 @@ class _Part:
 
 
 def prior(indices: Indices, points: Points, laws: Numbers) -> TimesPosterior:
-    """The prior, given each law's log times of points (points, laws)."""
+    """The prior, given the points' log times under each law, of shape (points, laws)."""
     adds, departs = covariances(points)
     return TimesPosterior(indices, laws.mean(axis=1), np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> TimesPosterior:
-    """The posterior given the predictions ``found`` for points in ``indices``."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []
@@ -284,7 +282,7 @@ SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to a smaller batc
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
-    """Step seconds, linearly interpolated if unknown."""
+    """The step seconds, linearly interpolated or extrapolated if unknown."""
     if batch_size in known or len(known) == 1:
         return known.get(batch_size) or next(iter(known.values()))
     sizes = sorted(known)
@@ -335,10 +333,10 @@ class KnowledgeGradient:
         self._noise_scale = noise_scale
         self._known: tuple[object, TimesPosterior, float] | None = None
         self.expected_improvement = math.inf
-        """The largest expected gain at the last ask, in nats; infinite before a hit."""
+        """The largest expected gain at the last call of `ask`, in nats; infinite before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Point to run next; with a given ``batch_size``, costs do not count."""
+        """The point to run next. With a given ``batch_size``, costs do not count."""
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -355,7 +353,7 @@ class KnowledgeGradient:
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Point with the least mean log time among points that reached the target, if any."""
+        """The point with the least mean log time among points that reached the target, if any."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None
@@ -364,7 +362,7 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Ascending batch sizes that may match the incumbent; before a hit, all batch sizes.
+        """The ascending batch sizes that may match the incumbent; before a hit, all batch sizes.
 
         A batch size may match if its mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """

@@ -60,12 +60,11 @@ class SpaceCandidates:
         return index
 
     def take(self, indices: Indices) -> Points:
-        """Points as arrays."""
         rows = np.array([self._rows[index] for index in indices])
         return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Indices of ``tried`` points, neighbours of the ``best``, and new points."""
+        """The indices of ``tried`` points, neighbours of the ``best`` points, and new points."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
         spread = [
@@ -120,7 +119,7 @@ class SpaceCandidates:
 
 
 def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
-    """Columns of values in [0, 1], as ranks if numeric, else one-hot."""
+    """Return columns of values in [0, 1], as ranks if numeric, else one-hot."""
     if all(is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
         return [[ordered.index(value) / last for value in values]]
@@ -173,13 +172,12 @@ def _ends(dimension: Dimension) -> tuple[float, float]:
 
 
 def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
-    """A Latin hypercube (count, dimensions)."""
+    """Return a Latin hypercube of shape (count, dimensions)."""
     places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
     return (places + rng.random((count, dimensions))) / count
 
 
 def order_of(value: ParameterValue) -> tuple[str, object]:
-    """A sort key that groups values by type."""
     return ("", value) if is_number(value) else (type(value).__name__, str(value))
 
 
@@ -215,10 +213,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
-    """Log predicted seconds to the target (runs,).
+    """Logs of the predicted seconds to the target, of shape (runs,).
 
-    ``variance``: without the seed-to-seed spread. ``error``: a prediction's standard deviation in log seconds per log
-    1/F, at share F of the time to the target.
+    ``variance``: of a prediction, without the seed-to-seed spread. ``error`` × log(1/F): a prediction's standard
+    deviation in log seconds, at share F of the time to the target.
     """
 
     points: NDArray[np.int64]

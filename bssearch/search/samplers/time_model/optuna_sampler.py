@@ -59,8 +59,8 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Args:
         default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
-            step seconds. If fewer than two batch sizes have step seconds, half of a step at the middle size is assumed
-            constant.
+            step seconds. With fewer than two known batch sizes, the model assumes that half of a step at the middle
+            size is constant.
         seconds_per_report_step: The unit of the report step, in seconds.
         seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
 
@@ -96,12 +96,12 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         self._independent = optuna.samplers.RandomSampler(seed=self._seed)
 
     def reseed_rng(self) -> None:
-        """Draw a new seed, for parallel threads."""
+        """Draw a new seed, so that parallel threads differ."""
         self._seed = _any_seed()
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Parameters of the newest finished trial, else of the newest running trial."""
+        """Return the parameters of the newest finished trial, else of the newest running trial."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
             raise ValueError('TimeToTargetSampler minimises seconds; create the study with direction="minimize"')
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
@@ -112,7 +112,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The model's suggestion; empty while parameters are unknown."""
+        """Return the model's suggestion; empty while parameters are unknown."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
@@ -131,7 +131,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Default value in the first trial, else a random value."""
+        """Return the default value in the first trial, else a random value."""
         if trial.number == 0 and param_name in self._default:
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):

@@ -29,7 +29,6 @@ class TimeModelSampler(Sampler):
         self._settled: set[int] = set()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """See `Sampler.choose`."""
         model = self._model(history)
         if model is None:
             return None
@@ -45,12 +44,10 @@ class TimeModelSampler(Sampler):
         )
 
     def contenders(self, history: History) -> Sequence[int]:
-        """See `Sampler.contenders`."""
         model = self._model(history)
         return [] if model is None else model.contenders(list(self._runs.values()))
 
     def incumbent(self, history: History) -> Choice | None:
-        """Configuration with a hit and the least expected time, if any."""
         model = self._model(history)
         point = None if model is None else model.incumbent(list(self._runs.values()))
         if point is None:
