@@ -169,7 +169,6 @@ class TimesSideBySide(Executor, Protocol):
 
 
 def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
-    """Raise `UsageError` if a trial's ``processes`` have more threads than this machine has CPUs."""
     cpus, threads = os.cpu_count() or 1, settings.threads * processes
     asked = "executor.threads" if processes == 1 else "executor.threads × executor.devices"
     require(
@@ -224,7 +223,6 @@ class Assign:
 
     @property
     def parameters(self) -> dict[str, ParameterValue]:
-        """The parameter values, without batch size and learning rate."""
         return {**self.given, **self.program.parameters(self.configuration)}
 
 

@@ -43,7 +43,7 @@ class Gpus:
 
     @classmethod
     def found(cls, device: str, environment: Mapping[str, str], *, allow_busy: bool = False) -> Self | None:
-        """Find the GPUs of ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None if ``nvidia-smi`` lists no GPU."""
+        """Return the GPUs of ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None if ``nvidia-smi`` lists no GPU."""
         uuids = [] if device == "cpu" or shutil.which(SMI) is None else visible(_smi("-L"), environment.get(VISIBLE))
         if device.startswith("cuda:"):
             uuids = uuids[int(device.removeprefix("cuda:")) :][:1]

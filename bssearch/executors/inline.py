@@ -97,7 +97,6 @@ class InlineExecutor:
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Measure in another process. Raises `UsageError` if the workload has no file."""
         self._refuse_while_a_trial_runs()
         require(
             self._settings.given is None,
@@ -140,7 +139,6 @@ class InlineExecutor:
         self._cancel(_KILLED)
 
     def close(self) -> None:
-        """Cancel the trial and restore the process's settings."""
         self._cancel("the run ended")
         self._loaded = None
         self._restore.close()

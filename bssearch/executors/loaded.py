@@ -90,7 +90,6 @@ class LoadedWorkload:
         return str(self._computation.device)
 
     def describe(self) -> WorkloadDescription:
-        """Describe the workload and its untrained model, or raise `WorkloadError`."""
         workload, data = self._workload, self._data
         check_takes(workload, self._own_parameters)
         try:
@@ -125,7 +124,6 @@ class LoadedWorkload:
         return description
 
     def measure(self, request: Measurement) -> Measured:
-        """Make the requested measurement. The workload's exceptions pass through."""
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
         with self._ranks(request.configuration.world_size):
@@ -159,7 +157,6 @@ class LoadedWorkload:
                 on_observation(observation)
 
     def follower(self, rank: int, answer: Callable[[Any], None]) -> Follower:
-        """Make the follower that runs rank ``rank`` of a trial in this process."""
         return Follower(
             self._workload,
             self._data,

@@ -158,7 +158,6 @@ def _last_line_with(any_of: tuple[str, ...], text: str) -> str | None:
 
 
 def tail(log: Path, start: int) -> str:
-    """Return the last lines of a log after byte ``start``."""
     return "\n".join(_last_bytes(log, start).splitlines()[-_TAIL_LINES:])
 
 
@@ -341,7 +340,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill the worker and its descendants. Safe in signal handlers."""
+        """Kill the worker and its descendants. A signal handler may call this method."""
 
     @abstractmethod
     def bury(self) -> Death:
@@ -413,14 +412,12 @@ class WorkerProcess(WorkerHandle):
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, in other sessions too."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> Death:
-        """Kill the group, reap the worker, and remove pipes and report folders."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
@@ -517,6 +514,5 @@ class Watcher:
         self.pid = self._shell.pid
 
     def dismiss(self) -> None:
-        """End the shell, but not the group."""
         self._shell.kill()
         self._shell.wait()

@@ -1,4 +1,4 @@
-"""Work assigned to a user's training loop."""
+"""The work that bssearch assigns to a user's training loop."""
 
 import math
 import sys
@@ -31,7 +31,7 @@ HOW_TO_EVALUATE = (
 
 
 class LoopStages:
-    """Stages of a batch size schedule, or a single stage.
+    """The stages of a batch size schedule, or a single stage.
 
     ``keeps_micro_batches``: whether only accumulation grows.
     """
@@ -53,11 +53,10 @@ class LoopStages:
 
     @property
     def largest(self) -> int:
-        """Largest batch size of all stages."""
         return self._each[-1].batch_size
 
     def check(self) -> None:
-        """Raise `UsageError` for a schedule by gradient noise."""
+        """Raise `UsageError` if the schedule follows the gradient noise."""
         require(
             self._schedule is None or not self._schedule.is_measured,
             f"{self._name} needs the gradient noise scale, but your own loop cannot measure the noise scale",
@@ -65,19 +64,19 @@ class LoopStages:
         )
 
     def refuse(self, who: str, why: str) -> None:
-        """Raise `UsageError` if there is a batch size schedule."""
+        """Raise `UsageError` if the batch size has a schedule."""
         require(
             self._schedule is None,
             f"{self._name}: {who} cannot grow the batch: {why}",
-            hint='use your own loop in one process, see "Batches that grow" in `bssearch guide own-training`',
+            hint='use your own loop in one process; see "Batches that grow" in `bssearch guide own-training`',
         )
 
     def at(self, steps: int) -> Configuration:
-        """Configuration after ``steps`` steps, at the peak learning rate."""
+        """Return the configuration after ``steps`` steps, at the peak learning rate."""
         return self._each[self._place(steps)]
 
     def last(self, steps: int) -> Configuration:
-        """Configuration of step ``max(1, steps)``."""
+        """Return the configuration of step ``max(1, steps)``."""
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
@@ -85,11 +84,9 @@ class LoopStages:
         return steps > 0 and self._place(steps) != self._place(steps - 1)
 
     def has_new_micro_batches(self, steps: int) -> bool:
-        """True if the next step changes the micro-batch size."""
         return self.changes_at(steps) and self.at(steps).micro_batch_size != self.last(steps).micro_batch_size
 
     def samples(self, steps: int) -> int:
-        """Samples in the first ``steps`` steps."""
         place = self._place(steps)
         return self._first_samples[place] + (steps - self._first_steps[place]) * self._each[place].batch_size
 
@@ -111,11 +108,9 @@ class LoopStages:
         self._each = [one.in_micro_batches(size) for one in self._each]
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {"keeps_micro_batches": self.keeps_micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         if state["keeps_micro_batches"]:
             self.keep_micro_batches()
 
@@ -127,22 +122,21 @@ class Line(Protocol):
     """A loop's connection to its search."""
 
     def send(self, reply: Reply) -> None:
-        """Send a reply. Raises `ValueError` for NaN."""
+        """Send a reply. Raises `ValueError` if a number is NaN."""
 
     def progressed(self) -> None:
         """Record progress. A trial without progress counts as hung."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """State and reason of a requested stop, if any."""
+        """Return the state and reason of a requested stop, if any."""
 
 
 class Assignment:
-    """Work of a loop: a trial, a measurement, a description, or a run without a search.
+    """The work of a loop: a trial, a measurement, a description, or a run without a search.
 
-    Methods of this class have no effect. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to evaluate
-    after each pass. ``is_look``: whether the work is a measurement or description.
-    ``counts_tokens``: whether batch sizes count tokens; None outside a study. ``searched`` and ``needs_samples``: see
-    `Program`.
+    The methods of this base class have no effect. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to
+    evaluate after each pass. ``is_look``: whether the work is a measurement or description. ``counts_tokens``: whether
+    batch sizes count tokens, None outside a study. For ``searched`` and ``needs_samples``, see `Program`.
     """
 
     parameters: Mapping[str, ParameterValue]
@@ -165,7 +159,7 @@ class Assignment:
             self.searched, self.needs_samples = assign.program.searched, assign.program.needs_samples
 
     def checkpoint(self) -> str | None:
-        """Checkpoint to branch from, if any."""
+        """Return the checkpoint to branch from, if any."""
         return None
 
     def begin(self) -> None:
@@ -194,28 +188,25 @@ class Assignment:
     def first_rate(self, is_peak: bool) -> None:
         """Note whether the first step has the peak learning rate."""
 
-    def waited(self, seconds: float) -> None:
-        """Record a wait for data."""
+    def waited(self, seconds: float) -> None: ...
 
-    def warned(self, sentence: str) -> None:
-        """Record a warning."""
+    def warned(self, sentence: str) -> None: ...
 
-    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record a due evaluation."""
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None: ...
 
     def settle(self) -> None:
-        """End the trial if requested or at its limit."""
+        """End the trial if the search requests a stop or the trial has reached a limit."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Begin a pass.
 
-        Returns the number of micro-batches that a resumed trial must skip, or None at a pass's start. If ``in_order``,
-        bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
+        Returns the number of micro-batches that a resumed trial must skip, or None at a pass's start. If ``in_order``
+        is set, bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
         """
         return None
 
     def skipped(self) -> None:
-        """Note the end of skipping."""
+        """Note that the loop has skipped the micro-batches."""
 
     def pass_ended(self) -> None:
         """End the pass early, because the micro-batch size changes."""
@@ -227,8 +218,7 @@ class Assignment:
         """Register objects to checkpoint. Returns the numbers of completed steps and samples."""
         return 0, 0
 
-    def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test set, if requested."""
+    def test(self, evaluate: Evaluate) -> None: ...
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         """Report that memory ran out. Returns False if the work has no such report."""
@@ -242,12 +232,11 @@ class Assignment:
 
 
 def ended_by(because: str) -> str:
-    """Suffix with the reason of a loop's end."""
     return f": {because}" if because else ""
 
 
 def number_of(metrics: Metrics, metric: str) -> float:
-    """The metric's value, possibly NaN. Raises `UsageError` for a missing or invalid metric."""
+    """Return the metric's value, possibly NaN. Raises `UsageError` if the metric is missing or not a number."""
     require(
         isinstance(metrics, Mapping),
         f"evaluate() returned {type(metrics).__name__}; expected a mapping such as {{{metric!r}: 0.9}}",
@@ -297,19 +286,15 @@ class Alone(Assignment):
         self._prints = prints
 
     def is_due(self, step: int) -> bool:
-        """True every ``evaluate_every`` steps."""
         return self._every is not None and step > 0 and step % self._every == 0
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """End after the last step, unless its evaluation is due."""
         self.is_over = step >= self._most_steps and not self.is_due(step)
 
     def warned(self, sentence: str) -> None:
-        """Print a warning."""
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation. The last step ends the run. Raises `UsageError` unless ``metrics`` is a mapping."""
         self.is_over = step >= self._most_steps
         require(
             isinstance(metrics, Mapping),
@@ -319,14 +304,12 @@ class Alone(Assignment):
             print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})
 
     def test(self, evaluate: Evaluate) -> None:
-        """Print test metrics."""
         metrics = evaluate()
         if self._prints:
             print(f"test: {', '.join(f'{name} {value}' for name, value in metrics.items())}", file=sys.stderr)
 
 
 def print_evaluation(step: int, metrics: Metrics) -> None:
-    """Print an evaluation's metrics to stderr."""
     values = (
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )

@@ -46,12 +46,11 @@ class Piece:
 
     def end(self, error: BaseException | None = None) -> None:
         """Report the end or the ``error`` of the user's code."""
-        assert self._work is not None and self.trial is not None, "a piece begins before the piece ends"
+        assert self._work is not None and self.trial is not None, "the piece has not begun"
         self.let_go()
         end_work(self._work, self.assign, self, error, self.trial.close)
 
     def let_go(self) -> None:
-        """Restore the thread count and stop measuring."""
         torch.set_num_threads(self._threads_before)
         if self._work is not None:
             self._work.close()
@@ -60,7 +59,6 @@ class Piece:
         """Do nothing."""  # no hang timeout applies
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """See `Line.asked_to_stop`."""
         return self.stop
 
 
@@ -78,7 +76,6 @@ class CalledWorker(WorkerHandle):
         self._take = take
 
     def send(self, command: Command) -> None:
-        """See `WorkerHandle.send`."""
         match command:
             case Load():
                 self.reply(self._loaded)
@@ -88,7 +85,6 @@ class CalledWorker(WorkerHandle):
                 self._piece.stop = command.state, command.reason
 
     def has_exited(self) -> bool:
-        """See `WorkerHandle.has_exited`."""
         return self._has_ended
 
     def write_stack(self) -> None:
@@ -103,12 +99,11 @@ class CalledWorker(WorkerHandle):
             self.reply(None)
 
     def bury(self) -> Death:
-        """See `WorkerHandle.bury`."""
         return Death(0, verdict=KILLED)
 
 
 class CalledExecutor(SlotExecutor):
-    """`Executor` for a user's function, in one slot."""
+    """An `Executor` for a user's function, in one slot."""
 
     slots_apart = False
     job_seconds = math.inf
@@ -124,7 +119,7 @@ class CalledExecutor(SlotExecutor):
         self._interrupted, self._has_left = threading.Event(), threading.Event()
 
     def next_piece(self) -> Piece | None:
-        """Wait for work. None after the search's end."""
+        """Wait for work. Returns None after the search's end."""
         while not self._has_left.is_set():
             with suppress(queue.Empty):
                 piece = self._pieces.get(timeout=TICK_SECONDS)  # the limit lets Ctrl-C end the wait
@@ -133,15 +128,13 @@ class CalledExecutor(SlotExecutor):
         return None
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the search's thread."""
         self._interrupted.set()
 
     def leave(self) -> None:
-        """Tell the user's thread to end."""
         self._has_left.set()
 
     def close(self) -> None:
-        """See `Executor.close`. A late interrupt has no effect."""
+        """Cancel the work and release resources. A late interrupt has no effect."""
         self.kill()
         super().close()
 

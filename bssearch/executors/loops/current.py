@@ -51,7 +51,7 @@ class SocketLine:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Connect to a search. Raises `LaunchError` on failure."""
+        """Connect to a search. Raises `LaunchError` if the connection fails."""
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(path)
@@ -77,7 +77,7 @@ class SocketLine:
         return found
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, or exit if the search is gone. Raises `ValueError` for NaN."""
+        """Send a reply, or exit if the search is gone."""
         try:
             self._socket.sendall(encode(reply))
         except (BrokenPipeError, ConnectionResetError):
@@ -85,12 +85,10 @@ class SocketLine:
         self._sent = time.monotonic()
 
     def progressed(self) -> None:
-        """Send a heartbeat if due."""
         if time.monotonic() - self._sent >= HEARTBEAT_SECONDS:
             self.send("heartbeat")
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """See `Line.asked_to_stop`."""
         now = time.monotonic()
         if self._stop is None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -113,7 +111,7 @@ class SocketLine:
 
 
 class Session:
-    """A process's work for its search, at most one trial."""
+    """The work of this process for a search, at most one trial."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -124,7 +122,7 @@ class Session:
     def take(
         self, given: dict[str, ParameterValue], ranks: LaunchedRanks | None = None
     ) -> TrialRun | Looked | LeaderWork:
-        """Make the assigned work, a `LeaderWork` for several ranks. Raises `UsageError` at a second call."""
+        """Make the assigned work, a `LeaderWork` if there are ``ranks``. Raises `UsageError` at a second call."""
         require(self.work is None, "call current_trial() once: a script trains one trial")
         prepare(self.assign)
         self.assign = replace(self.assign, given=given)
@@ -140,12 +138,11 @@ class Session:
         return leader
 
     def ended(self, script: str, error: BaseException | None) -> None:
-        """Report the script's end."""
         work = self.work
         if work is None:
             error = error or UsageError(
                 f"{script} has ended without calling current_trial()",
-                hint="trial = bssearch.current_trial(batch_size=64, learning_rate=3e-4)",
+                hint="call bssearch.current_trial(batch_size=64, learning_rate=3e-4)",
             )
             self.line.send(failure_of(self.assign, error))
             return
@@ -160,7 +157,7 @@ _session: Session | None = None
 
 
 def session() -> Session | None:
-    """This process's session, or None outside a search."""
+    """Return this process's session, or None outside a search."""
     global _session
     if _session is None and (line := os.environ.pop(TRIAL_VARIABLE, None)) is not None:
         if line.isdecimal():
@@ -188,7 +185,6 @@ def _tell_the_end(found: Session) -> None:
 
 
 def prepare(assign: Assign) -> None:
-    """Apply an assignment's device, memory limit and threads."""
     device = torch.device(assign.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -209,9 +205,10 @@ def current_trial(
 ) -> Trial:
     """Return the trial to train, and seed all random generators.
 
-    Outside a search the trial has the given values.
+    Outside a search, the trial has the given values.
 
     Args:
+        batch_size: samples per optimizer step, of all ranks together.
         evaluate_every: steps between evaluations outside a search; by default an evaluation follows each pass.
         steps: steps outside a search; by default the run continues until the loop ends.
         parameters: defaults of ``trial.parameters``.
@@ -269,7 +266,7 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Lau
         alone.device = ranks.device_of(alone.device)
         return Trial(alone, rank=ranks.rank)
     assign = decode_command(said)
-    assert isinstance(assign, Assign), "the first rank shares its assignment"
+    assert isinstance(assign, Assign), "rank 0 shared a message that is not an Assign"
     check_ranks(ranks.size, assign.configuration.world_size)
     assign = replace(assign, device=ranks.device_of(assign.device))
     if found is None:
@@ -296,19 +293,21 @@ def train_made(name: str, default: Configuration) -> None:
     file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
     make: Any = getattr(import_file(name, file), function, None)
     require(
-        callable(make), f"{file.name} has no function {function}", hint=f"def {function}(trial): return trainer, ..."
+        callable(make),
+        f"{file.name} has no function {function}",
+        hint=f"write def {function}(trial): return trainer, ...",
     )
     trial = current_trial(batch_size=default.batch_size, learning_rate=default.learning_rate)
     fit_made(trial, make(trial))
 
 
 def fit_made(trial: Trial, made: Any) -> None:
-    """Train with a ``make_trainer`` result. Raises `UsageError` for an unknown class of trainer."""
+    """Train with a ``make_trainer`` result. Raises `UsageError` if the trainer's class is unknown."""
     trainer = made[0] if isinstance(made, tuple) and made else made
     kinds = ((one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__)
     found = required(
         next((FITTERS[kind] for kind in kinds if kind in FITTERS), None),
         f"make_trainer(trial) returned {type(trainer).__name__}; expected a trainer",
-        hint=f"known trainers: {', '.join(sorted('.'.join(name) for name in FITTERS))}",
+        hint=f"return a known trainer: {', '.join(sorted('.'.join(name) for name in FITTERS))}",
     )
     importlib.import_module(found).fit_made(trial, made)

@@ -21,7 +21,7 @@ MOST_RATES = 3  # the most learning rates that a message names
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
-    """A trial's parameters. ``asked`` holds names that the script read."""
+    """A trial's parameters. ``asked`` holds the names that the script read."""
 
     def __init__(self, values: Mapping[str, ParameterValue]) -> None:
         self.asked: set[str] = set()
@@ -46,18 +46,16 @@ class AskedParameters(Mapping[str, ParameterValue]):
 
 
 def rates_of(optimizers: Iterable[Any], *names: str) -> set[float]:
-    """Learning rates under ``names``, such as ``lr``, in all parameter groups."""
     return {float(group[name]) for one in optimizers for group in one.param_groups for name in names if name in group}
 
 
 def in_words(rates: Iterable[float]) -> str:
-    """Lowest `MOST_RATES` learning rates, for a message."""
     return ", ".join(f"{one:.4g}" for one in sorted(rates)[:MOST_RATES])
 
 
 @dataclass(slots=True)
 class FieldsRead:
-    """Fields of a trial that a loop has read. ``lately``: fields read since the stage began."""
+    """The fields of a trial that a loop has read. ``lately``: the fields read since the stage began."""
 
     configuration: Configuration
     searched: Collection[str]
@@ -66,7 +64,6 @@ class FieldsRead:
     lately: set[str] = field(default_factory=set)
 
     def note(self, name: str) -> None:
-        """Record a field as read."""
         self.fields.add(name)
         self.lately.add(name)
 
@@ -75,7 +72,7 @@ class FieldsRead:
         require(
             self.fields & {"batch_size", "micro_batch_size"} or has_sampler,
             "the script trains without reading trial.batch_size or trial.micro_batch_size",
-            hint="DataLoader(..., batch_size=trial.micro_batch_size)",
+            hint="use DataLoader(..., batch_size=trial.micro_batch_size)",
         )
         require(
             self.configuration.accumulation_steps <= 1 or "micro_batch_size" in self.fields,
@@ -85,7 +82,6 @@ class FieldsRead:
         )
 
     def check_accumulates(self) -> None:
-        """Raise `UsageError` if the loop has not read the accumulation steps."""
         require(
             self.configuration.accumulation_steps <= 1 or tells_accumulation(self.fields),
             f"{self._accumulation}, but the script does not read trial.accumulation_steps",
@@ -93,14 +89,14 @@ class FieldsRead:
         )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
-        """Warnings about searched parameters unread at the first step.
+        """Return warnings about searched parameters that the loop has not read at the first step.
 
-        Raises `UsageError` only for the learning rate, because other parameters may be conditional.
+        Only an unread learning rate raises `UsageError`, because other parameters may be conditional.
         """
         require(
             "learning_rate" not in self.searched or "learning_rate" in self.fields,
             "the study searches learning_rate, but the loop took a step without reading trial.learning_rate",
-            hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
+            hint="make the optimizer with lr=trial.learning_rate",
         )
         asked = {*parameters.asked, *PARAMETERS}  # the trial's fields already follow the schedule
         found = [
@@ -123,7 +119,6 @@ class FieldsRead:
 
     @property
     def rates(self) -> set[float]:
-        """The optimizers' current and initial learning rates."""
         return rates_of(self.optimizers, "lr", "initial_lr")
 
     @property
@@ -159,7 +154,7 @@ class Followed:
             self._asked.lately.clear()
 
     def go_on(self, steps: int) -> None:
-        """Begin a new stage if the next step does."""
+        """Begin the next stage if ``steps`` steps complete a stage."""
         if not self._stages.changes_at(steps):
             return
         self._before, self._rates_before = self._stages.last(steps), self._asked.rates
@@ -196,7 +191,10 @@ class Followed:
             )
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
-        """Warn if a stage's first micro-batch has a wrong size. Raises `UsageError` for the previous stage's size."""
+        """Warn if a stage's first micro-batch has a wrong size.
+
+        Raises `UsageError` if the micro-batch still has the previous stage's size.
+        """
         self.awaits_batch = False
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
         if not shapes or any(size in shape for shape in shapes):
@@ -238,7 +236,7 @@ class Followed:
 
 
 class SampleAxis(NamedTuple):
-    """Part of a batch with a row per sample. ``axis`` is None for lists."""
+    """The part of a batch with one row per sample. ``axis`` is None if the part is a list."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -257,7 +255,6 @@ class BatchRows:
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:
-        """Samples in a micro-batch, or None if unknown."""
         length = None if self._place is None else _length_at(batch, self._place)
         if length is None:
             self.first(batch, size)
@@ -325,7 +322,7 @@ def _count_all() -> None:
 class OptimizerSteps:
     """Counts optimizer steps, except steps that a gradient scaler skips.
 
-    Of several optimizers, the largest count applies.
+    With several optimizers, the largest count applies.
     """
 
     def __init__(self) -> None:
@@ -333,19 +330,16 @@ class OptimizerSteps:
         _count_all()
 
     def watch(self, objects: Mapping[str, Any]) -> None:
-        """Count the steps of the optimizers among these objects."""
         found = {name: one for name, owner in objects.items() if isinstance(one := _inner(owner), Optimizer)}
         self._watched |= {name: (one, _TAKEN.get(one, 0)) for name, one in found.items()}
         _WATCHED.update(found.values())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the watched optimizers."""
         return tuple(self._watched)
 
     @property
     def taken(self) -> int:
-        """Largest step count of the watched optimizers, or 0."""
         return max((_TAKEN.get(one, 0) - before for one, before in self._watched.values()), default=0)
 
     def begin(self) -> None:
@@ -353,9 +347,9 @@ class OptimizerSteps:
         self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:
-        """Largest step count of an unwatched optimizer.
+        """Return the largest step count of an unwatched optimizer.
 
-        None if a count equals ``steps``, or if the loop named its optimizers.
+        Returns None if a count equals ``steps`` or if the loop named its optimizers.
         """
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)

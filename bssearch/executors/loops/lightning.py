@@ -1,4 +1,4 @@
-"""Runs a Lightning `Trainer` as a trial, see `bssearch guide own-training`.
+"""Runs a Lightning `Trainer` as a trial; see `bssearch guide own-training`.
 
 The import raises `UsageError` if neither ``lightning`` nor ``pytorch_lightning`` >= 2.6.5, < 2.7 is installed.
 """
@@ -32,7 +32,7 @@ DECIDES_FOR_ITSELF = frozenset(
 
 
 def library() -> Any:
-    """The Lightning package, preferably an imported package. Raises `UsageError` if missing or unsupported."""
+    """Import Lightning. Raises `UsageError` if the package is missing or the version is unsupported."""
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which installs {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
@@ -51,24 +51,24 @@ Callback: Any = library().Callback
 
 
 class TrialCallback(Callback):  # type: ignore[misc]
-    """Callback that makes the fit of a `Trainer` a trial.
+    """A callback that makes the fit of a `Trainer` a trial.
 
-    In a search the callback:
+    In a search, the callback:
 
     - sets ``accumulate_grad_batches`` and runs only due validations, outside the measured time,
     - scales all learning rates and weight decays (`adopt_learning_rate`, `adopt_weight_decay`),
     - drops the incomplete accumulation window of an epoch,
     - stops the fit when the trial ends, even before ``min_steps``.
 
-    Outside a search the callback prints validation metrics.
+    Outside a search, the callback prints validation metrics.
 
     Args:
         metric: The validation metric to report, or None for all metrics.
 
     Raises:
         UsageError: The trial has a state or a growing batch. The fit has manual optimization, no validation,
-            earlier steps, a wrong number of processes, or a wrong device. A callback chooses batch size or learning
-            rate.
+            earlier steps, a wrong number of processes, or a wrong device. A callback chooses the batch size or the
+            learning rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:
@@ -83,7 +83,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._rates: set[float] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the Trainer, and set its gradient accumulation."""
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
@@ -91,7 +90,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             pl_module.automatic_optimization,
             f"{type(pl_module).__name__}.automatic_optimization = False: the Trainer does not count the steps of "
             "manual optimization, which several optimizers need",
-            hint='write your own loop, see "A loop of your own" in `bssearch guide own-training`',
+            hint='write your own loop; see "A loop of your own" in `bssearch guide own-training`',
         )
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]
@@ -115,7 +114,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._steps = trainer.global_step
         require(
             not self._steps or not self._trial.is_searched,
-            f"the Trainer begins at step {self._steps}, with learning rate, schedule and data position of another run",
+            f"the Trainer begins at step {self._steps}, with the learning rate, schedule and data position of "
+            "another run",
             hint="call fit() once, without ckpt_path, and load weights before fit(); a branch loads its optimizer in "
             "configure_optimizers() by trial.load_optimizer()",
         )
@@ -211,7 +211,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_if_over(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close the trial."""
         if not self._trial.is_over:
             self._trial.close(_why_it_ended(trainer))
 
@@ -243,7 +242,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         found = {name: float(trainer.strategy.reduce(value, reduce_op="mean")) for name, value in logged}
         require(
             self._metric is None or self._metric in found,
-            f"metric = {self._metric!r} of TrialCallback, but validation logs "
+            f"TrialCallback has metric = {self._metric!r}, but validation logs "
             f"{', '.join(sorted(found)) or 'no metric'}",
             hint=f"call self.log({self._metric!r}, ...) in validation_step, or name another metric",
         )
@@ -251,7 +250,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
 
 class AdvisorCallback(Callback):  # type: ignore[misc]
-    """Callback for any fit. ``advisor`` prints a report at the end.
+    """A callback that measures the gradient noise scale of any fit and prints `BatchAdvisor`'s report at the end.
 
     Args:
         batch_size: Samples per optimizer step, of all processes and micro-batches together.
@@ -263,23 +262,20 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
         self._batch_size = batch_size
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the advisor."""
         self.advisor = BatchAdvisor(pl_module, self._batch_size, optimizer=trainer.optimizers[0])
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Record a step."""
         if optimizer is trainer.optimizers[0]:
             self.advisor.step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Print the report."""
         self.advisor.close()
         if trainer.is_global_zero:
             print(self.advisor.report())
 
 
 def fit_made(trial: Trial, made: Any) -> None:
-    """Fit the ``(trainer, module[, data])`` of ``make_trainer``, adding a `TrialCallback` if missing.
+    """Fit ``make_trainer``'s ``(trainer, module[, data])``. Adds a missing `TrialCallback`.
 
     ``data`` is a datamodule, a training loader, or a tuple of loaders.
     """
@@ -330,9 +326,9 @@ Scale = Callable[[Any], Any]
 
 
 def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
-    """Multiply every learning rate by the trial's rate over the rate in the call of `current_trial`.
+    """Multiply every learning rate by the trial's rate divided by the rate given to `current_trial`.
 
-    Has no effect if the script reads ``trial.learning_rate`` or does not give a rate.
+    Has no effect if the script reads ``trial.learning_rate`` or gives no rate.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):
@@ -364,7 +360,7 @@ def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
 
 
 def scaling(given: float, wanted: float) -> Scale:
-    """Function that multiplies by wanted / given. ``given`` becomes exactly ``wanted``."""
+    """Return a function that multiplies by ``wanted / given`` and maps ``given`` to exactly ``wanted``."""
     return lambda value: wanted if value == given else value * (wanted / given)
 
 

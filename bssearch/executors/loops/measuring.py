@@ -68,7 +68,7 @@ from bssearch.training.probes import (
 
 
 class Looked(Assignment):
-    """Base of descriptions and measurements, with the configuration of the first stage."""
+    """The base of descriptions and measurements, which use the configuration of the first stage."""
 
     is_look = True
 
@@ -79,11 +79,9 @@ class Looked(Assignment):
         self._torch_device = torch.device(assign.device)
 
     def is_due(self, step: int) -> bool:
-        """Always true."""
         return True
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Record progress."""
         self._line.progressed()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
@@ -92,7 +90,6 @@ class Looked(Assignment):
         number_of(metrics, self._assign.program.metric)
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError`, because the loop ended too early."""
         raise UsageError(
             f"the loop ended after step {step}, before the end of the measurement{ended_by(because)}",
             hint="loop while not trial.should_stop, or over trial.batches(loader)",
@@ -117,19 +114,15 @@ class DescribedLoop(Looked):
         self._starts_at_peak: bool | None = None
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Count the layers whose statistics depend on the micro-batch."""
         self._batch_norm_layers = sum(map(batch_norm_layers, modules))
 
     def warned(self, sentence: str) -> None:
-        """See `Assignment.warned`."""
         self._warnings.append(sentence)
 
     def first_rate(self, is_peak: bool) -> None:
-        """See `Assignment.first_rate`."""
         self._starts_at_peak = is_peak
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Note the steps."""
         super().stepped(step, samples)
         self._steps = step
 
@@ -154,7 +147,6 @@ class DescribedLoop(Looked):
             self._answer(replace(described, starts_at_peak=self._starts_at_peak))
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError` for a loop without a step or without an evaluation."""
         require(
             step,
             f"the loop took no step{ended_by(because)}",
@@ -174,24 +166,21 @@ class MeasuredMemory(Looked):
         reset_peak_memory(self._torch_device)
 
     def is_due(self, step: int) -> bool:
-        """True after `STEPS` steps."""
         return step >= STEPS
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Report that the micro-batch fits, and the peak memory."""
         super().evaluated(step, metrics, loss)
         peak, micro = peak_process_memory_bytes(self._torch_device), self.configuration.micro_batch_size
         self._answer(MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=peak))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """See `Assignment.ran_out_of_memory`."""
         micro = self.configuration.micro_batch_size
         self._answer(MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=first_line(error)))
         return True
 
 
 class TimedLoop(Looked):
-    """Times steps and evaluations as in a trial, see `bssearch.training.probes`."""
+    """Times steps and evaluations as in a trial; see `bssearch.training.probes`."""
 
     def __init__(self, request: StepTimeRequest, assign: Assign, line: Line, *, clock: HostClock | None = None) -> None:
         super().__init__(assign, line)
@@ -210,7 +199,6 @@ class TimedLoop(Looked):
         reset_peak_memory(self._torch_device)
 
     def begin(self) -> None:
-        """Start timing."""
         self._clock.train()
 
     def is_due(self, step: int) -> bool:
@@ -219,11 +207,9 @@ class TimedLoop(Looked):
         return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
 
     def pause(self) -> None:
-        """Time an evaluation."""
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
-        """Resume timing steps."""
         self._clock.train()
         self._last = self._clock.clock.train_seconds_so_far
 
@@ -250,7 +236,7 @@ class TimedLoop(Looked):
         self._keep(passed, self._untimed_steps + taken)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Time an evaluation."""
+        """Time an evaluation, and answer if the step time is known."""
         before = self._clock.clock.seconds("evaluation")
         self._clock.pause()
         super().evaluated(step, metrics, loss)
@@ -266,7 +252,6 @@ class TimedLoop(Looked):
             self._tell()
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """See `Assignment.ran_out_of_memory`."""
         self._clock.pause()
         self._answer(StepTime.where_memory_ran_out(self.configuration))
         return True
@@ -328,20 +313,17 @@ class MeasuredNoise(Looked):
         self._look_at = 2 * FEWEST_PASSES
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Prepare to measure these modules, unless all modules are frozen."""
         if any(parameter.requires_grad for one in modules for parameter in one.parameters()):
             self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, holds=True)
 
     def begin(self) -> None:
-        """Start the clock."""
         self._began = time.perf_counter()
 
     def is_due(self, step: int) -> bool:
-        """True every ``eval_every_steps`` steps of the request."""
         return step % self._request.eval_every_steps == 0
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Measure the step if the metric has come near the target."""
+        """Measure the step's gradient noise if `evaluated` has started the measurement."""
         super().stepped(step, samples)
         if self.noise is not None:
             self.noise.stepped()
@@ -349,7 +331,7 @@ class MeasuredNoise(Looked):
             self._end_if_known()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Begin to measure near the target, or at the limit of train seconds."""
+        """Start the measurement near the target, or at the limit of train seconds."""
         super().evaluated(step, metrics, loss)
         self._end_if_known()
         metric = number_of(metrics, self._request.target.metric)
@@ -385,7 +367,6 @@ class MeasuredNoise(Looked):
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
-    """The assigned trial, measurement or description."""
     match assign.work:
         case TrialRequest() as request:
             return TrialRun(request, assign, line)
@@ -415,7 +396,6 @@ def end_work(
 
 
 def failure_of(assign: Assign, error: BaseException) -> Reply:
-    """Reply for failed user code."""
     if isinstance(assign.work, TrialRequest):
         return TrialEnded(assign.work.number, failed(error))
     return program_refused(error, assign.memory_limit_bytes)

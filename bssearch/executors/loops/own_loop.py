@@ -1,4 +1,4 @@
-"""A user's own training loop as a trial, see `bssearch guide own-training`."""
+"""A user's own training loop as a trial; see `bssearch guide own-training`."""
 
 import math
 import time
@@ -57,13 +57,12 @@ PUBLIC = (
 
 
 class Trial:
-    """A trial for a user's loop, made by `current_trial` and `Study.ask`.
+    """A trial for a user's loop, from `current_trial` or `Study.ask`.
 
-    ``rank`` is this process's number, below `world_size`. ``batch_size`` counts samples of all ranks, and
-    ``micro_batch_size`` of this rank. With a batch size schedule, ``learning_rate``, batch sizes and
-    ``accumulation_steps`` belong to the next step. ``parameters`` holds the study's other values, ``given`` the
-    arguments of `current_trial`. ``is_look``: whether bssearch only describes or measures the loop. The loop must read
-    a searched learning rate. Other unread searched parameters cause a warning.
+    ``rank`` is this process's number, below `world_size`. With a batch size schedule, ``learning_rate``, the batch
+    sizes and ``accumulation_steps`` belong to the next step. ``parameters`` holds the study's other values, and
+    ``given`` holds the arguments of `current_trial`. ``is_look``: whether bssearch only describes or measures the loop.
+    The loop must read a searched learning rate. Other unread searched parameters cause a warning.
 
     ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
 
@@ -110,36 +109,36 @@ class Trial:
 
     @property
     def batch_size(self) -> int:
-        """Samples per optimizer step."""
+        """The number of samples (or tokens) per optimizer step, of all ranks together."""
         self._asked.note("batch_size")
         return self._now.batch_size
 
     @property
     def world_size(self) -> int:
-        """Number of ranks that share each batch."""
+        """The number of ranks that share each batch."""
         return self._now.world_size
 
     @property
     def micro_batch_size(self) -> int:
-        """Samples per forward pass, on each rank."""
+        """The number of samples (or tokens) per forward pass on each rank."""
         self._asked.note("micro_batch_size")
         return self._now.micro_batch_size
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step; divide the loss by this number."""
+        """The number of micro-batches per optimizer step. Divide the loss by this number."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate, or the peak of its schedule."""
+        """The learning rate, or the peak of the learning-rate schedule."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
 
     @property
     def rate_to_set(self) -> float:
-        """Learning rate for a Trainer, which does not count as read."""
+        """The learning rate for a Trainer. `has_asked` ignores reads of this property."""
         return self._now.learning_rate
 
     def check_rates(self, optimizer: Any) -> None:
@@ -172,7 +171,7 @@ class Trial:
 
     @property
     def checkpoint(self) -> str | None:
-        """Checkpoint to branch from, or None."""
+        """The path of the checkpoint to branch from, or None."""
         return self._assignment.checkpoint()
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -207,7 +206,7 @@ class Trial:
         self._stages.refuse(who, "a Trainer makes its loader once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
-        """Raise `UsageError` if the number of processes or the device is not the trial's."""
+        """Raise `UsageError` if the Trainer's device or number of processes differs from the trial's."""
         wanted = torch.device(self.device)
         require(
             processes == self.world_size,
@@ -269,14 +268,14 @@ class Trial:
         self.report_all(metrics, loss)
 
     def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
-        """Like `report`, for metrics of any name."""
+        """Report metrics of any name; see `report`."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
         if step is None or self._announced_at != step or self._evaluated_at == step:
             raise UsageError(
                 f"report() after step {self.steps}, but trial.evaluation_due was not true",
-                hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
+                hint="write if trial.evaluation_due: trial.report(accuracy=...) at the end of the loop's body",
             )
         self._evaluated_at = step
         self._put_random_numbers_back()
@@ -295,7 +294,7 @@ class Trial:
         require(
             samples is None or samples >= 1,
             f"trial.step(): samples = {samples} must be >= 1",
-            hint="trial.step(samples=len(x))",
+            hint="call trial.step(samples=len(x))",
         )
         if self._counts_tokens or (samples is None and self._sampler is not None):
             samples = self._now.batch_size  # the sampler leaves an incomplete batch out
@@ -305,7 +304,7 @@ class Trial:
         self.stepped()
 
     def stepped(self) -> None:
-        """Like `step`, with the samples from `add_samples`."""
+        """Record a step with the samples from `add_samples`; see `step`."""
         require(not self._is_in_batch, "do not call step() in the body of batches(), which counts the steps")
         if self._assignment.is_over:
             raise TrialStopped("the trial has ended; end the loop when trial.should_stop is true")
@@ -334,7 +333,7 @@ class Trial:
             test: returns test metrics, once, when bssearch confirms a configuration.
             epochs: passes outside a search. A search repeats the data.
 
-        The body must take the optimizer step at each step's last micro-batch.
+        The body must take the optimizer step at the last micro-batch of each step.
         """
         require(not self._is_looping, "do not call batches() in the body of batches(): a trial has one loop at a time")
         self._is_looping = True
@@ -356,7 +355,7 @@ class Trial:
             self._assignment.test(test)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context of a micro-batch of `batches`: ``model.no_sync()``, except at a step's last micro-batch."""
+        """Return ``model.no_sync()`` in the body of `batches`, except at a step's last micro-batch."""
         require(
             self._is_in_batch,
             "the loop calls no_sync() outside the body of batches(), which counts a step's micro-batches",
@@ -368,10 +367,10 @@ class Trial:
         return context
 
     def test(self, evaluate: Evaluate) -> None:
-        """End the training and evaluate the test set, for a loop without `batches`.
+        """End the training and evaluate the test set, if the loop does not use `batches`.
 
-        ``evaluate`` runs once, in confirmation runs or outside a search. Raises `UsageError` within `batches`, if the
-        loop skipped a due evaluation, or if ``evaluate`` lacks the target's metric.
+        ``evaluate`` runs once, in confirmation runs or outside a search. Raises `UsageError` in the body of `batches`,
+        after a skipped evaluation, or if ``evaluate`` omits the target's metric.
         """
         require(
             not self._is_looping,
@@ -382,7 +381,7 @@ class Trial:
         self._assignment.test(evaluate)
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """This rank's sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
+        """Return this rank's sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
         Equal seeds give equal batches. The sampler drops an incomplete last batch. Raises `UsageError` if batches count
         tokens.
@@ -390,7 +389,7 @@ class Trial:
         require(
             not self._assignment.counts_tokens,
             "trial.sampler(): the study's batch sizes count tokens",
-            hint="DataLoader(..., batch_sampler=trial.token_batches(lengths))",
+            hint="use DataLoader(..., batch_sampler=trial.token_batches(lengths))",
         )
         samples, size = len(dataset), self._stages.at(0).batch_size
         self._sampler = (
@@ -409,9 +408,9 @@ class Trial:
         return self._sampler
 
     def token_batches(self, lengths: Sequence[int]) -> TokenSampler:
-        """Batch sampler for ``training.batch_unit: tokens``; ``lengths`` are the tokens of each sample.
+        """Return a batch sampler for ``training.batch_unit: tokens``. ``lengths`` holds each sample's number of tokens.
 
-        A micro-batch has samples of similar length, at most ``micro_batch_size`` tokens with padding. Divide each
+        A micro-batch has samples of similar length and, with padding, at most ``micro_batch_size`` tokens. Divide each
         micro-batch's summed loss by `batch_tokens`. Raises `UsageError` if batches count samples or grow.
 
         ::
@@ -432,7 +431,7 @@ class Trial:
         return self._token_sampler
 
     def batch_tokens(self) -> float:
-        """This step's tokens of all ranks without padding, divided by the number of ranks.
+        """Return the step's tokens of all ranks without padding, divided by the number of ranks.
 
         DistributedDataParallel averages the ranks' gradients, and so undoes the division.
         """
@@ -440,15 +439,15 @@ class Trial:
         require(
             tokens,
             "the loop called trial.batch_tokens(), but has no token batches",
-            hint="DataLoader(..., batch_sampler=trial.token_batches(lengths))",
+            hint="use DataLoader(..., batch_sampler=trial.token_batches(lengths))",
         )
         return sum(map(sum, tokens)) / self.world_size
 
     def state(self, **objects: Any) -> None:
         """Register the objects to checkpoint, each with ``state_dict()``, so that the trial can pause.
 
-        Counts the optimizers' steps. Call once, before `sampler`, `token_batches` and `batches`; otherwise raises
-        `UsageError`.
+        The trial then counts the optimizers' steps. Raises `UsageError` at a second call, or after `sampler`,
+        `token_batches` or `batches`.
         """
         require(
             not self._has_begun and self._sampler is None and self._token_sampler is None,
@@ -478,7 +477,7 @@ class Trial:
         return isinstance(error, TrialStopped)
 
     def close(self, because: str = "") -> None:
-        """End the training. Raises `UsageError` without steps or a due evaluation."""
+        """End the training. Raises `UsageError` if the loop took no step or skipped a due evaluation."""
         if self._has_begun:
             self._check_evaluated()
         if self._skipped and not self.steps and not self._assignment.is_over:
@@ -586,7 +585,7 @@ class Trial:
             passes.check(self._now.micro_batch_size)
 
     def check_size(self, batch: Any) -> None:
-        """See `Followed.check_size`."""
+        """Check the first micro-batch of a stage; see `Followed.check_size`."""
         if self._counts_tokens:
             self._followed.awaits_batch = False
             if self._token_sampler is None and has_rows_of_ids(batch, self._now.micro_batch_size):
@@ -599,7 +598,7 @@ class Trial:
         self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Samples, or tokens with padding, in all ranks' micro-batches; None with a warning if unknown."""
+        """Count all ranks' samples, or tokens with padding. Returns None with a warning if unknown."""
         if self._counts_tokens:
             return self._now.micro_batch_size * self.world_size
         if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:
@@ -691,7 +690,7 @@ class Trial:
         require(
             self._announced_at != step,
             f"no report() after step {step}, but trial.evaluation_due was true",
-            hint="if trial.evaluation_due: trial.report(accuracy=...)",
+            hint="call trial.report(accuracy=...) if trial.evaluation_due is true",
         )
         require(
             step == 0 or not self._is_due(step),  # at step 0 no body of `batches` has run

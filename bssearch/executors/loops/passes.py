@@ -16,10 +16,10 @@ FEWER_SAMPLES = "lower space.batch_size.high in the spec, or use more training d
 
 
 class SeededSampler(Sampler[int]):
-    """Yields a new permutation per epoch, without the last incomplete batch, starting after ``after_steps`` steps.
+    """Yields a new permutation of the samples per epoch, without the last incomplete batch.
 
-    A rank draws ``share`` consecutive samples of each micro-batch, so that batches do not depend on the number of
-    ranks.
+    The sampler starts after ``after_steps`` steps. A rank draws ``share`` consecutive samples of each micro-batch, so
+    that batches do not depend on the number of ranks.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SeededSampler(Sampler[int]):
 
 
 class GrowingSampler(SeededSampler):
-    """Sampler for a batch size schedule.
+    """A sampler for a batch size schedule.
 
     A pass ends with its epoch or before the micro-batch size changes. The next pass starts after step ``steps()``.
     """
@@ -79,7 +79,6 @@ class GrowingSampler(SeededSampler):
 
     @property
     def is_at_start(self) -> bool:
-        """See `SeededSampler.is_at_start`."""
         self._catch_up()
         return self._offset == 0
 
@@ -136,13 +135,15 @@ class TokenSampler(Sampler[list[int]]):
         self._epoch, self.is_at_start = self._batches.epoch(), True
 
     def tokens(self, number: int) -> list[list[int]]:
-        """Tokens of each sample in all ranks' micro-batches of step ``number``. Forgets earlier steps."""
+        """Return the number of tokens of each sample in all ranks' micro-batches of step ``number``.
+
+        Forgets earlier steps.
+        """
         for earlier in [one for one in self._steps if one < number]:
             del self._steps[earlier]
         return [[self._batches.lengths[row] for row in rows] for rows in self._steps.get(number, ())]
 
     def own_tokens(self, number: int) -> list[list[int]]:
-        """`tokens` of this rank's micro-batches."""
         return self._own(self.tokens(number))
 
     def _own(self, step: list[list[int]]) -> list[list[int]]:
@@ -162,7 +163,7 @@ Given = Iterable[T] | MakeLoader[T]
 
 
 class Passes(Generic[T]):
-    """Passes over the loader, or loader function, of `batches`."""
+    """The passes over the loader, or loader function, that the user gives to `batches`."""
 
     def __init__(
         self,
@@ -216,7 +217,7 @@ class Passes(Generic[T]):
             entered = self._now()
 
     def check(self, size: int) -> None:
-        """Raise `UsageError` for an empty pass, unless the trial resumed within the pass."""
+        """Raise `UsageError` if the pass is empty, unless the trial resumed within the pass."""
         require(
             not self._is_empty or self._pass is not self._loader,
             f"the loader of batches() is empty, at a micro-batch size of {size}",
@@ -224,7 +225,7 @@ class Passes(Generic[T]):
         )
 
     def begin(self, size: int) -> int | None:
-        """Begin a pass, see `Assignment.passes`. Raises `UsageError` if the user's function returns no loader."""
+        """Begin a pass; see `Assignment.passes`. Raises `UsageError` if the user's function returns no loader."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

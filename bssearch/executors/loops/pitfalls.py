@@ -18,7 +18,7 @@ WATCHED_STEPS = 3  # first steps to check, because an average that follows micro
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
-    """Modules that the objects' optimizers train; without an optimizer, all modules."""
+    """Return the modules that the objects' optimizers train, or all modules without an optimizer."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
     if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]
@@ -31,7 +31,6 @@ def _trained_by(objects: Mapping[str, Any]) -> set[int]:
 
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
-    """Warnings about batch normalisation that distorts a trial's steps."""
     layers, ranks = sum(map(batch_norm_layers, modules)), 1 if _unsynchronised(modules) else now.world_size
     caveats = batch_norm_caveats(
         layers,
@@ -44,7 +43,7 @@ def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[s
 
 
 def about_ranks(modules: Sequence[nn.Module]) -> list[str]:
-    """Warning if ranks that share a batch do not synchronise batch normalisation."""
+    """Return a warning if ranks that share a batch do not synchronise batch normalisation."""
     layers = _unsynchronised(modules)
     sentence = (
         f"{layers} batch normalisation layers see only one rank's share of a micro-batch: on GPUs use "
@@ -60,7 +59,6 @@ def _unsynchronised(modules: Sequence[nn.Module]) -> int:
 
 
 def about_order(loader: object) -> str | None:
-    """Warning if a `DataLoader` does not shuffle."""
     # The noise scale assumes random batches.
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return None
@@ -75,7 +73,7 @@ Versions = list[tuple[int, int]]
 
 
 class Averages:
-    """Averages of weights among a loop's objects, which only the optimizer's step may change."""
+    """The averages of weights among a loop's objects, which only the optimizer's step may change."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         trained = _trained_by(objects)
@@ -84,7 +82,6 @@ class Averages:
         self._steps = 0
 
     def step_begins(self) -> None:
-        """Note the averages before a step's first micro-batch."""
         self._steps += 1
         self._versions = {}
         for name, one in self._objects.items() if self._steps <= WATCHED_STEPS else ():
@@ -93,7 +90,7 @@ class Averages:
                 self._versions[name] = versions
 
     def changed(self) -> str | None:
-        """Warning if an average has changed since the step began."""
+        """Return a warning if an average has changed since the step began."""
         changed = [name for name, before in self._versions.items() if _versions(self._objects[name]) != before]
         if not changed:
             return None

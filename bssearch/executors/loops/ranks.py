@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LaunchedRanks:
-    """Ranks of torch.distributed's default group. ``rank`` is this process's number."""
+    """The ranks of torch.distributed's default group. ``rank`` is this process's number."""
 
     def __init__(self, local_rank: int) -> None:
         self.rank = distributed.get_rank()
@@ -46,16 +46,14 @@ class LaunchedRanks:
         return all(one == said[0] for one in said)
 
     def wait(self) -> None:
-        """Wait for all ranks."""
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
-        """This rank's device, given rank 0's device."""
         return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
 
 
 def ranks_of(environment: Mapping[str, str]) -> LaunchedRanks | None:
-    """The launcher's ranks, or None for a single process. Raises `UsageError` without torch.distributed."""
+    """Return the ranks, or None if there is one process. Raises `UsageError` if torch.distributed is uninitialised."""
     if int(environment.get("WORLD_SIZE", 1)) <= 1:
         return None
     require(
@@ -87,7 +85,7 @@ class Word:
 
 
 def sizes_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
-    """Sizes of the parameters that the modules train."""
+    """Return the number of elements of each trained parameter."""
     return tuple(one.numel() for each in modules for one in each.parameters() if one.requires_grad)
 
 
@@ -98,12 +96,11 @@ class RankWork(Assignment):
     _sizes: tuple[int, ...] = ()  # of trained parameters; if the ranks' sizes differ, no rank measures gradient noise
 
     def is_due(self, step: int) -> bool:
-        """True if rank 0 announced an evaluation."""
         return step in self._word.due
 
 
 class FollowerWork(RankWork):
-    """Work of each rank except rank 0."""
+    """The work of each rank except rank 0."""
 
     def __init__(self, assign: Assign, ranks: LaunchedRanks) -> None:
         super().__init__(assign.configuration, assign)
@@ -116,18 +113,15 @@ class FollowerWork(RankWork):
         self._word = cast(Word, ranks.share(None))
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Prepare to measure the noise together with rank 0."""
         self._sizes = sizes_of(modules)
         if self._sizes and isinstance(self._request, TrialRequest | NoiseRequest):
             target = self._request.target
             self._noise = NoiseNearTarget(modules, self.configuration, target, tokens, holds=self.is_look)
 
     def begin(self) -> None:
-        """Wait for all ranks."""
         self._ranks.agree(self._sizes)
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Measure the step's noise if rank 0 does."""
         if self._noise is not None:
             self._noise.stepped()
 
@@ -140,12 +134,10 @@ class FollowerWork(RankWork):
             self._noise.measure(self._word.measures_noise)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test split if rank 0 does."""
         if self._word.tests:
             evaluate()
 
     def diverged(self, reason: str) -> bool:
-        """End this rank's trial. Returns False for a measurement or description."""
         # all ranks skip the same steps
         self.is_over = not self.is_look
         return self.is_over
@@ -178,19 +170,15 @@ class LeaderWork(RankWork):
         self.work.begin()
 
     def pause(self) -> None:
-        """See `Assignment.pause`."""
         self.work.pause()
 
     def resume(self) -> None:
-        """See `Assignment.resume`."""
         self.work.resume()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """See `Assignment.stepped`."""
         self.work.stepped(step, samples)
 
     def waited(self, seconds: float) -> None:
-        """See `Assignment.waited`."""
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
@@ -207,34 +195,27 @@ class LeaderWork(RankWork):
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test split if the other ranks do."""
         if self._word.tests:
             self.work.test(evaluate)
 
     def warned(self, sentence: str) -> None:
-        """See `Assignment.warned`."""
         self.work.warned(sentence)
 
     def first_rate(self, is_peak: bool) -> None:
-        """See `Assignment.first_rate`."""
         self.work.first_rate(is_peak)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """See `Assignment.keep`."""
         return self.work.keep(objects)
 
     def diverged(self, reason: str) -> bool:
-        """See `Assignment.diverged`."""
         self.is_over = self.work.diverged(reason)
         return self.is_over
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """See `Assignment.modelled`."""
         self._sizes = sizes_of(modules)
         self.work.modelled(modules, tokens)
 
     def looped(self, step: int, because: str = "") -> None:
-        """See `Assignment.looped`."""
         self.work.looped(step, because)
         self.is_over = self.work.is_over
 
@@ -247,11 +228,9 @@ class LedRun(TrialRun):
 
     @property
     def awaits_test(self) -> bool:
-        """True if the test split is due."""
         return self._is_tested and not self._has_ended
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """See `TrialRun.evaluated`."""
         super().evaluated(step, metrics, loss)
         self.settle()
 

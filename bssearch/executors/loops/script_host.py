@@ -1,8 +1,8 @@
-"""Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
+"""The process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
 With ``--serve``, the process imports the script's packages once and forks a process for each rank. If CUDA or other
-threads make a fork unsafe, the process restarts without the imports and starts new processes (``--once``).
-When the worker ends, the process kills its descendants.
+threads make a fork unsafe, the process restarts without the imports and starts new processes (``--once``). When the
+worker ends, the process kills its descendants.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
 
 
 def variables_of_ranks(ranks: int) -> list[dict[str, str]]:
-    """Environment variables of each rank, named as by torchrun. Empty for a single rank."""
+    """Return each rank's environment variables with torchrun's names. A single rank has no variables."""
     if ranks == 1:
         return [{}]
     with socket.socket() as free:
@@ -182,7 +182,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
     code = 0
     try:
         if script.endswith(MAKE_TRAINER):
-            assert session is not None, "a Trainer trains in one process"
+            assert session is not None, "a process without a session cannot fit a Trainer"
             current.train_made(script, session.assign.program.default)
         else:
             runpy.run_path(script, run_name="__main__")
@@ -209,7 +209,6 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
 
 
 def clean_up() -> None:
-    """Join threads, run `atexit` functions and flush files."""
     # A real exit would destroy all modules, which takes a third of a second per trial.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""Runs a Hugging Face Trainer as a trial, see `bssearch guide own-training`."""
+"""Runs a Hugging Face Trainer as a trial; see `bssearch guide own-training`."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}
 
 
 def check_libraries() -> None:
-    """Raise `UsageError` for missing or old libraries."""
+    """Raise `UsageError` if a library is missing or too old."""
     for name, least in LEAST_VERSIONS.items():
         found = installed_version(name)
         require(
@@ -51,7 +51,7 @@ NO_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_prepar
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback that makes a Trainer's training a trial.
+    """A callback that makes a Trainer's training a trial.
 
     The train seconds include data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
     whole batch, unless the Trainer's own ``max_steps`` or ``num_train_epochs`` ends the trial. See `check_counts_items`
@@ -106,7 +106,6 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Reset the epoch's step count."""
         self._steps_of_pass = 0
 
     def on_pre_optimizer_step(
@@ -120,7 +119,6 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Count a micro-batch's samples."""
         self._add_samples()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
@@ -158,7 +156,6 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Close the trial."""
         self._is_training = False
         self._end_look_at_samples()
         self._trial.close(_what_ended(args))
@@ -202,14 +199,13 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback for any training. ``advisor`` prints a report at the end."""
+    """A callback that measures the gradient noise scale of any training and prints a report at the end."""
 
     advisor: BatchAdvisor
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Make the advisor."""
         self.advisor = BatchAdvisor(
             others["model"],
             args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
@@ -219,13 +215,11 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Record a step."""
         self.advisor.step()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Print the report."""
         self.advisor.close()
         if state.is_world_process_zero:
             print(self.advisor.report())
@@ -254,14 +248,13 @@ def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
 
 
 def fit_made(trial: Trial, made: Trainer) -> None:
-    """Train with the result of ``make_trainer``, see `fit`."""
     fit(made, trial)
 
 
 def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics of ``trainer.evaluate()``, as ``accuracy`` and as ``eval_accuracy``.
+    """Return the metrics of ``trainer.evaluate()`` under two names, such as ``accuracy`` and ``eval_accuracy``.
 
-    For the test split: ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
+    For the test split, call ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
     """
     kept = {bare: value for name, value in metrics.items() if (bare := name.removeprefix(PREFIX)) not in NO_METRICS}
     return {**kept, **{PREFIX + name: value for name, value in kept.items()}}
@@ -300,11 +293,10 @@ def training_arguments(
     arguments_class: type[TrainingArguments] = TrainingArguments,
     **own: Any,
 ) -> TrainingArguments:
-    """Arguments of a Trainer for a trial.
+    """Make a Trainer's arguments for a trial.
 
-    The trial sets batch sizes, learning rate, seed, and the study's hyperparameters. If
-    ``max_steps`` and ``num_train_epochs`` are both missing, the default schedule is constant after warmup, and the
-    search ends the trial.
+    The trial sets the batch sizes, the learning rate, the seed and the study's hyperparameters. Without ``max_steps``
+    and ``num_train_epochs``, the default schedule is constant after warmup, and the search ends the trial.
 
     Args:
         train_samples: Required if the study sets ``warmup_epochs``.
@@ -388,14 +380,14 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
 
 
 def decided_by(trial: Trial, train_samples: int | None) -> dict[str, Any]:
-    """Arguments that a trial sets. Raises `UsageError` if ``train_samples`` is necessary, but None."""
+    """Return the arguments that a trial sets. Raises `UsageError` if the trial lacks ``train_samples``."""
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
     if parameters.get("warmup_epochs"):
         samples = required(
             train_samples,
             f"warmup_epochs = {parameters['warmup_epochs']} needs the number of training samples",
-            hint="training_arguments(trial, train_samples=len(train_data), ...)",
+            hint="call training_arguments(trial, train_samples=len(train_data), ...)",
         )
         found["warmup_steps"] = warmup_steps(float(str(parameters["warmup_epochs"])), samples, trial.batch_size)
     return {**found, **_of_optimizer(parameters)}
@@ -445,9 +437,10 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Whole steps in a pass over a loader; infinite without a length if ``max_steps`` is set.
+    """Count the whole steps in a pass over a loader.
 
-    Raises `UsageError` for less than one step.
+    Returns infinity if the loader has no length and ``max_steps`` is set. Raises `UsageError` if a pass has no whole
+    step.
     """
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation * max(1, arguments.world_size)
@@ -476,8 +469,8 @@ LEAST_CHANGE = 1e-3  # least relative change of a loss whose item count doubles,
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss. Returns a function that cancels the check.
 
-    The forward pass raises `UsageError` if the model takes ``num_items_in_batch``, a step's items, but its loss ignores
-    the count.
+    The forward pass raises `UsageError` if the model takes ``num_items_in_batch``, a step's number of items, but the
+    loss ignores the number.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -50,9 +50,9 @@ from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, S
 
 
 class NoiseNearTarget:
-    """Gradient noise scale of a loop's steps near the target, see `BatchAdvisor`.
+    """Measures the gradient noise scale of a loop's steps near the target; see `BatchAdvisor`.
 
-    If ``holds``, measured steps leave the weights unchanged, and measurements may take half of the time.
+    If ``holds`` is set, measured steps leave the weights unchanged, and measurements may take half of the time.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class NoiseNearTarget:
         self.is_near = False
 
     def evaluated(self, metric: float) -> None:
-        """Measure the next steps if the metric is near the target."""
         self.measure(self._approach.is_near(metric))
 
     def measure(self, is_near: bool) -> None:
@@ -93,7 +92,7 @@ class NoiseNearTarget:
             self.advisor.close()
 
     def stepped(self) -> None:
-        """Record a step."""
+        """Record a step, and restore the held weights."""
         if self.is_near:
             self.advisor.step()
         if self.is_near and self._held:
@@ -101,7 +100,6 @@ class NoiseNearTarget:
                 torch._foreach_copy_(self._held, self._weights)
 
     def result(self) -> GradientNoise:
-        """End the measurement; return the noise scale and its moments."""
         self.advisor.close()
         return self.advisor.noise
 
@@ -118,19 +116,19 @@ RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 def contention_meter(
     device: torch.device, threads: int, core: CorePace | None, others: Sequence[torch.device]
 ) -> ContentionMeter:
-    """Contention meter that ignores the run's own processes."""
+    """Return a contention meter that ignores the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
     return ContentionMeter(device, threads, core, partial(cpu_use, parents=above), others=others)
 
 
 def other_devices(assign: Assign) -> list[torch.device]:
-    """CUDA devices of the ranks other than rank 0."""
+    """Return the CUDA devices of all ranks except rank 0."""
     ranks = assign.configuration.world_size if torch.device(assign.device).type == "cuda" else 1
     return [torch.device("cuda", index) for index in range(1, ranks)]
 
 
 class HostClock(Clock):
-    """Clock of the host."""
+    """The clock of the host."""
 
     # CUDA events would miss the user's other streams.
 
@@ -147,15 +145,13 @@ class HostClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """CPU share of train seconds, or None on a GPU."""
+        """The CPU share of the train seconds, or None on a GPU."""
         return super().cpu_share if self._device.type == "cpu" else None
 
     def book_rest(self, name: Ledger) -> None:
-        """Book the remaining wall time in a ledger."""
         self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         if self._device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
@@ -164,7 +160,7 @@ class HostClock(Clock):
 class LoopClock:
     """Books a loop's time in ledgers.
 
-    Time of the first `WARM_UP_STEPS` beyond the later steps' median counts as warm-up, also after a pause.
+    If the first `WARM_UP_STEPS` exceed the later steps' median, the excess counts as warm-up, also after a pause.
     """
 
     clock: HostClock
@@ -178,13 +174,11 @@ class LoopClock:
     _told: float = 0.0
 
     def train(self) -> None:
-        """Time training."""
         if self._name != "train":
             self.enter("train")
             self._step_began = self._counted
 
     def enter(self, name: Ledger) -> None:
-        """Book time from now in a ledger."""
         self.pause()
         self._opened.enter_context(self.clock.ledger(name))
         self._name = name
@@ -206,7 +200,6 @@ class LoopClock:
         self._opened.close()
 
     def stepped(self) -> None:
-        """Note the ends of the first `TIMED_STEPS` steps."""
         if len(self._steps) >= TIMED_STEPS:
             return
         if self._name == "train":
@@ -217,7 +210,6 @@ class LoopClock:
         self.excess = self._excess_before + _excess(self._steps)
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {"excess": self.excess, "told": self._told}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -230,9 +222,9 @@ class LoopClock:
         return self.clock.counted_train_seconds(self.threads)
 
     def train_seconds(self, *, is_hit: bool = False) -> float:
-        """Counted train seconds without warm-up, which never decrease.
+        """Return the counted train seconds without warm-up, which never decrease.
 
-        During the warm-up the value is a constant lower bound, unless ``is_hit``.
+        During the warm-up the value is a constant lower bound, unless ``is_hit`` is set.
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told
@@ -250,9 +242,9 @@ def _excess(steps: list[float]) -> float:
 
 @dataclass(slots=True)
 class DataPass:
-    """Current pass over the data: its initial random state and completed micro-batches.
+    """The current pass over the data: its initial random state and completed micro-batches.
 
-    ``own`` are the loader's random generators. Between two passes, a trial restores only these generators.
+    ``own`` holds the loader's random generators. Between two passes, a trial restores only these generators.
     """
 
     at_start: dict[str, Any] = field(default_factory=dict)
@@ -267,18 +259,15 @@ class DataPass:
         self.own_at_start = [generator.get_state() for generator in self.own]
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {"at_start": self.at_start, "own_at_start": self.own_at_start, "micro_batches": self.micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state."""
         self.at_start, self.micro_batches = state["at_start"], state["micro_batches"]
         self.own_at_start = state["own_at_start"]
         self.restored = bool(self.at_start or self.own_at_start)
 
 
 def generators_of(loader: object) -> list[torch.Generator]:
-    """Random generators of a `DataLoader` and its samplers."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = (getattr(owner, "generator", None) for owner in owners)
@@ -294,7 +283,7 @@ def refuse_unreadable(state: dict[str, Any]) -> None:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Message about the first non-finite parameter, or None. Synchronises the device."""
+    """Return a message about the first non-finite parameter, if any. Synchronises the device."""
     found = (
         f"the parameter {name} of {owner} is not finite"
         for owner, model in objects.items()
@@ -313,7 +302,7 @@ def unmoved(evaluate: Evaluate) -> Metrics:
 
 
 def kept_random_numbers() -> Callable[[], None]:
-    """Function that restores the current random state."""
+    """Return a function that restores the current random state."""
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     states = RandomState(torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu"))
     return partial(states.restore, states.state())
@@ -323,7 +312,7 @@ NO_STATE = "the script did not call trial.state(...); a Trainer's script cannot 
 
 
 class TrialRun(Assignment):
-    """Work of a loop that trains a trial."""
+    """The work of a loop that trains a trial."""
 
     def __init__(
         self,
@@ -375,7 +364,7 @@ class TrialRun(Assignment):
             self._memory.restart()
 
     def checkpoint(self) -> str | None:
-        """See `Assignment.checkpoint`. Notes that the script has read the path."""
+        """Return the checkpoint to branch from, and note that the script has read the path."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 
@@ -403,7 +392,6 @@ class TrialRun(Assignment):
         self._clock.train()
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """See `Assignment.passes`."""
         now = self._pass
         now.own, was_within = generators_of(loader), now.restored and bool(now.at_start)
         for generator, state in zip(now.own, now.own_at_start, strict=True) if now.restored else ():
@@ -422,7 +410,6 @@ class TrialRun(Assignment):
             self._random.restore(self._saved_random)
 
     def pass_ended(self) -> None:
-        """See `Assignment.pass_ended`."""
         self._pass.begin({})
 
     def is_due(self, step: int) -> bool:
@@ -433,11 +420,9 @@ class TrialRun(Assignment):
         return not is_made and (self._is_at_last(step) or self.stages.has_seen_again(every, step))
 
     def pause(self) -> None:
-        """See `Assignment.pause`."""
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
-        """See `Assignment.resume`."""
         self._clock.train()
 
     def stepped(self, step: int, samples: int | None) -> None:
@@ -451,12 +436,10 @@ class TrialRun(Assignment):
         self._line.progressed()
 
     def diverged(self, reason: str) -> bool:
-        """See `Assignment.diverged`."""
         self._end(Ending(TrialState.DIVERGED, reason))
         return True
 
     def settle(self) -> None:
-        """See `Assignment.settle`."""
         if self.is_over or self.is_due(self._steps):  # a resumed loop could not repeat a due evaluation
             return
         asked = self._line.asked_to_stop()
@@ -468,17 +451,14 @@ class TrialRun(Assignment):
             self._end(late)
 
     def waited(self, seconds: float) -> None:
-        """See `Assignment.waited`."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._pass.micro_batches += 1
 
     def warned(self, sentence: str) -> None:
-        """See `Assignment.warned`."""
         if sentence not in self._course.progress.warnings:
             self._course.progress.warnings.append(sentence)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Report an evaluation, which may end the trial."""
         self._clock.pause()
         self._steps = step
         self._line.progressed()
@@ -511,7 +491,6 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Test and end the trial, if its plan and state require a test."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")
@@ -520,7 +499,6 @@ class TrialRun(Assignment):
         self.finish()
 
     def looped(self, step: int, because: str = "") -> None:
-        """See `Assignment.looped`."""
         require(
             step,
             f"the loop ended before its first step{ended_by(because)}",
@@ -534,7 +512,6 @@ class TrialRun(Assignment):
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """See `Assignment.ran_out_of_memory`."""
         micro = self.stages.at(self._steps).micro_batch_size
         self._end(
             Ending(TrialState.OOM, f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}")
@@ -542,7 +519,6 @@ class TrialRun(Assignment):
         return True
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """See `Assignment.keep`."""
         for name, one in objects.items():
             require(
                 callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)),
@@ -551,12 +527,11 @@ class TrialRun(Assignment):
             )
         self._objects = dict(objects)
         if self._request.resumes:
-            assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"
+            assert self._request.checkpoint is not None, "a trial without a checkpoint path cannot resume"
             self._checkpoint(self._request.checkpoint).restore(*self._parts())
         return self._steps, self._samples
 
     def finish(self) -> None:
-        """See `Assignment.finish`."""
         if self._ending is None or self._has_ended:
             return
         self._has_ended = True
@@ -564,15 +539,12 @@ class TrialRun(Assignment):
         self._line.send(TrialEnded(self._request.number, self._outcome(self._ending)))
 
     def close(self) -> None:
-        """See `Assignment.close`."""
         self._memory.close()
 
     def state(self) -> dict[str, Any]:
-        """Counters for a checkpoint."""
         return {"steps": self._steps, "samples": self._samples, "data_seconds": self._data_seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the counters."""
         self._steps, self._samples, self._data_seconds = state["steps"], state["samples"], state["data_seconds"]
 
     def _is_at_last(self, step: int) -> bool:

@@ -147,7 +147,6 @@ class ReportedTrial:
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """End the trial in ``state`` and return the outcome."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()
@@ -426,7 +425,6 @@ class LoadedCommand(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial, and end the program with the trial."""
         trial = ReportedTrial(request, on_observation, time.monotonic(), needs_samples=self._program.needs_samples)
 
         def is_over() -> bool:
@@ -480,7 +478,6 @@ class LoadedCommand(LoadedProgram):
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` if a placeholder is missing or the batch grows."""
         require(
             configuration.world_size == 1 or "devices" in self._takes,
             f"the trial has {configuration.world_size} devices, but the command has no placeholder {{devices}}",

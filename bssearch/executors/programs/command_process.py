@@ -200,8 +200,6 @@ def answer_in(found: Conversation) -> Answer | None:
 
 
 def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observation], None]) -> Callable[[Reply], None]:
-    """Return a handler for the replies of a running trial."""
-
     def take(reply: Reply) -> None:
         on_progress()
         if isinstance(reply, TrialObserved):
@@ -224,7 +222,6 @@ class SilenceLimit:
         self.last = time.monotonic()
 
     def stop(self) -> None:
-        """Raise `WorkloadError` if the silence exceeds the limit."""
         require(
             not self.is_over(),
             f"the command was silent for {self.seconds:g} s after its call of current_trial()",
@@ -245,8 +242,8 @@ def outcome_of(
 ) -> TrialOutcome:
     """Return a connected program's outcome: the last reply, else ``asked``, else ``failed``.
 
-    A trial that exhausts its budget before the time limit fails if the program exits with an error. If the program
-    reports no end, a pause becomes a prune, because no checkpoint exists.
+    An `EXHAUSTED` trial within the time limit fails if the program exits with an error. If the program reports no end,
+    a pause becomes a prune, because no checkpoint exists.
     """
     if not isinstance(found.reply, TrialEnded):
         if asked is None:
@@ -466,7 +463,6 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                 os.write(sys.stdout.fileno(), b"\n(further output is left out)\n")
 
     def log(self) -> None:
-        """Log unread output, at most `_MOST_CHUNKS_LEFT` chunks."""
         for _ in range(_MOST_CHUNKS_LEFT):
             if not list(self._chunks(0.0)):
                 return

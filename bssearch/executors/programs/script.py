@@ -61,7 +61,7 @@ class ScriptProcess:
 
 
 class ScriptServer:
-    """Starts one process of a script at a time and ends its descendants.
+    """Starts one process of a script at a time and ends the process's descendants.
 
     ``notice``: why trials repeat the script's imports, or None.
     """
@@ -161,7 +161,6 @@ class LoadedScript(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial. Raises `LaunchError` if the script cannot start."""
         found = self._converse(request, stop, relaying(on_progress, on_observation))
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
         return outcome_of(found, request, stop(), TrialOutcome(state=state, reason=reason), THE_SCRIPT)

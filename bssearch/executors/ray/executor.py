@@ -86,7 +86,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """The actor's place. Changes to the driver's ``current`` folder, if present."""
+        """Return the actor's place. Enters the driver's ``current`` folder if the folder exists."""
         import ray
 
         with suppress(OSError):
@@ -99,7 +99,7 @@ class SlotActor:
         )
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
-        """Start a worker after the last worker's death. Returns the pid."""
+        """Start a worker after the last worker's death. Returns the process id."""
         self._log.write_bytes(b"")
         self._log_passed = self._log_due = 0
         self._death = None
@@ -109,12 +109,11 @@ class SlotActor:
         return self._worker.pid
 
     def tell(self, line: bytes) -> None:
-        """Send an encoded command to the worker."""
         if self._worker is not None:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """The worker's new output and replies, after at most ``seconds``. Empties the log after a trial."""
+        """Return the worker's new output and replies, after at most ``seconds``. Empties the log after a trial."""
         if not self._waiting:
             self._listen(seconds)
         with self._log.open("rb") as file:
@@ -130,17 +129,14 @@ class SlotActor:
         return Heard(log, tuple(encode(one) for one in replies), self._death)
 
     def write_stack(self) -> None:
-        """Log the main thread's stack."""
         if self._worker is not None:
             self._worker.write_stack()
 
     def kill(self) -> None:
-        """Kill the worker and its descendants."""
         if self._worker is not None and self._death is None:
             self._worker.kill()
 
     def leave(self) -> None:
-        """End the worker and remove its log."""
         self._bury()
         self._home.shutdown()
         self._logs.close()
@@ -187,14 +183,13 @@ class Node:
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Number of slots that fit on the node."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
 class Cluster:
-    """Connection to a Ray cluster.
+    """The connection to a Ray cluster.
 
-    If ``address`` is None, starts a local Ray that ends with this process. Reuses an open connection.
+    If ``address`` is None, a local Ray starts, which ends with this process. The class reuses an open connection.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -243,7 +238,6 @@ class Cluster:
         )
 
     def nodes(self) -> list[Node]:
-        """The cluster's live nodes."""
         return [
             Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
             for one in self.ray.nodes()
@@ -259,7 +253,7 @@ class Cluster:
 
 
 def said_by(error: Exception) -> str:
-    """A Ray error as one line."""
+    """Return a Ray error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -317,7 +311,7 @@ SILENCE_SECONDS = 60.0  # seconds until a silent actor counts as lost (network p
 
 
 class ActorWorker(WorkerHandle):
-    """A worker in an actor on ``machine``. A silent actor counts as lost."""
+    """A worker in an actor on ``machine``. An actor that is silent for `SILENCE_SECONDS` counts as lost."""
 
     def __init__(
         self,
@@ -342,26 +336,21 @@ class ActorWorker(WorkerHandle):
         self._listener.start()
 
     def send(self, command: Command) -> None:
-        """See `WorkerHandle.send`."""
         self._asked.put(partial(self._actor.tell.remote, encode(command)))
 
     def has_exited(self) -> bool:
-        """See `WorkerHandle.has_exited`."""
         return self.death is not None
 
     def write_stack(self) -> None:
-        """See `WorkerHandle.write_stack`."""
         self._asked.put(self._actor.write_stack.remote)
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`."""
         self._asked.put(self._actor.kill.remote)
 
     def bury(self) -> Death:
-        """See `WorkerHandle.bury`."""
         self._asked.put(None)
         self._listener.join()
-        assert self.death is not None, "the listener reports the worker's end"
+        assert self.death is not None, "the listener ended without the worker's death"
         return self.death
 
     def _talk(self) -> None:
@@ -423,7 +412,7 @@ class _Seat:
 
 
 class RayExecutor(SlotExecutor):
-    """`Executor` on a Ray cluster.
+    """An `Executor` on a Ray cluster.
 
     Each slot is an actor with ``threads`` CPUs and a GPU. On a CPU cluster or with device ``cpu``, actors have no GPU.
     A trial is lost with its actor. The executor drops a slot if no node has room. Workload, data and checkpoints need
@@ -448,14 +437,13 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """True if slots have GPUs."""
         return self._gpus > 0  # Ray gives a GPU to one actor
 
     def submit(self, request: TrialRequest) -> None:
-        """See `Executor.submit`.
+        """Start a trial in a free slot.
 
-        If no node replaces a lost node, the trial is lost, and the executor drops the slot. Raises `LaunchError` for
-        the last slot.
+        If no node replaces a lost node, the trial is lost, and the executor drops the slot. Raises `LaunchError` if the
+        slot is the last.
         """
         try:
             self._again(partial(super().submit, request))
@@ -467,7 +455,6 @@ class RayExecutor(SlotExecutor):
             self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
     def close(self) -> None:
-        """See `Executor.close`. Stops a local Ray."""
         super().close()
         ray = self._cluster.ray
         if self._seats:

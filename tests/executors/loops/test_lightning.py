@@ -351,7 +351,7 @@ def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str, fo
 
 def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs(found: Started) -> None:
     callback = TrialCallback(found.trial, metric="training")
-    with pytest.raises(UsageError, match="metric = 'training' of TrialCallback, but validation logs accuracy"):
+    with pytest.raises(UsageError, match="TrialCallback has metric = 'training', but validation logs accuracy"):
         trainer_of(callback).fit(Tiny(found.time), loader(found.trial), DataLoader(rows()))
 
 
@@ -500,7 +500,7 @@ def test_a_trial_does_not_begin_in_the_middle_of_another_run(branch: Branch | No
     before.fit(Tiny(FakeTime()), data, data)
     before.save_checkpoint(tmp_path / "run.ckpt")
     found = started(branch=branch)
-    with pytest.raises(UsageError, match=r"begins at step 2, with learning rate") as caught:
+    with pytest.raises(UsageError, match=r"begins at step 2, with the learning rate") as caught:
         trainer_of(TrialCallback(found.trial)).fit(
             Tiny(found.time), loader(found.trial), data, ckpt_path=tmp_path / "run.ckpt", weights_only=False
         )
