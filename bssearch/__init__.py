@@ -1,6 +1,6 @@
 """Find the batch size that reaches your target soonest, on your model, data and device.
 
-From Python, as on the command line::
+Run a study and read the answer::
 
     import bssearch
 

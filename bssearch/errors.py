@@ -25,7 +25,7 @@ Required = TypeVar("Required")
 
 
 class BSSearchError(Exception):
-    """Base class of all errors, with message, hint and exit code.
+    """The base class of all errors, with a message, a hint and an exit code.
 
     Example: ``except bssearch.BSSearchError as error: print(error, error.hint)``
     """
@@ -51,14 +51,14 @@ class UsageError(BSSearchError):
 
 
 class SpecError(UsageError):
-    """An invalid study spec; the message names file, line and field.
+    """The study spec is invalid; the message names the file, line and field.
 
     Example: ``except bssearch.SpecError as error: print(error)  # study.yaml:14``
     """
 
 
 class UnknownFieldError(SpecError):
-    """An unknown field or option.
+    """The spec, or a setting on the command line, has an unknown field.
 
     Example: ``except bssearch.UnknownFieldError as error: print(error.hint)``
     """
@@ -78,7 +78,7 @@ class QuestionChangedError(SpecError):
 
 
 class WorkloadError(UsageError):
-    """The workload does not import or lacks a part of the protocol.
+    """The workload does not import, lacks a member, or returns a wrong value.
 
     Example: ``except bssearch.WorkloadError as error: print(error)``
     """
@@ -110,7 +110,7 @@ class DatabaseError(BSSearchError):
 
 
 class SchemaError(DatabaseError):
-    """The database schema is missing, or of another version.
+    """The database schema is missing or has another version.
 
     Example: ``except bssearch.SchemaError as error: print(error.hint)``
     """
@@ -126,7 +126,7 @@ class TargetNotReachedError(BSSearchError):
 
 
 class LaunchError(BSSearchError):
-    """The device, its memory, or a worker process failed.
+    """A device, memory, a package or a process is missing or failed.
 
     Example: ``except bssearch.LaunchError as error: print(error.hint)``
     """
@@ -135,14 +135,14 @@ class LaunchError(BSSearchError):
 
 
 class CheckpointError(LaunchError):
-    """A paused trial's checkpoint is missing, damaged, another trial's, or out of reach.
+    """A paused trial's checkpoint is missing, damaged, out of reach, or belongs to another trial.
 
     Example: ``except bssearch.CheckpointError as error: print(error)``
     """
 
 
 class TrialStopped(BSSearchError):  # noqa: N818 - like Optuna's TrialPruned, it is not a failure
-    """Raised if a loop continues after the trial's end; scripts may ignore this error.
+    """The loop continued after the trial's end; a script may ignore this error.
 
     Example: ``except bssearch.TrialStopped: pass``
     """
@@ -158,7 +158,6 @@ class InterruptedRunError(BSSearchError):
 
 
 def require(is_so: object, message: str, *, hint: str | None = None, error: type[BSSearchError] = UsageError) -> None:
-    """Raise an error unless ``is_so``."""
     if not is_so:
         raise error(message, hint=hint)
 
@@ -166,7 +165,6 @@ def require(is_so: object, message: str, *, hint: str | None = None, error: type
 def required(
     value: Required | None, message: str, *, hint: str | None = None, error: type[BSSearchError] = UsageError
 ) -> Required:
-    """Return a value; raise an error if the value is None."""
     if value is None:
         raise error(message, hint=hint)
     return value
@@ -189,17 +187,17 @@ PHRASES = {
 
 
 def remedy_of(error: BaseException) -> str:
-    """Remedy to append to the error of a missing module or relative path; empty for other errors."""
+    """Return a remedy for a missing module or relative path, else an empty text."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if path is not None and not Path(str(path)).is_absolute():
-        return f"; the path starts at the folder of the command, {Path.cwd()}"
+        return f"; give an absolute path, or a path relative to the folder of the command, {Path.cwd()}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     return f"; install the package that provides {error.name.partition('.')[0]!r}, or put the file beside the workload"
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
-    """Message of one of pydantic's ``errors()``, in plain words."""
+    """Return the message of an entry of pydantic's ``errors()``, in plain words."""
     message: str = problem["msg"].partition(" or instance of ")[0]
     if message.startswith(("Input should", "String should")):
         for theirs, ours in PHRASES.items():

@@ -23,7 +23,6 @@ _FOR_A_GROUP = stat.S_ISGID | stat.S_IRWXG
 
 
 def check_file(path: Path) -> None:
-    """Raise `UsageError` if no file can be written at this path."""
     with naming(path):
         require(
             path.parent.is_dir(),
@@ -44,7 +43,6 @@ def _refuse_database(path: Path) -> None:
 
 
 def is_sqlite(path: Path) -> bool:
-    """True for a SQLite database's file; may raise `OSError`."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -52,7 +50,6 @@ def is_sqlite(path: Path) -> bool:
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
-    """Raise `UsageError` if these files cannot be written to a folder at this path."""
     with naming(path):
         require(not path.exists() or path.is_dir(), f"{path} is not a folder; name a folder")
         require(
@@ -71,15 +68,15 @@ def make_private_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "the path is a link, not a folder", str(path))
+        raise NotADirectoryError(errno.ENOTDIR, "the path is a link; replace the link by a folder", str(path))
     if found.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, f"the folder belongs to the user number {found.st_uid}", str(path))
+        raise PermissionError(errno.EPERM, f"the folder belongs to user {found.st_uid}; name another folder", str(path))
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
 
 
 def is_for_a_group(folder: Path) -> bool:
-    """True if a folder is open to its group, as by ``chmod 2770``."""
+    """True if a folder is open to its group, as after ``chmod 2770``."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -88,7 +85,10 @@ def is_for_a_group(folder: Path) -> bool:
 
 
 def make_guarded_folder(path: Path) -> None:
-    """Make a folder for this user, or for the parent's group; raise `OSError` for another user's folder."""
+    """Make a folder for this user or, if the parent folder is for a group, for the parent's group.
+
+    Raises `OSError` if the folder is for other users.
+    """
     if not is_for_a_group(path.parent):
         make_private_folder(path)
         return
@@ -104,7 +104,7 @@ def make_guarded_folder(path: Path) -> None:
         path.chmod(0o2770)
         found = path.lstat()
     if found.st_gid != group or not is_for_a_group(path):
-        what = f"the folder belongs to the user number {found.st_uid}, and is not for the group number {group} alone"
+        what = f"the folder belongs to user {found.st_uid} and is not for group {group} alone; name another folder"
         raise PermissionError(errno.EPERM, what, str(path))
 
 
@@ -130,7 +130,7 @@ def new_private_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on a file, and hold the lock."""
+    """Wait for an exclusive lock on a file, and hold the lock within the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -164,9 +164,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
-    """Write drafts beside the paths, and rename all drafts once they are complete.
+    """Write drafts beside the paths, and rename the drafts once all drafts are complete.
 
-    Links stay; only their targets change. Raises `UsageError` for a database.
+    Links stay; only their targets change. Raises `UsageError` if a path is a SQLite database.
     """
     targets = [Path(os.path.realpath(path)) for path in paths]
     for path in targets:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Annotation of a parameter that users can set."""
+    """The annotation of a parameter that users can set."""
 
     help: str
     min: float | None = None
@@ -126,17 +126,17 @@ def _installed(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Names of a kind's plug-ins, built-in plug-ins first."""
+    """Return the names of a kind's plug-ins, built-in plug-ins first."""
     return tuple(dict.fromkeys([*BUILT_IN[kind], *sorted(_installed(kind))]))
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """True if a plug-in has this name; `load` checks family members."""
+    """True if a plug-in has this name, or if the name's prefix is a family."""
     return name in BUILT_IN[kind] or _family(kind, name) is not None or name in _installed(kind)
 
 
 def load(kind: Kind, name: str) -> Any:
-    """Plug-in of this name; raise `UsageError` with the known names if missing."""
+    """Return the plug-in of this name. Raises `UsageError` if the name is unknown."""
     if name in BUILT_IN[kind]:
         return _attribute(BUILT_IN[kind][name])
     if family := _family(kind, name):
@@ -147,7 +147,7 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
-    """Plug-in of this name; raise `UsageError` unless it is a subclass of ``base``."""
+    """Return the plug-in of this name. Raises `UsageError` unless the plug-in is a subclass of ``base``."""
     found = load(kind, name)
     if isinstance(found, type) and issubclass(found, base):
         return found
@@ -158,7 +158,6 @@ def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
 
 
 def choices(kind: Kind) -> str:
-    """Names of a kind's plug-ins, joined for a message."""
     return ", ".join([*names(kind), *(f"{family}:NAME" for family in FAMILIES.get(kind, ()))])
 
 

@@ -35,17 +35,16 @@ def environment_with(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def database_url(given: str | None = None) -> str:
-    """Given URL, else ``BSSEARCH_DB_URL``, else the URL in ``BSSEARCH_DB_URL_FILE``, else ``bssearch.db`` here."""
     return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
 
 
 def in_parent_folder(url: str) -> str:
-    """Sentence about the default database of a parent folder if ``url`` is the default; else an empty text."""
+    """Return a hint if ``url`` is the default and a parent folder has a database of that name, else an empty text."""
     name = DEFAULT_DATABASE_URL.removeprefix("sqlite:///")
     files = (folder / name for folder in Path.cwd().parents if os.access(folder / name, os.R_OK))
     found = next(files, None) if url == DEFAULT_DATABASE_URL else None
     return (
-        "" if found is None else f"a parent folder has another database; use this database with --db sqlite:///{found}"
+        "" if found is None else f"a parent folder has another database; use --db sqlite:///{found} for that database"
     )
 
 
@@ -70,45 +69,36 @@ def _url_from_file() -> str | None:
 
 
 def checkpoint_folder() -> Path:
-    """``BSSEARCH_CHECKPOINT_DIR``, else a folder in the user's cache.
-
-    A remote store gets a staging folder in the cache.
-    """
+    """If ``BSSEARCH_CHECKPOINT_DIR`` is a URL, return a local folder for checkpoints on their way to the URL."""
     if not (given := os.environ.get(CHECKPOINT_DIR_VARIABLE)):
         return cache_folder() / "checkpoints"
     return cache_folder() / "checkpoints-on-their-way" if is_url(given) else Path(given)
 
 
 def checkpoint_url() -> str | None:
-    """``BSSEARCH_CHECKPOINT_DIR`` if it is a URL, else None."""
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
     return given if given and is_url(given) else None
 
 
 def is_url(text: str) -> bool:
-    """True for a URL, False for a path."""
     return "://" in text
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "bssearch"
 
 
 def state_folder() -> Path:
-    """``BSSEARCH_STATE_DIR``, else a folder for this user's local records."""
     if given := os.environ.get(STATE_DIR_VARIABLE):
         return Path(given)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "bssearch"
 
 
 def tensorboard_folder() -> Path:
-    """``BSSEARCH_TENSORBOARD_DIR``, else ``runs`` in this folder."""
     return Path(os.environ.get(TENSORBOARD_DIR_VARIABLE) or "runs")
 
 
 def user_name() -> str:
-    """User's name; the user number if unknown."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -116,7 +106,7 @@ def user_name() -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """Folder ``migrations`` or ``studies``, in a wheel ``_NAME`` inside the package; `FileNotFoundError` if missing."""
+    """Return the folder ``migrations`` or ``studies``; in a wheel, the folder is ``_NAME`` inside the package."""
     package = Path(__file__).resolve().parent
     for folder in (package / f"_{name}", package.parent / name):
         if folder.is_dir():
@@ -125,10 +115,8 @@ def packaged_folder(name: str) -> Path:
 
 
 def presets() -> dict[str, Path]:
-    """Shipped spec fragments by name."""
     return {path.stem: path for path in sorted((packaged_folder("studies") / "presets").glob("*.yaml"))}
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Shipped specs by name."""
     return {path.stem: path for path in sorted(packaged_folder("studies").glob("*.yaml"))}

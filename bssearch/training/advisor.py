@@ -1,4 +1,4 @@
-"""Advice on the batch size of a running training, by its gradient noise scale."""
+"""Advice on the batch size of a running training loop, by its gradient noise scale."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ FARTHEST_SUM = 0.02  # relative distance of the halves' sum from the whole gradi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAdvice:
-    """Present findings of a `BatchAdvisor`.
+    """The present findings of a `BatchAdvisor`.
 
     Attributes:
-        batch_size: Samples per optimizer step, of all ranks together.
-        noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
-        step_seconds: Median seconds of a step, if known.
-        reason: The latest reason for an unmeasured step, and the remedy.
+       batch_size: Samples per optimizer step, of all ranks together.
+       noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
+       step_seconds: Median seconds of a step, if known.
+       reason: The latest reason for an unmeasured step, and the remedy.
     """
 
     batch_size: int
@@ -72,10 +72,10 @@ class BatchAdvice:
     reason: str = ""
 
     def saved_steps(self, factor: float = 2.0) -> tuple[float | None, float, float] | None:
-        """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
+        """Return the share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
 
-        Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range adds 2 × `CRITICAL_BATCH_OCTAVES`,
-        two deviations of B_crit, to each end of the noise scale's interval. In quadrature, the range also adds two
+        Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range widens the noise scale's interval
+        by two deviations of B_crit (2 × `CRITICAL_BATCH_OCTAVES`) at each end. In quadrature, the range also adds two
         deviations of the two sizes' steps from the law (`STEPS_DEVIATION`).
         """
 
@@ -205,7 +205,7 @@ class BatchAdvisor:
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
 
     def step(self, batch_size: int | None = None) -> None:
-        """Record an optimizer step after backward and before clipping; pass a changed ``batch_size``."""
+        """Record an optimizer step, after backward and before clipping; pass ``batch_size`` if the size changed."""
         if batch_size is not None and batch_size != self._batch_size:
             _check_size("BatchAdvisor.step", batch_size)
             self._batch_size, self._micro_batches = batch_size, 0
@@ -235,13 +235,13 @@ class BatchAdvisor:
             self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers), self._halves)
 
     def close(self) -> None:
-        """Remove remaining hooks; call at the end of the training."""
+        """Remove the remaining hooks; call at the end of training."""
         if self._norms is not None:
             self._norms.close()
             self._norms = None
 
     def report(self) -> BatchAdvice:
-        """The present findings."""
+        """Return the present findings."""
         return BatchAdvice(
             batch_size=self._batch_size,
             samples=self._samples,
@@ -253,18 +253,18 @@ class BatchAdvisor:
 
     @property
     def measured_steps(self) -> int:
-        """Number of measured steps."""
+        """The number of measured steps."""
         return len(self._passes)
 
     @property
     def noise(self) -> GradientNoise:
-        """Noise scale and moments of all measured steps."""
+        """The noise scale and its moments over all measured steps."""
         return gradient_noise([one for _, one in self._passes])
 
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
-        """Batch schedule for another run: (samples, batch size) of each doubling of the first batch up to ``largest``.
+        """Return a batch schedule for another run: (samples, batch size) of each doubling, up to ``largest``.
 
-        A batch size begins once the noise scale stays above batch size / ``share``.
+        The first batch size doubles to a size once the noise scale stays at or above size / ``share``.
         """
         scales = []
         for end in range(FEWEST_PASSES, len(self._passes) + 1, FEWEST_PASSES):
@@ -303,12 +303,12 @@ class BatchAdvisor:
 
 
 def batch_stages(stages: Iterable[tuple[int, int]]) -> str:
-    """Stages in the form of a study's ``batch_stages``, such as ``8192:64 16384:128``."""
+    """Return stages in the form of a study's ``batch_stages``, such as ``8192:64 16384:128``."""
     return " ".join(f"{samples}:{size}" for samples, size in stages)
 
 
 def megatron_schedule(batch_size: int, stages: Iterable[tuple[int, int]], sequence_length: int) -> str:
-    """Stages for Megatron-LM's ``--step-batch-size-schedule``, in tokens, such as ``0:32 16777216:64``."""
+    """Return stages for Megatron-LM's ``--step-batch-size-schedule``, in tokens, such as ``0:32 16777216:64``."""
     return batch_stages([(0, batch_size), *((sequence_length * samples, size) for samples, size in stages)])
 
 
@@ -515,5 +515,4 @@ def _check_size(where: str, batch_size: Any) -> None:
 
 
 def ranks_together() -> int:
-    """Number of processes in torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

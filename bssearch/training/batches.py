@@ -1,4 +1,4 @@
-"""Placement and micro-batches of the training part."""
+"""The placement and the micro-batches of the training part."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Epochs = Generator[torch.Tensor, None, None]
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
     """Place the data for training; also return the training part's placement.
 
-    Validation and test parts go to the device. ``memory_bytes``: the device's usable memory, by default all.
+    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory, by default all.
     """
     train, device, wanted = data.train, computation.device, computation.settings.data
     if wanted == "auto" and device.type != "cpu":
@@ -70,7 +70,7 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
 
 def placement_of(train: Part, computation: Computation) -> Placement:
-    """A training part's placement; on the CPU the ``data`` setting decides."""
+    """Return a training part's placement; on the CPU, the ``data`` setting decides."""
     if isinstance(train, HostPart):
         return "host"
     if train.device.type != "cpu":
@@ -122,7 +122,7 @@ TokenStep = list[list[int]]  # rows of each micro-batch of a step
 
 
 class TokenBatches:
-    """Micro-batches of random samples of similar length, at most ``size`` tokens each, padding included."""
+    """Makes micro-batches of random samples of similar length, with at most ``size`` tokens and padding each."""
 
     def __init__(self, lengths: Sequence[int], size: int, micro_batches: int, seed: int) -> None:
         longest = max(lengths)
@@ -139,7 +139,7 @@ class TokenBatches:
         self._generator = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> Iterator[TokenStep]:
-        """Yield the next epoch's whole steps; `UsageError` without a whole step."""
+        """Yield the next epoch's steps, without a last incomplete step."""
         step: TokenStep = []
         has_stepped = False
         for rows in torch.split(torch.randperm(len(self.lengths), generator=self._generator), self._pool):
@@ -171,7 +171,6 @@ def _token_micro_batches(train: TokenPart, seed: int, stage: Stage) -> Iterator[
 
 
 def tokens_trained(train: TokenPart, seed: int, growth: Growth) -> int:
-    """Tokens without padding in a trial's micro-batches."""
     trained = itertools.islice(_token_micro_batches(train, seed, growth.stage), growth.micro_batches)
     return sum(train.lengths[row] for rows in trained for row in rows)
 
@@ -242,7 +241,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device) -> Literal["forkserver"] | None:
-    """Forkserver on CUDA if plain tensors fit free shared memory twice, else the default."""
+    """Return ``forkserver`` on CUDA if plain tensors fit free shared memory twice, else None for the default."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -360,7 +359,6 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
 
 
 def seed_of(seed: int, position: int) -> int:
-    """32-bit seed from a trial's seed and a position in the data."""
     return int(np.random.SeedSequence([seed % 2**63, position]).generate_state(1)[0])
 
 
@@ -391,9 +389,10 @@ _POSITION = ("samples", "micro_batches", "epoch", "offset", "place")  # attribut
 
 
 class Growth:
-    """Position in a trial's batch schedule: the next step is in stage ``place``, at sample ``offset`` of ``epoch``.
+    """The position in a trial's batch schedule.
 
-    ``train_samples`` is None for batches that the workload makes, and for token batches.
+    The next step is in stage ``place``, at sample ``offset`` of ``epoch``. ``train_samples`` is None for token batches
+    and for batches that the workload makes.
     """
 
     def __init__(self, configuration: Configuration, train_samples: int | None) -> None:
@@ -416,31 +415,26 @@ class Growth:
 
     @property
     def stage(self) -> Stage:
-        """Stage of the next step."""
         return self.stages[self.place]
 
     @property
     def next_size(self) -> int | None:
-        """Next stage's batch size, if any."""
         return None if self.place + 1 == len(self.stages) else self.stages[self.place + 1].batch_size
 
     @property
     def position(self) -> int:
-        """Steps of the learning rate schedule: samples seen ÷ the first batch size."""
+        """The step in the learning rate schedule: samples seen ÷ the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property
     def rate_factor(self) -> float:
-        """Factor on the next learning rate."""
         return 1.0 if self.schedule is None else self.schedule.rate_factor(self.stage.batch_size)
 
     @property
     def is_measured(self) -> bool:
-        """True if measurements decide the growth."""
         return self.schedule is not None and self.schedule.is_measured
 
     def stepped(self) -> None:
-        """Count a step; begin the next stage if due."""
         stage = self.stage
         self.samples += stage.batch_size
         self.offset += stage.batch_size
@@ -451,16 +445,13 @@ class Growth:
         self._end_epoch()
 
     def grow(self) -> None:
-        """Begin a measured schedule's next stage."""
         self.place += 1
         self._end_epoch()
 
     def state(self) -> dict[str, Any]:
-        """Position to save."""
         return {name: getattr(self, name) for name in _POSITION}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved position."""
         vars(self).update({name: state[name] for name in _POSITION})
 
     def _end_epoch(self) -> None:
@@ -469,7 +460,10 @@ class Growth:
 
 
 def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
-    """Yield each micro-batch's rows, (micro-batch size,), from ``growth``'s position on; count steps if ``ahead``."""
+    """Yield the rows of each micro-batch, (micro-batch size,), from ``growth``'s position on.
+
+    If ``ahead``, count the steps in ``growth``.
+    """
     with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):
             while growth.epoch == epoch:

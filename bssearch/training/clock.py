@@ -1,6 +1,6 @@
 """The clock of a trial: four ledgers that add up to the wall time.
 
-Only ``train`` counts toward the time to the target. On CUDA, one synchronisation ends each segment.
+Only ``train`` counts toward the time to the target.
 """
 
 import os
@@ -39,8 +39,8 @@ LOOKS = 10  # attempts to read the time and the waits without a new wait between
 class Clock:
     """Times a trial on the CPU.
 
-    ``now`` returns wall seconds, ``cpu_now`` this thread's CPU seconds, ``delay_now`` the thread's seconds of waits for
-    a CPU, if known.
+    ``now`` returns wall seconds, and ``cpu_now`` this thread's CPU seconds. ``delay_now`` returns this thread's seconds
+    of waits for a CPU, or None if unknown.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """Reset all ledgers."""
         self._started = self._now()
         self._seconds: dict[Ledger, float] = dict.fromkeys(LEDGERS, 0.0)
         self._of_train = dict.fromkeys(_OF_TRAIN, 0.0)
@@ -66,11 +65,9 @@ class Clock:
         self._knows_delays = self._delay is not None
 
     def state(self) -> dict[str, Any]:
-        """Seconds to save."""
         return {"seconds": dict(self._seconds), "of_train": dict(self._of_train), "wall_seconds": self.wall_seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the seconds saved at a pause."""
         for name in LEDGERS:
             self._seconds[name] += state["seconds"][name]
         for kind in _OF_TRAIN:
@@ -78,7 +75,7 @@ class Clock:
         self._started -= state["wall_seconds"]
 
     def ledger(self, name: Ledger) -> AbstractContextManager[None]:
-        """Context that books its seconds in a ledger, even if the block raises. Do not nest blocks."""
+        """Return a context that adds its seconds to a ledger, even if the block raises. Do not nest blocks."""
         return self._train() if name == "train" else self._untrained(name)
 
     @contextmanager
@@ -91,16 +88,15 @@ class Clock:
             self._seconds[name] += self._now() - entered
 
     def seconds(self, name: Ledger) -> float:
-        """Booked seconds of a ledger, without an open block."""
+        """Return the seconds of a ledger, without a block that is still open."""
         return self._seconds[name]
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds since the start."""
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Warning if more than `LEDGER_GAP_SHARE` and `LEDGER_GAP_SECONDS` of ``wall`` are outside all ledgers."""
+        """Return a warning if the ledgers miss more of ``wall`` than `LEDGER_GAP_SHARE` and `LEDGER_GAP_SECONDS`."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
@@ -110,37 +106,35 @@ class Clock:
         """Limit the host's lead over a GPU; call after every step."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Context of a wait for the device."""
         return nullcontext()
 
     @property
     def host_bound_share(self) -> float | None:
-        """See `CudaClock`; None on the CPU."""
         return None
 
     @property
     def train_seconds_so_far(self) -> float:
-        """Train seconds by the host's clock, with the open block."""
+        """The train seconds, with the seconds of an open block by the host's clock."""
         open_seconds = 0.0 if self._train_entered is None else self._now() - self._train_entered
         return self._seconds["train"] + open_seconds
 
     @property
     def cpu_share(self) -> float | None:
-        """Share of train seconds in which this thread ran on a CPU, if known."""
+        """The share of train seconds in which this thread ran on a CPU; None if unknown."""
         return self._share_of_train("cpu", "host")
 
     def _share_of_train(self, part: str, whole: str) -> float | None:
         return self._of_train[part] / self._of_train[whole] if self._of_train[whole] > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
-        """Train seconds without waits for a CPU; None with several threads or a GPU.
+        """Return train seconds without waits for a CPU; None with several threads or a GPU.
 
-        CPU seconds if the kernel does not count waits.
+        If the kernel does not count waits, return CPU seconds.
         """
         return self._of_train["undelayed"] if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Comparable train seconds, without known waits for a CPU."""
+        """Return the train seconds so far, without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._of_train["host"] - self._of_train["undelayed"]
@@ -198,8 +192,7 @@ class Clock:
     def _between(self, start: torch.cuda.Event | None, end: torch.cuda.Event | None, host_seconds: float) -> float:
         return host_seconds
 
-    def synchronize(self) -> None:
-        """Wait for the device."""
+    def synchronize(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -218,14 +211,13 @@ class _Segment:
 
 
 class CudaClock(Clock):
-    """Times train segments by CUDA events, other work by the host's clock."""
+    """Times train segments by CUDA events, and other work by the host's clock."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
         super().__init__(now)
 
     def start(self) -> None:
-        """Reset all ledgers."""
         super().start()
         self._knows_delays = False  # the device does the work while the host waits
         self._launched = 0
@@ -233,7 +225,7 @@ class CudaClock(Clock):
         self._segment: _Segment | None = None
 
     def pace(self, micro_batches: int = 1) -> None:
-        """After each `PACE` micro-batches, wait for all but the last `PACE`."""
+        """After every `PACE` micro-batches, wait for all micro-batches except the last `PACE`."""
         if self._segment is not None:
             self._segment.steps += 1
             if self._segment.steps == 1:
@@ -249,7 +241,6 @@ class CudaClock(Clock):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """See `Clock.waiting`."""
         entered = self._now()
         try:
             yield
@@ -260,7 +251,7 @@ class CudaClock(Clock):
 
     @property
     def host_bound_share(self) -> float | None:
-        """Share of train seconds without waits for the device, if known; a faster host saves at most this share."""
+        """The share of train seconds without waits for the device; a faster host saves at most this share."""
         # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
@@ -281,7 +272,6 @@ class CudaClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """Always None: the host mostly waits for the device."""
         return None
 
     def _mark(self) -> torch.cuda.Event:
@@ -294,7 +284,6 @@ class CudaClock(Clock):
         return float(start.elapsed_time(end)) / 1e3
 
     def synchronize(self) -> None:
-        """Wait for the device, and count the wait."""
         with self.waiting():
             torch.cuda.synchronize(self._device)
 
@@ -306,7 +295,7 @@ class RunDelay(threading.local):
     _file: int | None = None
 
     def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
-        """Seconds that this thread waited for a CPU (proc_pid_schedstat(5), second number), if known."""
+        """Return this thread's seconds of waits for a CPU, if known (proc_pid_schedstat(5), second number)."""
         if self._process != os.getpid():  # after a fork, the open file describes the parent
             self._process, self._file = os.getpid(), None
             with suppress(OSError):
@@ -321,5 +310,4 @@ RUN_DELAY = RunDelay()
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Clock for trials on a device."""
     return CudaClock(device) if device.type == "cuda" else Clock()

@@ -58,7 +58,7 @@ class Computation:
     def build_model(
         self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
     ) -> nn.Module:
-        """Fresh model in training mode on the device; the caller seeds the generators.
+        """Build a model in training mode on the device; the caller seeds the generators.
 
         With CUDA graphs the previous model becomes unusable. If ``torch.compile`` fails, the model stays uncompiled.
         """
@@ -85,7 +85,6 @@ class Computation:
         return model
 
     def training(self) -> AbstractContextManager[object]:
-        """Context of a micro-batch's forward pass and loss."""
         if self.replays_graphs:
             # Copy the accumulated gradients out of the CUDA graphs' memory, then free this memory.
             for parameter in () if self._model is None else self._model.parameters():
@@ -96,14 +95,13 @@ class Computation:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context of uncompiled evaluations."""
         # Inputs of evaluations and of training have different shapes.
         with self.uncompiled(), autocast(self.precision, self.device):
             yield
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Context of computation in fp32, uncompiled, without benchmarked kernels."""
+        """Compute in fp32 within the block, uncompiled and without benchmarked kernels."""
         tries_kernels = torch.backends.cudnn.benchmark
         allow_tf32(False)
         torch.backends.cudnn.benchmark = False
@@ -115,19 +113,16 @@ class Computation:
             allow_tf32(self.precision == "tf32")
 
     def uncompiled(self) -> AbstractContextManager[object]:
-        """Context in which compiled models run uncompiled."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
     def inputs(self, inputs: Any) -> Any:
-        """Inputs, with images in the channels-last format if the settings say so."""
+        """Return the inputs, with images in the channels-last format if the settings say so."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:
-        """Loss scaler for fp16, else None."""
         return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
 
     def warn(self, sentence: str) -> None:
-        """Add a warning once."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
@@ -142,13 +137,11 @@ class Computation:
 
     @property
     def other_devices(self) -> list[torch.device]:
-        """CUDA devices of ranks 1 and up."""
         size = 1 if self.ranks is None or self.device.type != "cuda" else self.ranks.size
         return [torch.device("cuda", index) for index in range(1, size)]
 
     @property
     def replays_graphs(self) -> bool:
-        """True if models run as CUDA graphs."""
         return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"
 
 
@@ -166,7 +159,7 @@ GRAPHS_PER_FUNCTION = 4096
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model's forward pass, one graph per input shape; parameter names stay the same."""
+    """Compile a model's forward pass, one graph per input shape, without new parameter names."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
@@ -190,12 +183,14 @@ def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
 
 
 class TracedDropout(nn.Dropout):
-    """Dropout with its probability as data: one graph serves all probabilities. ``keep`` is 1 − p, shape ()."""
+    """Dropout with its probability as data: one graph serves all probabilities.
+
+    ``keep`` is 1 − p, shape ().
+    """
 
     keep: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Zero with probability p; scale other values by 1 / (1 − p)."""
         if not self.training:
             return input
         return torch.where(torch.rand_like(input, dtype=torch.float32) < self.keep, input / self.keep, 0.0)
@@ -218,7 +213,6 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def available_precisions(device: torch.device) -> tuple[str, ...]:
-    """Precisions of a device; bf16 on a CPU may be emulated."""
     if device.type != "cuda":
         return "fp32", "bf16"
     if torch.cuda.get_device_capability(device) < AMPERE:
@@ -227,7 +221,7 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32. `LaunchError` if unavailable."""
+    """Return the precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32."""
     available = available_precisions(device)
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"
@@ -241,20 +235,19 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Context of forward pass and loss; ``keep_casts`` reuses cast weights, which must not change."""
+    """Return the context of a forward pass and loss; ``keep_casts`` reuses cast weights, which must not change."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Allow or forbid tf32 on CUDA."""
     # Use PyTorch's older switches, because the compiler refuses a mixture of old and new switches.
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
 
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
-    """Recompute activations of ``checkpointed_modules(model)`` in backward passes; `WorkloadError` without modules."""
+    """Recompute activations of ``checkpointed_modules(model)`` in backward passes."""
     checkpointed_modules: Any = getattr(workload, "checkpointed_modules", None)
     require(
         checkpointed_modules is not None,
@@ -269,7 +262,6 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
 
 
 def checkpoint_modules(modules: Iterable[Any]) -> None:
-    """Recompute the modules' activations in the backward pass."""
     for module in modules:
         module.__class__ = _checkpointed_class(module.__class__)
 
@@ -329,14 +321,14 @@ def _mixed_class(mixin: type, kind: type) -> type:
 class GhostNorm:
     """Mixin for a batch norm that normalises each ``ghost_batch_size`` consecutive samples separately.
 
-    Each group uses its own mean and biased variance. Remaining samples form a smaller group; a single sample joins
-    the last group. Running statistics follow the mean of the groups' means and of their unbiased variances.
+    Each group uses its own mean and biased variance (Hoffer et al. 2017, arXiv 1705.08741). Remaining samples form a
+    smaller group; a single sample joins the last group. Running statistics follow the mean of the groups' means and of
+    their unbiased variances.
     """
 
     ghost_batch_size: int
 
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        """Normalise inputs (samples, channels, …)."""
         samples, channels = input.shape[:2]
         if not self.training or samples <= self.ghost_batch_size:
             return super().forward(input)  # type: ignore[misc, no-any-return]
@@ -381,7 +373,6 @@ class SharedNorm:
 
     @_disable_dynamo
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        """Normalise inputs (samples, channels, …)."""
         if not self.training or not self.ranks.are_together:
             return super().forward(input)  # type: ignore[misc, no-any-return]
         self._check_input_dim(input)

@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-GPU: NVML's processes and slowdowns, and growth of used memory. CPU: busy seconds in ``/proc/stat``, minus this
-process's seconds, and the core's pace.
+On a GPU, the signs are NVML's processes and slowdowns, and growth of used memory. On a CPU, the signs are busy seconds
+in ``/proc/stat`` beyond this process's seconds, and a slow core.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Result of a check for other work on the machine; ``unknown`` says why a check was impossible."""
+    """The result of a check for other work on the machine; ``unknown`` says why a check was impossible."""
 
     contended: bool
     reason: str | None = None
@@ -53,13 +53,12 @@ class Contention:
 
     @property
     def warnings(self) -> list[str]:
-        """The trial's warnings."""
         return [f"contended: {self.reason}"] if self.reason is not None else [*filter(None, [self.unknown])]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Wall seconds, and CPU seconds of all programs, of this process with its children, and of its parent."""
+    """Wall seconds, and the CPU seconds of all programs, of this process with its children, and of its parent."""
 
     wall: float
     busy: float
@@ -68,7 +67,6 @@ class CpuUse:
     cpus: int
 
     def less(self, other: CpuUse) -> CpuUse:
-        """CPU use since an earlier reading."""
         return CpuUse(
             wall=self.wall - other.wall,
             busy=self.busy - other.busy,
@@ -79,7 +77,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the machine's use before and after a trial on up to ``threads`` CPUs."""
+    """Compares the machine's use before and after a trial that uses up to ``threads`` CPUs."""
 
     def __init__(
         self,
@@ -102,13 +100,11 @@ class ContentionMeter:
         self._read_cpu = cpu_use_of_siblings
 
     def start(self) -> None:
-        """Start watching."""
         self._before = self._read_cpu()
         if self._gpu is not None:
             self._gpu.start()
 
     def state(self) -> dict[str, Any]:
-        """Observations to save."""
         after = self._read_cpu()
         used = None if self._before is None or after is None else asdict(after.less(self._before))
         slow, looks = self._slow_looks()
@@ -120,7 +116,6 @@ class ContentionMeter:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the observations saved at a pause."""
         if self._before is not None and state["used"] is not None:
             self._before = self._before.less(CpuUse(**state["used"]))
         self._slow_before, self._looks_before = state["slow"], state["looks"]
@@ -128,14 +123,12 @@ class ContentionMeter:
             self._gpu.add(state["on_gpu"])
 
     def look(self) -> None:
-        """Look at the busy GPU or core."""
         if self._gpu is not None:
             self._gpu.look()
         if self._core is not None:
             self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
-        """Judge other work on the machine since the start."""
         after = self._read_cpu()
         reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
@@ -145,7 +138,7 @@ class ContentionMeter:
             reasons += [] if crowd is None else [crowd + also]
         slow, looks = self._slow_looks()
         if slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks:
-            reasons.append(f"the core was slow at {slow} of {looks} looks")
+            reasons.append(f"the core was slow in {slow} of {looks} timings")
         unknown = UNKNOWN if self._gpu is not None and self._gpu.is_unknown and not reasons else None
         return Contention(bool(reasons), "; ".join(reasons) or None, unknown)
 
@@ -155,7 +148,10 @@ class ContentionMeter:
 
 
 class DeviceWatch:
-    """Watches a GPU's processes and memory, and processes of ``others``; ``is_unknown``: NVML cannot list processes."""
+    """Watches a GPU's processes and memory, and the processes on ``others``.
+
+    ``is_unknown`` is True if NVML cannot list the processes.
+    """
 
     def __init__(self, device: torch.device, others: Iterable[torch.device] = ()) -> None:
         self._device = device
@@ -167,7 +163,6 @@ class DeviceWatch:
         self._grown_bytes = 0
 
     def start(self) -> None:
-        """Start watching."""
         self._since = time.time()
         self._memory_bytes = memory_of_others(self._device)
 
@@ -176,7 +171,6 @@ class DeviceWatch:
         self._reasons = dict.fromkeys(reasons) | self._reasons
 
     def look(self) -> None:
-        """Record processes, throttling and memory growth."""
         since, self._since = self._since, time.time()
         for device in self._devices:
             others = other_processes(device)
@@ -197,7 +191,7 @@ class DeviceWatch:
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """GPU bytes outside this process's allocator, driver and contexts included, if known."""
+    """Return the GPU bytes outside this process's allocator, with driver and contexts; None if unknown."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # the device failed, or PyTorch has no CUDA
@@ -206,7 +200,7 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe other programs' CPU use above `LEAST_OTHERS` CPUs if all programs exceed `FULL_SHARE`."""
+    """Describe other programs' CPU use; None below `LEAST_OTHERS` CPUs, or below `FULL_SHARE` for all programs."""
     used = after.less(before)
     if used.wall <= 0:
         return None
@@ -218,7 +212,7 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
 
 
 def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:
-    """CPU use so far, if known; ``parents`` are the processes that started this process."""
+    """Return the CPU use so far, if known; ``parents`` are the ids of processes that started this process."""
     try:
         lines = stat.read_text().splitlines()
     except OSError:
@@ -234,7 +228,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """CPU use so far; all children of the parent count as this process."""
+    """Return the CPU use so far; all children of the parent count as this process."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 
@@ -271,9 +265,9 @@ LOOK_SECONDS = 0.02  # seconds between timings of the kernel; the timings then c
 
 
 class CorePace:
-    """Compares the core's pace with the fastest of `REMEMBERED` looks; one `CorePace` per process.
+    """Compares the core's pace with the fastest of the last `REMEMBERED` looks; use one `CorePace` per process.
 
-    A slow look counts as slow only if another look was at full pace.
+    A look counts as slow only if another look was at full pace.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:
@@ -281,14 +275,13 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Take a look: seconds of a fixed piece of work, fastest of `SPINS`."""
+        """Return the seconds of a fixed piece of work, the fastest of `SPINS` runs."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds
 
     @property
     def slow_above(self) -> float:
-        """Seconds above which a look is slow."""
         return SLOW * min(self._looks)
 
 
@@ -307,11 +300,9 @@ class ReferenceKernel:
 
     @property
     def seconds(self) -> float | None:
-        """Median seconds of the kernel; None before the first look."""
         return statistics.median(self._looks) if self._looks else None
 
     def look(self) -> None:
-        """Time the kernel, if due."""
         now = time.perf_counter()
         if not self._is_useful or now < self._next:
             return
@@ -323,11 +314,9 @@ class ReferenceKernel:
         self._looks.append(time.thread_time() - started)
 
     def state(self) -> dict[str, Any]:
-        """Looks to save."""
         return {"looks": list(self._looks)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the looks saved at a pause."""
         self._looks = [*state["looks"], *self._looks]
 
 

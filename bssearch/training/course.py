@@ -1,6 +1,6 @@
 """A trial's evaluations: cadence, progress toward the target, and endings.
 
-A batch size has one cadence in steps, so that trials of equal seeds take equal steps.
+A batch size has one cadence in steps, so that trials with equal seeds take equal steps.
 """
 
 import math
@@ -35,7 +35,7 @@ FEWEST_EVALUATIONS = 20  # fewest evaluations in the full limit, which locate th
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
-    """Evaluation cadence in optimizer steps."""
+    """Return the optimizer steps from one evaluation to the next; ``full_limit`` is in train seconds."""
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
     # e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
@@ -43,7 +43,6 @@ def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit:
 
 
 def probe_record(measured: StepTime, full_limit: float, cadence: int | None = None) -> ProbeRecord:
-    """Add the ``cadence``, by default from the times, to a step-time measurement."""
     if cadence is None and measured.step_seconds is not None and measured.evaluation_seconds is not None:
         cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)
     return ProbeRecord(**asdict(measured), eval_every_steps=cadence)
@@ -56,7 +55,7 @@ WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way fr
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A trial's end; ``asked``: True if the caller stopped the trial."""
+    """The end of a trial; ``asked`` is True if the caller stopped the trial."""
 
     state: TrialState
     reason: str
@@ -65,9 +64,9 @@ class Ending:
 
 @dataclass(slots=True)
 class CourseProgress:
-    """Last observation, best metric, memory peaks (bytes), and warnings from before a pause.
+    """The last observation, best metric, memory peaks in bytes, and warnings from before a pause.
 
-    ``crossing`` and ``reached`` describe the target's crossing if the trial continues afterwards.
+    ``crossing`` and ``reached`` describe the crossing of the target, if any.
     """
 
     last: Observation | None = None
@@ -79,7 +78,6 @@ class CourseProgress:
 
     @property
     def peak(self) -> int | None:
-        """Largest memory peak in bytes, if any."""
         return max(self.peaks, default=None)
 
     def note_peak(self, peak: int | None) -> None:
@@ -88,11 +86,9 @@ class CourseProgress:
             self.peaks.append(peak)
 
     def state(self) -> dict[str, Any]:
-        """All fields as JSON values."""
         return asdict(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
         last, crossing = state["last"], state["crossing"]
         self.last = None if last is None else Observation(**last)
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
@@ -108,20 +104,19 @@ class Approach:
     first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """True if the metric made `WINDOW_SHARE` of the way from the first call's metric to the target."""
+        """True if the metric has gone `WINDOW_SHARE` of the way from the first call's metric to the target."""
         if self.first is None:
             self.first = metric
         return self.target.shortfall(metric) <= (1 - WINDOW_SHARE) * max(0.0, self.target.shortfall(self.first))
 
 
 def not_finite(what: str, value: float) -> str:
-    """Describe a metric or loss that is too large or not finite."""
     is_beyond = LARGEST_METRIC < abs(value) < math.inf
     return f"{what} = {value:g} is beyond {LARGEST_METRIC:g}" if is_beyond else f"{what} is not finite"
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """The ending, after saving a paused trial; pruned if the trial has no ``checkpoint`` path or ``save`` fails."""
+    """Save a paused trial and return its ending; prune the trial if ``checkpoint`` is None or ``save`` fails."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -136,18 +131,17 @@ def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | N
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error."""
+    """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
 
 
 def where(configuration: Configuration, step: int) -> str:
-    """Configuration and step, in words."""
     size, rate = configuration.batch_size, configuration.learning_rate
     return f"batch size {size}, learning rate {rate:.4g}, step {step}"
 
 
 class Course:
-    """A trial's evaluations against the target."""
+    """Compares a trial's evaluations with the target."""
 
     def __init__(self, request: TrialRequest, metric: MetricInfo | None) -> None:
         self._request, self._plan = request, request.plan
@@ -155,7 +149,10 @@ class Course:
         self.progress = CourseProgress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending, if due. Raises `UsageError` if metric and target differ in unit."""
+        """Record an evaluation and return the ending, if any.
+
+        Raises `UsageError` if the metric and the target differ in unit.
+        """
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
             raise UsageError(
@@ -176,14 +173,13 @@ class Course:
         return None
 
     def limited(self, train_seconds: float) -> Ending | None:
-        """Ending if a trial passed its limit of train seconds."""
         limit = self._plan.train_seconds_limit
         if train_seconds <= limit:
             return None
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """Ending if a trial stayed at chance for half of the whole budget."""
+        """Return an ending if the trial stayed at chance for half of the whole budget."""
         # The incumbent's limit does not count, because this limit may be shorter than a large batch's warmup.
         target, best = self._request.target, self.progress.best
         chance = None if self._metric is None else self._metric.chance
@@ -203,13 +199,13 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """The ending, or `REACHED` if the target was met before, unless the caller stopped the trial."""
+        """Return a `REACHED` ending if the trial met the target earlier, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}; further training ended: {ending.reason}")
 
     def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add the crossing, or the last miss, to an outcome."""
+        """Add the crossing of the target to an outcome, or the last evaluation if no evaluation met the target."""
         found, last = self.progress.crossing, self.progress.last
         if found is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)

@@ -34,7 +34,6 @@ GIT_SECONDS = 5.0  # limit for each git command
 def describe_environment(
     computation: Computation, workload: object | None = None, *, memory_limit_bytes: int | None = None
 ) -> Environment:
-    """Environment of a computation, and of the workload's source if given."""
     return describe_device(
         computation.device,
         precision=computation.precision,
@@ -54,7 +53,7 @@ def describe_device(
     workload_revision: str | None = None,
     source: Path | None = None,
 ) -> Environment:
-    """Environment of a device; ``source`` is a file in the repository to record."""
+    """Describe a device's environment; ``source`` is a file in the Git repository to record."""
     is_cuda = device.type == "cuda"
     revision, is_dirty = (None, None) if source is None else git_state(source)
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
@@ -112,7 +111,7 @@ def describe_program(
 
 
 def workload_revision(workload: object) -> str | None:
-    """12 hex digits of the SHA-256 of the workload's file, if any.
+    """Return 12 hex digits of the SHA-256 of the workload's file, if any.
 
     In a notebook, the digest is of the source of the class and its bases.
     """
@@ -134,7 +133,7 @@ def _source(kind: type) -> str | None:
 
 
 def git_state(source: Path) -> tuple[str | None, bool | None]:
-    """Commit (12 hex digits) of a file's repository, and whether its tracked files differ.
+    """Return the commit (12 hex digits) of a file's repository, and whether tracked files differ from the commit.
 
     The commit ends in ``+`` if the file itself differs. Unknown values are None.
     """
@@ -147,13 +146,12 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
 
 
 def library_versions() -> tuple[str, ...]:
-    """Sorted ``name version`` of `DEPENDENCIES` and imported `OF_WORKLOADS`."""
+    """Return the sorted ``name version`` of `DEPENDENCIES` and imported `OF_WORKLOADS`."""
     names = {*DEPENDENCIES, *(name for name in OF_WORKLOADS if name in sys.modules)}
     return tuple(f"{name} {version}" for name in sorted(names) if (version := installed_version(name)) is not None)
 
 
 def installed_version(name: str) -> str | None:
-    """Version of a distribution, None if missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -161,7 +159,6 @@ def installed_version(name: str) -> str | None:
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """First three numbers of a version, to compare versions."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
@@ -185,7 +182,6 @@ def _source_file(workload: object) -> Path | None:
 
 
 def cudnn_version() -> str | None:
-    """cuDNN's version, if any."""
     # The number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2.
     number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if number is None:
@@ -196,7 +192,6 @@ def cudnn_version() -> str | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Model name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     model = found_in(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+?)\s*$")

@@ -50,7 +50,7 @@ PASSES_AT_ONCE = 2 * FEWEST_PASSES  # most passes after one evaluation, so that 
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Samples of a small batch; 0 if the training part is too small."""
+    """Return the samples of a small batch, or 0 if the training part is too small."""
     # ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long
     # passes an eighth.
     micro = configuration.micro_batch_size
@@ -67,7 +67,7 @@ class GradientPasses:
         self.generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Samples, or tokens with padding, of each of ``small_batches``; 0 if the training part is too small."""
+        """Return the samples, or tokens with padding, of one small batch; 0 if the training part is too small."""
         train, configuration = self._trainer.train, self._trainer.configuration
         if isinstance(train, TokenPart):
             size = max(max(train.lengths), configuration.micro_batch_size // min(small_batches, SMALL_BATCHES))
@@ -78,13 +78,13 @@ class GradientPasses:
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
-        """Make a pass; None if a gradient is not finite. Waits for the device."""
+        """Measure a pass; return None if a gradient is not finite. The call waits for the device."""
         batches = self._drawn(small_batches, self.generator)
         with _exact(self._trainer, seed=int(self.generator.integers(2**31))):
             return self._pass(batches)
 
     def load_kernels(self, small_batches: int) -> None:
-        """Load a GPU's kernels."""
+        """Compute one small batch, so that a GPU loads its kernels."""
         with _exact(self._trainer, seed=0):
             self._pass(self._drawn(small_batches, np.random.default_rng(0))[:1])
 
@@ -128,9 +128,9 @@ class GradientPasses:
 
 @dataclass(slots=True)
 class NoiseBudget:
-    """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
+    """The seconds that one process may spend on passes: `NOISE_SHARE` of all trials' train seconds.
 
-    ``pass_seconds``: seconds of the last pass, by (small batches, samples per small batch).
+    ``pass_seconds`` maps (small batches, samples per small batch) to the seconds of the last pass.
     """
 
     train_seconds: float = 0.0
@@ -168,7 +168,7 @@ class NoiseMeter:
         self._earned = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Make passes if the metric is near the target and the budget allows the passes."""
+        """Measure passes if the metric is near the target and the budget allows the passes."""
         self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
         if not self._approach.is_near(metric) or self._ended:
@@ -191,7 +191,6 @@ class NoiseMeter:
                 return
 
     def state(self) -> dict[str, Any]:
-        """Passes to save."""
         return {
             "generator": dict(self._make.generator.bit_generator.state),
             "first_metric": self._approach.first,
@@ -204,7 +203,6 @@ class NoiseMeter:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore saved passes."""
         self._make.generator.bit_generator.state = state["generator"]
         self._approach.first = state["first_metric"]
         self._ended = state["ended"]
@@ -213,7 +211,6 @@ class NoiseMeter:
         self._small_batches, self._earned = state["small_batches"], state["earned"]
 
     def result(self) -> GradientNoise:
-        """The noise scale and its moments."""
         return gradient_noise(self._passes, self._spent if self._made else None)
 
     def _affords_a_pass(self, small_batches: int, train_seconds: float) -> bool:
@@ -268,7 +265,10 @@ RANKS_LEAST_EVERY = 8  # steps, because the host's seconds do not include a GPU'
 
 
 class RankNoise:
-    """Measures a trial's noise scale near the target in training steps: each rank's gradient is a small batch."""
+    """Measures a trial's noise scale near the target in training steps.
+
+    Each rank's gradient counts as a small batch.
+    """
 
     def __init__(self, trainer: Trainer, target: Target) -> None:
         self._trainer = trainer
@@ -289,7 +289,6 @@ class RankNoise:
             self._trainer.measure_noise(every)
 
     def state(self) -> dict[str, Any]:
-        """Passes to save."""
         self._take()
         return {
             "first_metric": self._approach.first,
@@ -299,13 +298,11 @@ class RankNoise:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore saved passes."""
         self._approach.first, self._spent = state["first_metric"], state["spent"]
         self._passes += map(_restored, state["passes"])
         self._trainer.measure_noise(state["every"])
 
     def result(self) -> GradientNoise:
-        """The noise scale and its moments."""
         self._take()
         return gradient_noise(self._passes, self._spent if self._passes else None)
 
@@ -329,7 +326,7 @@ REMEMBERED = 8  # number of averaged passes: only the newest, because the noise 
 
 
 class NoiseGrowth:
-    """Grows the batch, after evaluations, to the largest size within a share of the noise scale."""
+    """Grows the batch after evaluations, to the largest stage within a share of the noise scale."""
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
         self._make = passes
@@ -339,7 +336,6 @@ class NoiseGrowth:
         self._moments: list[tuple[float, float]] = []
 
     def after_evaluation(self) -> None:
-        """Measure the noise scale; begin the stages that the scale allows."""
         if self._growth.next_size is None:
             return
         made = [self._make.measure(SMALL_BATCHES) for _ in range(PASSES)]
@@ -351,27 +347,25 @@ class NoiseGrowth:
 
     @property
     def noise_scale(self) -> float | None:
-        """Noise scale (samples) of recent passes; None if unknown or possibly infinite."""
+        """The noise scale of recent passes, in samples; None if unknown or possibly infinite."""
         if not self._moments:
             return None
         trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
         return max(0.0, trace / square) if square > 0 else None
 
     def state(self) -> dict[str, Any]:
-        """Moments and generator."""
         return {
             "generator": dict(self._make.generator.bit_generator.state),
             "moments": [list(pair) for pair in self._moments],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
         self._make.generator.bit_generator.state = state["generator"]
         self._moments = [(trace, square) for trace, square in state["moments"]]
 
 
 def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | RankNoise | None:
-    """The trial's noise meter, if wanted and possible."""
+    """Return the trial's noise meter; None if the settings or the workload rule out the measurement."""
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
     if trainer.computation.ranks is not None:
@@ -380,7 +374,7 @@ def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | N
 
 
 def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
-    """Growth by noise scale, if scheduled; `WorkloadError` if a pass is impossible."""
+    """Return the growth by noise scale, if scheduled."""
     if not trainer.growth.is_measured:
         return None
     require(

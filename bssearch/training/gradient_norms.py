@@ -14,12 +14,12 @@ LEAST_EVERY, MOST_EVERY = 2, 1000  # steps from one measured step to the next
 
 
 def measured_every(seconds: float, step_seconds: float, share: float) -> int:
-    """Steps from one measured step to the next, if measuring adds ``seconds`` and may take ``share`` of the time."""
+    """Return the steps between measured steps, if measuring adds ``seconds`` and may take ``share`` of the time."""
     return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(seconds / (share * step_seconds))))
 
 
 def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Functions that return Adam's √v̂ + ε, by parameter; None if no optimizer has Adam's options and state."""
+    """Return functions that compute Adam's √v̂ + ε, by parameter; None if no optimizer has Adam's options and state."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(epsilon)
@@ -36,7 +36,7 @@ def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | Non
 
 
 def squares(parameter: nn.Parameter, gradient: torch.Tensor, divisors: Divisors | None) -> torch.Tensor:
-    """Squared norms of a gradient, (2,): plain, and divided as in Adam's update (0 without divisor)."""
+    """Return a gradient's squared norms, shape (2,): plain, and divided as in Adam's update (0 without a divisor)."""
     given = gradient.detach().coalesce() if gradient.is_sparse else gradient.detach()
     values, place = (given.values(), tuple(given.indices())) if given.is_sparse else (given, ...)
     divisor = (divisors or {}).get(parameter)
@@ -55,7 +55,7 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 def sum_of_squares(
     gradients: Iterable[tuple[nn.Parameter, torch.Tensor | None]], divisors: Divisors | None, device: torch.device
 ) -> torch.Tensor:
-    """`squares` of a whole gradient: (2,)."""
+    """Return the `squares` of a whole gradient, shape (2,)."""
     found = [squares(one, gradient, divisors).to(device) for one, gradient in gradients if gradient is not None]
     return torch.stack(found).sum(dim=0) if found else torch.zeros(2, dtype=torch.float64, device=device)
 
@@ -69,7 +69,7 @@ def pass_of(
     samples: int,
     divisors: Divisors | None,
 ) -> Pass | None:
-    """Pass over small batches of unequal weight; None unless two batches have finite gradients."""
+    """Return a pass over small batches of unequal weight; None if only one batch has weight or a norm is not finite."""
     # A small batch's gradient is its weight × the gradient of its mean loss. Plain and for Adam, `small` is the sum of
     # the small batches' squared norms, and `big` the squared norm of the sum of their gradients. `weights` are the sums
     # of the squared weights and of the weights, `batch` the samples of all small batches.

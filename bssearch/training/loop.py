@@ -105,8 +105,8 @@ class TrialLoop:
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
         """Train; yield each evaluation (never a NaN) and return the outcome.
 
-        The workload's exceptions pass through, except out of memory. Raises `CheckpointError` if a paused trial cannot
-        resume.
+        The workload's exceptions pass through, except errors of exhausted memory. Raises `CheckpointError` if a paused
+        trial cannot resume.
         """
         self._clock.start()
         with self._clock.ledger("other"):
@@ -157,7 +157,6 @@ class TrialLoop:
         return {f"{TRAINING}{metric}": value} if is_metric(value) else {}
 
     def prepare(self) -> Trainer:
-        """Warm up; build the trainer, and load the checkpoint of a branch."""
         request, plan = self._request, self._plan
         workload, computation = self._workload, self._computation
         with self._clock.ledger("warmup"):
@@ -360,7 +359,7 @@ def describe_model(
     seed: int = 0,
     own: Mapping[str, ParameterValue] = NO_PARAMETERS,
 ) -> ModelDescription:
-    """Evaluate and describe a model built from a seed. Changes the random state."""
+    """Build a model from a seed, and evaluate and describe the model. The call changes the global random state."""
     seed_everything(seed)
     model = computation.build_model(workload, dropout, own)
     with computation.evaluating():
@@ -374,7 +373,6 @@ def describe_model(
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Tokens of a sample, if declared; `WorkloadError` if not a positive integer."""
     tokens = getattr(workload, "tokens_per_sample", None)
     require(
         tokens is None or (type(tokens) is int and tokens >= 1),
@@ -385,6 +383,6 @@ def tokens_per_sample(workload: Workload) -> int | None:
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Number of batch norm layers that use batch statistics, without frozen layers."""
+    """Return the number of batch norm layers that use batch statistics; frozen layers do not count."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return sum(norm.training or norm.running_mean is None for norm in norms)

@@ -1,4 +1,4 @@
-"""Memory of a trial: exhaustion, peak and limit."""
+"""The memory of a trial: exhaustion, peak and limit."""
 
 import ctypes
 import resource
@@ -43,7 +43,6 @@ UNUSED_SHARE = 0.2  # warn if the allocator holds this share of the device witho
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if host or device memory ran out."""
     # PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError if memory runs out.
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -65,39 +64,35 @@ def _is_device_full() -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset a GPU's peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Peak bytes of tensors on a GPU; None on a CPU."""
+    """Return the peak bytes of tensors on a GPU; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryMeter:
-    """Peak of tensors on a GPU."""
+    """Measures the peak memory of tensors on a GPU."""
 
     device: torch.device
     basis: ClassVar[MemoryBasis] = MemoryBasis.DEVICE
 
     def start(self) -> None:
-        """Reset the peak."""
         reset_peak_memory(self.device)
 
     restart = start
 
     def peak_bytes(self) -> int | None:
-        """Peak bytes, if known."""
         return peak_memory_bytes(self.device)
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
 
 class ResidentMemoryMeter:
-    """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5))."""
+    """Measures the resident set's growth up to the kernel's high-water mark (proc_pid_clear_refs(5))."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
 
@@ -106,22 +101,18 @@ class ResidentMemoryMeter:
         self._from: int | None = None
 
     def start(self) -> None:
-        """Measure the peak from now on."""
         trim_heap()  # otherwise a trial would reuse freed memory unnoticed
         self.restart()
         self._from = self._resident()
 
     def restart(self) -> None:
-        """Reset the peak."""
         CLEAR_REFS.write_text("5")
 
     def peak_bytes(self) -> int | None:
-        """Growth in bytes, if known."""
         peak = self._highest()
         return None if self._from is None or peak is None else max(0, peak - self._from)
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
     def _highest(self) -> int | None:
         return peak_resident_bytes()
@@ -131,7 +122,7 @@ class ResidentMemoryMeter:
 
 
 class SampledMemoryMeter(ResidentMemoryMeter):
-    """Growth of the resident set, sampled every `SAMPLING_SECONDS`."""
+    """Measures the resident set's growth by a sample every `SAMPLING_SECONDS`."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
 
@@ -142,17 +133,14 @@ class SampledMemoryMeter(ResidentMemoryMeter):
         self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
 
     def start(self) -> None:
-        """Measure the peak from now on."""
         super().start()
         if not self._thread.is_alive():
             self._thread.start()
 
     def restart(self) -> None:
-        """Reset the peak."""
         self._peak = self._resident()
 
     def close(self) -> None:
-        """End the thread."""
         self._closed.set()
 
     def _highest(self) -> int:
@@ -169,7 +157,6 @@ PeakMemoryMeter = DeviceMemoryMeter | ResidentMemoryMeter | SampledMemoryMeter
 
 
 def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
-    """Meter of a trial's peak memory on a device."""
     if device.type == "cuda":
         return DeviceMemoryMeter(device)
     try:
@@ -180,7 +167,7 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
 
 
 def trim_heap() -> None:
-    """Free heap pages to the system (malloc_trim(3))."""
+    """Return free heap pages to the system (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -206,12 +193,11 @@ def _give_back_what_is_freed() -> None:
 
 
 def allocation_retries(device: torch.device) -> int:
-    """Retries of the GPU allocator."""
     return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
 
 
 def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
-    """Warning if the allocator held `UNUSED_SHARE` of a GPU beyond the tensors' peak."""
+    """Return a warning if the allocator held `UNUSED_SHARE` of a GPU beyond the tensors' peak."""
     if device.type != "cuda" or peak_bytes is None:
         return None
     reserved = torch.cuda.max_memory_reserved(device)
@@ -223,11 +209,10 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
 
 
 def peak_process_memory_bytes(device: torch.device) -> int | None:
-    """This process's peak bytes, if known: tensors on a GPU, else resident memory."""
+    """Return this process's peak bytes: of tensors on a GPU, else of resident memory."""
     return peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
 
 
 def peak_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
-    """This process's high-water mark in bytes, if known."""
     kib = found_in(status, r"^VmHWM:\s*(\d+) kB$")
     return None if kib is None else int(kib) * 1024

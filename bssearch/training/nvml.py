@@ -1,4 +1,4 @@
-"""NVML's view of an NVIDIA GPU, by nvidia-ml-py (`pynvml`, extra ``gpu``).
+"""NVML's view of an NVIDIA GPU, through nvidia-ml-py (`pynvml`, extra ``gpu``).
 
 Unknown answers are None or an empty list.
 """
@@ -41,9 +41,9 @@ _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of script
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Id and name of programs computing on a device; None if unknown.
+    """Return id and name of the other programs that compute on a device; None if unknown.
 
-    Leaves out this process's ancestors and descendants, and the driver's workers.
+    The list leaves out this process's ancestors and descendants, and the driver's workers.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -52,7 +52,7 @@ def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """`other_processes` that computed after ``since`` (`time.time`), even without memory; empty if unknown."""
+    """Return the `other_processes` that computed after ``since`` (seconds of `time.time`), even without memory."""
     begun = int(since * 1e6)
     samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
     found = {int(one.pid) for one in samples or () if one.smUtil > 0}
@@ -60,7 +60,6 @@ def computing_processes(device: torch.device, since: float) -> list[tuple[int, s
 
 
 def listed_processes(device: torch.device) -> set[int] | None:
-    """Ids of computing processes; None if unknown."""
     listed = _ask(device, lambda library, handle: library.nvmlDeviceGetComputeRunningProcesses(handle))
     return None if listed is None else {int(process.pid) for process in listed}
 
@@ -73,7 +72,7 @@ def _named(processes: set[int]) -> list[tuple[int, str]]:
 
 
 def throttle_reasons(device: torch.device) -> list[str] | None:
-    """Reasons for a low clock of the device; None if unknown."""
+    """Return the reasons for a low clock of the device; None if unknown."""
 
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
@@ -83,19 +82,17 @@ def throttle_reasons(device: torch.device) -> list[str] | None:
 
 
 def total_energy_joules(device: torch.device) -> float | None:
-    """Joules since the driver was loaded; None if unknown."""
     millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))
     return millijoules / 1e3 if millijoules else None
 
 
 def clock_mhz(device: torch.device) -> float | None:
-    """Current clock of the streaming multiprocessors; None if unknown."""
     megahertz = _ask(device, lambda library, handle: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM))
     return float(megahertz) if megahertz else None
 
 
 def device_uuid(device: torch.device) -> str:
-    """A CUDA device's UUID, such as ``GPU-8f6f…``."""
+    """Return a CUDA device's UUID, such as ``GPU-8f6f…``."""
     uuid = _ask(device, lambda library, handle: library.nvmlDeviceGetUUID(handle))
     if uuid is not None:
         return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
@@ -148,7 +145,7 @@ def _family() -> set[int]:
 
 
 def other_drivers() -> list[int]:
-    """Ids of other bssearch drivers that run trials on this machine."""
+    """Return the process ids of other bssearch drivers that run trials on this machine."""
     running = [pid for pid in psutil.pids() if _runs_trials(pid)]
     if set(running) <= {*children_of(os.getppid())}:  # only our driver's workers: psutil takes 20 ms for the rest
         return []
@@ -175,7 +172,7 @@ def _name(pid: int) -> str | None:
 class DeviceMeter:
     """Reads a device's counters over a trial.
 
-    Call `sample` at evaluations, while the device is warm. Energy includes ``others``.
+    Call `sample` at evaluations, while the device is warm. The energy includes the devices ``others``.
     """
 
     def __init__(
@@ -187,18 +184,15 @@ class DeviceMeter:
         self.start()
 
     def start(self) -> None:
-        """Reset the readings."""
         self._joules = self._seconds = self._began = 0.0
         self._counter: float | None = None
         self._clocks: list[float] = []
         self._reasons: dict[str, None] | None = None
 
     def begin(self) -> None:
-        """Read the energy before a train segment."""
         self._counter, self._began = self._all_joules(), self._now()
 
     def end(self) -> None:
-        """Add a train segment's energy and seconds."""
         before, now = self._counter, self._all_joules()
         if before is not None and now is not None:
             self._joules += now - before
@@ -210,7 +204,6 @@ class DeviceMeter:
         return sum(known) if len(known) == len(found) else None
 
     def sample(self) -> None:
-        """Read clock and throttle reasons."""
         clock = clock_mhz(self._device)
         if clock is not None:
             self._clocks.append(clock)
@@ -219,12 +212,10 @@ class DeviceMeter:
             self._reasons = (self._reasons or {}) | dict.fromkeys(reasons)
 
     def state(self) -> dict[str, Any]:
-        """Readings to save."""
         reasons = None if self._reasons is None else list(self._reasons)
         return {"joules": self._joules, "seconds": self._seconds, "clocks": self._clocks, "reasons": reasons}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the readings saved at a pause."""
         self._joules += state["joules"]
         self._seconds += state["seconds"]
         self._clocks = [*state["clocks"], *self._clocks]
@@ -232,7 +223,7 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Device use since the start; energy of train segments only."""
+        """Return the device use since the start, with the energy of train segments only."""
         joules = self._joules if self._joules > 0 else None
         return DeviceUse(
             energy_joules=joules,

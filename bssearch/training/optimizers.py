@@ -1,4 +1,4 @@
-"""bssearch's and workloads' optimizers."""
+"""The optimizers of bssearch and of workloads."""
 
 import functools
 import importlib
@@ -22,7 +22,7 @@ from bssearch.workloads.data import in_words
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups of trainable parameters; tensors of fewer than two dimensions have no weight decay."""
+    """Return groups of the trainable parameters; tensors of fewer than two dimensions have no weight decay."""
     # as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag of tricks", § 3.1) and the MLPerf references
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
@@ -38,7 +38,6 @@ OLDEST = (1, 0, 13)  # the oldest supported timm
 
 
 def timm_optimizers(name: str) -> ModuleType:
-    """``timm.optim``; `LaunchError` if missing or old."""
     oldest = ".".join(map(str, OLDEST))
     hint = "pip install 'bssearch[optimizers]'"
     try:
@@ -67,7 +66,6 @@ class OptimizersAsOne(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step all optimizers; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -77,7 +75,6 @@ class OptimizersAsOne(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -91,10 +88,9 @@ class OptimizersAsOne(torch.optim.Optimizer):
 def muon_with_adamw(
     model: nn.Module, configuration: Configuration, options: Mapping[str, Any], fused: bool | None
 ) -> torch.optim.Optimizer:
-    """Muon over weight matrices outside embeddings (`UsageError` without such matrices), AdamW over other parameters
-    with a scaled rate.
+    """Build Muon for weight matrices outside embeddings, and AdamW with a scaled rate for other parameters.
 
-    An output layer counts as a matrix unless it shares an embedding's weights.
+    An output layer counts as a matrix unless the layer shares an embedding's weights.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     embeddings = {id(parameter) for layer in layers for parameter in layer.parameters()}
@@ -154,8 +150,7 @@ KEYWORDS = {
 
 
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
-    """Build the optimizer of a model's trainable parameters (`UsageError` without parameters), at the peak learning
-    rate.
+    """Build the optimizer of a model's trainable parameters, at the peak learning rate.
 
     ``fused`` requests the fused kernel of optimizers that have a fused version on every device.
     """
@@ -218,20 +213,18 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """The workload's optimizers as returned, else the optimizer of `build_optimizer`."""
+    """Return the workload's optimizers unchanged, else the optimizer of `build_optimizer`."""
     build = getattr(workload, "build_optimizer", None)
     return build_optimizer(model, configuration, fused=fused) if build is None else build(model, configuration)
 
 
 def check_libraries(workload: Workload, names: Iterable[str]) -> None:
-    """Raise `LaunchError` for a missing or old library, unless the workload builds its optimizers."""
     if getattr(workload, "build_optimizer", None) is None:
         for name in {*OF_TIMM} & {*names}:
             timm_optimizers(name)
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """The model's optimizers as a tuple; `WorkloadError` for anything else."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     require(
@@ -257,7 +250,7 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
 
 
 def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: Configuration) -> str | None:
-    """Warning if the workload's optimizers ignore the learning rate."""
+    """Return a warning if the workload's optimizers ignore the learning rate."""
     if getattr(workload, "build_optimizer", None) is None:
         return None
     rates = [
@@ -271,13 +264,12 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     if rates[0] != rates[1]:
         return None
     return (
-        f"build_optimizer() ignores configuration.learning_rate, because a doubled rate leaves the rates {rates[0]}; "
+        f"build_optimizer() ignores configuration.learning_rate: a doubled rate leaves the rates {rates[0]}; "
         "pass configuration.learning_rate as lr"
     )
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -286,7 +278,10 @@ KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 
 
 def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
-    """Load another run's states, but keep each group's options; `ValueError` if kinds or parameters differ."""
+    """Load another run's states, but keep each group's options.
+
+    Raises `ValueError` if the kinds of optimizers or the parameters differ.
+    """
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):
         raise ValueError(f"{len(states)} states for {len(optimizers)} optimizers")
@@ -314,4 +309,6 @@ def _check_kind(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -
         for name in KIND_OPTIONS:
             if (name in own) != (name in other):
                 with_it, without = ("study", "checkpoint") if name in own else ("checkpoint", "study")
-                raise ValueError(f"the {with_it}'s optimizer has {name}, the {without}'s optimizer lacks this option")
+                raise ValueError(
+                    f"the {with_it}'s optimizer has the option {name}, which the {without}'s optimizer lacks"
+                )

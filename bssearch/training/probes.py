@@ -62,11 +62,11 @@ EVALUATION_SECONDS = 0.5
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Median seconds of a step (with interval), its update and an evaluation.
+    """Measure the median seconds of a step (with an interval), its update and an evaluation.
 
-    With ``trial_train_seconds``, steps run between evaluations, which leave caches cold and slow steps by 10% or more.
-    Short runs repeat until the median's 95% interval is within the precision, up to the limit. The timing drops runs on
-    a slow core if at least six other runs remain. Running out of memory is a result, not an error.
+    With ``trial_train_seconds``, steps run between evaluations, because evaluations leave caches cold. Short runs
+    repeat until the median's 95 % interval is within the precision, up to the limit of seconds. The timing drops runs
+    on a slow core if at least six other runs remain. Running out of memory is a result, not an error.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -147,7 +147,10 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """``count`` repetitions of ``seconds`` each; ``look``: seconds of `CorePace.look` (0 without `CorePace`)."""
+    """A run of ``count`` repetitions of ``seconds`` each.
+
+    ``look`` is the seconds of `CorePace.look`, or 0 without a `CorePace`.
+    """
 
     seconds: float
     count: int
@@ -156,7 +159,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class WorkTiming:
-    """Median seconds with interval; ``count`` of ``count_all`` repetitions ran at full pace."""
+    """The median seconds of a repetition and the interval, from ``count`` of ``count_all`` repetitions."""
 
     median: float
     low: float
@@ -168,7 +171,7 @@ class WorkTiming:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> WorkTiming:
-    """Timing of runs at full pace, or of all runs if fewer than six are at full pace; needs six runs."""
+    """Return the timing of at least six runs, without runs on a slow core if six other runs remain."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -186,20 +189,19 @@ def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float)
 
 
 def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
-    """Runs during which the core was at full pace."""
     slow_above = math.inf if core is None else core.slow_above
     return [run for run in runs if run.look <= slow_above]
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """True if half the median's interval is within ``precision`` (relative)."""
+    """True if half the median's interval is at most ``precision`` × the median."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Signs of other work or a slow core during a timing, or None."""
+    """Return the signs of other work or a slow core during a timing, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work used the processor during the timing")
@@ -269,7 +271,7 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Distribution-free 95 % interval of the median of at least six independent values."""
+    """Return the distribution-free 95 % interval of the median of at least six independent values."""
     # From the k-th smallest to the k-th largest value, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David &
     # Nagaraja, Order Statistics, § 7.1).
     from scipy.special import bdtrik
@@ -296,9 +298,9 @@ def measure_memory(
     *,
     memory_bytes: int | None = None,
 ) -> MemoryUse:
-    """Peak memory of three steps, capped at ``memory_bytes``, and the reason of a failure.
+    """Measure the peak memory of three steps, under a cap of ``memory_bytes``.
 
-    A micro-batch size does not fit if a GPU's allocator must retry after the choice of kernels.
+    A micro-batch does not fit if a GPU's allocator must retry after the warm-up.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -331,7 +333,7 @@ def measure_memory(
 
 
 def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Bytes of memory less the reserve; None on a CPU without a limit."""
+    """Return a device's memory in bytes without the reserve; None on a CPU without a limit."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))

@@ -13,7 +13,7 @@ _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as cl
 
 
 def found_in(file: Path, pattern: str) -> str | None:
-    """First group of a regular expression in a file, if any."""
+    """Return the first group of a regular expression in a file, if any."""
     try:
         found = re.search(pattern, file.read_text(errors="replace"), re.MULTILINE)
     except OSError:
@@ -22,21 +22,20 @@ def found_in(file: Path, pattern: str) -> str | None:
 
 
 def process_seconds(pid: int) -> float:
-    """CPU seconds of a process; 0 if exited or in another container."""
+    """Return the CPU seconds of a process; 0 if the process ended or is in another container."""
     with suppress(OSError):
         return time.clock_gettime(~pid << 3 | _SCHEDULED_TIME) if pid else 0.0
     return 0.0
 
 
 def descendants_seconds(pid: int) -> float:
-    """CPU seconds of a process's descendants; for this process, with children that ended."""
+    """Return the CPU seconds of a process's descendants; for this process, also of children that ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN) if pid == os.getpid() else None
     seconds = 0.0 if ended is None else ended.ru_utime + ended.ru_stime
     return seconds + sum(process_seconds(child) + descendants_seconds(child) for child in children_of(pid))
 
 
 def children_of(pid: int) -> list[int]:
-    """Children of a process, if the kernel lists them."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread may have ended

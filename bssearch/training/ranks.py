@@ -39,20 +39,20 @@ Order = tuple[str, tuple[Any, ...]]  # a method of `Follower`, or of its `Traine
 class Link(Protocol):
     """Rank 0's connection to the other ranks."""
 
-    def tell(self, order: Order) -> None:
-        """Send an order to all other ranks."""
+    def tell(self, order: Order) -> None: ...
 
     def answers(self) -> list[Any]:
-        """Wait for the answers; return the answers by rank."""
+        """Wait for the other ranks' answers, and return the answers by rank."""
 
     def cause(self, error: Exception) -> Exception:
-        """Error of another rank that failed; ``error`` if unknown."""
+        """Return the error of another rank that failed, or ``error`` if unknown."""
 
 
 class Ranks:
     """This process as number ``rank`` of ``size``; only rank 0 has a ``link``.
 
-    ``are_together`` is True within a common call. ``is_broken``: a common call failed, so other ranks may wait forever.
+    ``are_together`` is True within a common call. After a common call fails, ``is_broken`` is True, and other ranks may
+    wait forever.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Ranks:
 
     @contextmanager
     def together(self, order: str, *arguments: Any) -> Iterator[None]:
-        """Context of a common call; rank 0 raises the failed rank's error if known."""
+        """Return the context of a common call; rank 0 raises the failed rank's error if known."""
         try:
             if self._link is not None:
                 self._link.tell((order, arguments))
@@ -82,18 +82,16 @@ class Ranks:
             self.are_together = False
 
     def ask(self, order: str, *arguments: Any) -> list[Any]:
-        """Answers of the other ranks by rank; empty unless this is rank 0."""
+        """Return the other ranks' answers by rank; empty unless this process is rank 0."""
         if self._link is None:
             return []
         with self.together(order, *arguments):
             return self._link.answers()
 
     def states(self) -> State:
-        """The other ranks' states to save."""
         return {"others": self.ask("state")}
 
     def restore(self, path: Path, identity: Identity, states: State) -> None:
-        """Restore the other ranks."""
         self.ask("restore", path, identity, states["others"])
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -101,11 +99,10 @@ class Ranks:
         self.start_adding(tensor).wait()
 
     def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks; gradients flow to all ranks."""
+        """Return the sum over ranks; gradients flow to all ranks."""
         return _Sum.apply(tensor, self)  # type: ignore[no-untyped-call, no-any-return]
 
     def start_adding(self, tensor: torch.Tensor) -> distributed.Work:
-        """Start `add`."""
         return self._group.allreduce([tensor], distributed.AllreduceOptions())  # type: ignore[no-any-return]
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -126,7 +123,7 @@ class Ranks:
             tensor.copy_(piece.view_as(tensor))
 
     def shares(self, items: Generator[T, None, None], per_step: int) -> Generator[T, None, None]:
-        """This rank's share of ``per_step`` items per step."""
+        """Yield this rank's share of the ``per_step`` items of each step."""
         share = per_step // self.size
         with closing(items):
             for place, item in enumerate(items):
@@ -134,7 +131,6 @@ class Ranks:
                     yield item
 
     def gradient_sum(self, model: nn.Module) -> GradientSum:
-        """`GradientSum` of a model."""
         return GradientSum(model, self)
 
 
@@ -191,7 +187,7 @@ class GradientSum:
             bucket.missing = len(bucket.parameters)
 
     def end(self) -> None:
-        """Add the gradients left out, and give each parameter the sum; `WorkloadError` if ``requires_grad`` changed."""
+        """Add the remaining gradients, and give each parameter the sum."""
         self._is_armed = False
         require(
             all(parameter.grad is None for parameter in self._frozen),
@@ -299,7 +295,6 @@ class Follower:
         self._trainer: Trainer | None = None
 
     def obey(self, order: Order) -> None:
-        """Carry out an order."""
         name, arguments = order
         (getattr(self, f"_{name}", None) or getattr(self._training, name))(*arguments)
 

@@ -19,12 +19,10 @@ ONE_CYCLE_START, ONE_CYCLE_END = 1 / 25, 1 / 25e4  # first and last factor, as i
 
 
 def warmup_steps(warmup_epochs: float, train_samples: int, batch_size: int) -> int:
-    """Optimizer steps of the warmup, rounded."""
     return round(warmup_epochs * train_samples / batch_size)
 
 
 def horizon_steps(horizon_samples: float, batch_size: int) -> int:
-    """Fewest steps (≥ 1) that see ``horizon_samples``."""
     return max(1, math.ceil(horizon_samples / batch_size))
 
 
@@ -32,11 +30,11 @@ def horizon_steps(horizon_samples: float, batch_size: int) -> int:
 class RateSchedule:
     """Linear warmup, then a constant rate or a decay until the trial ends at the horizon.
 
-    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1). Decay from step w to horizon h, with u = (s − w)/(h −
-    w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017). ``warmup_stable_decay`` decays
-    in the last ``decay_share`` of the horizon, by 1 − √u (Hägele et al. 2024, arXiv 2405.18392). ``one_cycle`` is
-    PyTorch's OneCycleLR with constant momentum (Smith & Topin 2018, arXiv 1708.07120). Without warmup, ``one_cycle``
-    rises for 30 % of the horizon.
+    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1) of the peak rate. From step w to the horizon h, with u
+    = (s − w)/(h − w), ``linear`` uses 1 − u and ``cosine`` (1 + cos πu)/2 (Loshchilov & Hutter 2017).
+    ``warmup_stable_decay`` uses 1 − √u (Hägele et al. 2024, arXiv 2405.18392), in which u rises from 0 to 1 over the
+    last ``decay_share`` of the horizon. ``one_cycle`` is PyTorch's OneCycleLR with constant momentum (Smith & Topin
+    2018, arXiv 1708.07120). Without warmup, ``one_cycle`` rises for 30 % of the horizon.
     """
 
     kind: ScheduleName = "constant"
@@ -45,7 +43,7 @@ class RateSchedule:
     decay_share: float = DECAY_SHARE
 
     def factor(self, step: int) -> float:
-        """Factor on the peak learning rate, 0 to 1."""
+        """Return the factor on the peak learning rate, from 0 to 1."""
         if self.kind == "one_cycle" and self.horizon_steps is not None:
             return self._one_cycle(step, self.horizon_steps)
         if step < self.warmup_steps:
@@ -67,7 +65,6 @@ class RateSchedule:
         return _half_cosine(min(1.0, (step - top) / max(1.0, last - top)), 1.0, ONE_CYCLE_END)
 
     def is_over(self, step: int) -> bool:
-        """True from the horizon on."""
         return self.horizon_steps is not None and step >= self.horizon_steps
 
 
@@ -76,7 +73,6 @@ def _half_cosine(progress: float, start: float, end: float) -> float:
 
 
 def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedule:
-    """A configuration's schedule; `UsageError` if a decay has no ``horizon_samples``."""
     kind = cast(ScheduleName, configuration.parameters.get("schedule", "constant"))
     horizon = configuration.parameters.get("horizon_samples")
     require(
@@ -94,24 +90,23 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSchedule(RateSchedule):
-    """A workload's factors, until the configured horizon."""
+    """A schedule of the workload's factors, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
 
     def factor(self, step: int) -> float:
-        """Factor on the rate; `WorkloadError` if not a number >= 0."""
         factor = self.factor_at(step)
         try:
             value = float(factor)
         except (TypeError, ValueError, RuntimeError):  # ValueError: several elements; RuntimeError: complex tensor
             value = math.nan
         if not 0 <= value < math.inf:
-            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; expected a number >= 0")
+            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; return a number >= 0")
         return value
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:
-    """The workload's or the configured schedule; `WorkloadError` if ``build_schedule`` returned no function."""
+    """Return the workload's schedule, else the configured schedule."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
     if build is None:
@@ -133,8 +128,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 class BranchSchedule(RateSchedule):
     """A run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
-    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate. The
-    run's own warmup does not count.
+    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate.
     """
 
     run: RateSchedule
@@ -142,5 +136,4 @@ class BranchSchedule(RateSchedule):
     rise: int = 0
 
     def factor(self, step: int) -> float:
-        """See `RateSchedule.factor`."""
         return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))

@@ -1,4 +1,4 @@
-"""A model in training, without clock or stopping rule."""
+"""Trains a model, without a clock or a stopping rule."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 
 class AveragedWeights:
-    """Average of a model's parameters and floating-point buffers.
+    """The average of a model's parameters and floating-point buffers.
 
     After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
-    2017, eq. 2). Skips integer buffers and buffers with infinities.
+    2017, eq. 2). The average skips integer buffers and buffers with infinities.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -57,22 +57,20 @@ class AveragedWeights:
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Add the current weights."""
         self._average(self.averages, self._weights, None)
 
     def restore(self, averages: list[torch.Tensor] | None) -> None:
-        """Restore averages, or restart at the current weights if None."""
+        """Restore averages; if None, restart at the current weights."""
         torch._foreach_copy_(self.averages, self._weights if averages is None else averages)
 
     def averages_of(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Averages of some of the model's tensors."""
         places = {tensor.data_ptr() for tensor in tensors}
         pairs = zip(self._weights, self.averages, strict=True)
         return [average for weight, average in pairs if weight.data_ptr() in places]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Swap the averages into the model, at the same addresses."""
+        """Put the averages at the weights' addresses within the block."""
         kept = [tensor.clone() for tensor in self._weights]
         torch._foreach_copy_(self._weights, self.averages)
         try:
@@ -82,7 +80,7 @@ class AveragedWeights:
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Clear gradients like ``zero_grad()``, without profiler and compiler calls (10 to 20 µs per step)."""
+    """Clear gradients like ``zero_grad()``, but without its profiler and compiler calls (10 to 20 µs per step)."""
     if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
         optimizer.zero_grad(set_to_none=True)
         return
@@ -94,7 +92,7 @@ def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
 class Updates:
     """Optimizers with fp16 loss scaling, clipping and weight averaging.
 
-    ``skipped`` counts updates that loss scaling skipped.
+    ``skipped`` counts the updates that loss scaling skipped.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class Updates:
         self._was_scaled = False
 
     def begin(self, factor: float) -> None:
-        """Clear gradients; set rates to ``factor`` × the initial rates."""
+        """Clear the gradients, and set the learning rates to ``factor`` × the initial rates."""
         learning_rate = self._peak_learning_rate * factor
         if learning_rate != self._learning_rate:
             self._learning_rate = learning_rate
@@ -125,13 +123,12 @@ class Updates:
             clear_gradients(optimizer)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add a loss's gradient, scaled in fp16."""
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def apply(self, only: torch.optim.Optimizer | None = None) -> None:
-        """Clip the gradient and step all optimizers, then `end`; ``only`` steps one optimizer, without `end`."""
+        """Clip the gradient, step all optimizers and call `end`; with ``only``, step one optimizer without `end`."""
         stepped = self.optimizers if only is None else [only]
         if self.scaler is not None:
             self._was_scaled = True
@@ -148,14 +145,12 @@ class Updates:
             self.end()
 
     def apply_each(self) -> None:
-        """Step each optimizer that has gradients."""
         for optimizer in self.optimizers:
             if any(parameter.grad is not None for parameter in trained_by(optimizer)):
                 self.apply(optimizer)
         self.end()
 
     def end(self) -> None:
-        """Update loss scaling and the average."""
         if self.scaler is not None and self._was_scaled:
             self.scaler.update()
             self.skipped = self.skipped + self._left_out
@@ -165,7 +160,7 @@ class Updates:
             self.average.update()
 
     def state(self) -> dict[str, Any]:
-        """State to save, without copies of tensors."""
+        """Return the state to save, without copies of tensors."""
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
@@ -176,14 +171,13 @@ class Updates:
         }
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Take over another run's optimizer states and average, not its options; `ValueError` if parameters differ."""
+        """Take over another run's optimizer states and average, but not its options."""
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
         if self.average is not None:
             self.average.restore(average)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
         optimizers = [state["optimizer"]] if len(self.optimizers) == 1 else state["optimizer"]
         for optimizer, saved in zip(self.optimizers, optimizers, strict=True):
             optimizer.load_state_dict(saved)
@@ -200,7 +194,6 @@ T = TypeVar("T")
 
 
 def own_training_step(workload: Workload, computation: Computation) -> Take | None:
-    """The workload's ``training_step``, if any; `UsageError` with CUDA graphs."""
     step: Take | None = getattr(workload, "training_step", None)
     require(
         step is None or not computation.replays_graphs,
@@ -221,8 +214,9 @@ def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
 class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
-    ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes batches or
-    the batch grows. ``noise_every`` and ``noise_seconds`` (of the host): see `measure_noise`.
+    ``now`` is the last step's configuration. ``dropped_samples`` is per epoch; None with streams, token batches or a
+    growing batch. ``noise_every`` is the steps between noise measurements, and ``noise_seconds`` the host's seconds of
+    measuring.
     """
 
     def __init__(
@@ -282,12 +276,11 @@ class Trainer(AbstractContextManager["Trainer"]):
         return found if average is None else [*found, *average.averages_of(found)]
 
     def loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
-        """Loss of a (micro-)batch."""
         smoothing = self.configuration.label_smoothing
         return self._workload.loss(self.model, inputs, targets, label_smoothing=smoothing, **self._of_loss)
 
     def together(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
-        """See `Ranks.together`; no effect on one device."""
+        """Return the context of `Ranks.together`, which has no effect on one device."""
         return nullcontext() if self._ranks is None else self._ranks.together(order, *arguments)
 
     def __exit__(self, *error: object) -> None:
@@ -302,7 +295,6 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def is_over(self) -> bool:
-        """True once the schedule has ended."""
         return self.schedule.is_over(self.growth.position)
 
     def has_seen_again(self, samples: int) -> bool:
@@ -311,12 +303,12 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the last step; before any step, of the first step."""
+        """The learning rate of the last step or, before any step, of the first step."""
         return self.configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
     def skipped_steps(self) -> int | None:
-        """Counted steps that loss scaling skipped; None if the loss is not scaled. Waits for the device."""
+        """The steps that loss scaling skipped; None if the loss is not scaled. The property waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
@@ -325,17 +317,16 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self._own_step is None and not isinstance(self.train, BatchStream)
 
     def measure_noise(self, every: int) -> None:
-        """Measure the ranks' gradients in each ``every``-th step from now on, or in no step if 0."""
+        """Measure the ranks' gradients in every ``every``-th step from now on; 0 ends the measurements."""
         with self.together("measure_noise", every):
             self.noise_every = every
 
     def take_passes(self) -> list[Pass]:
-        """Measured passes since the last call; waits for the device."""
+        """Return the passes measured since the last call. The call waits for the device."""
         passes, self._passes = [one() for one in self._passes], []
         return [one for one in passes if one is not None]
 
     def step(self) -> None:
-        """Take an optimizer step."""
         with self.together("step"):
             self.now, self._last_factor = self._configurations[self.growth.place], self._factor
             self.updates.begin(self._last_factor)
@@ -378,7 +369,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         return called
 
     def update(self) -> None:
-        """Apply the current gradient: clip, update, average."""
         with self.together("update"):
             if self._own_step is None:
                 self.updates.apply()
@@ -386,7 +376,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
-        """State to save, without random state or copies of tensors."""
+        """Return the state to save, without the random state or copies of tensors."""
         model = self.model
         return {
             "steps": self.steps,
@@ -399,7 +389,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state; `WorkloadError` for another model."""
         restore_model(self.model, state["model"], state["extra"])
         self.updates.restore(state)
         self._losses.restore(state["losses"])
@@ -411,17 +400,17 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._batches = micro_batches(self.train, self.computation, self._seed, self.growth)
 
     def take_mean_loss(self) -> float | None:
-        """Mean loss since the last call, if any; waits for the device."""
+        """Return the mean loss since the last call, if any. The call waits for the device."""
         mean = self._mean_loss(takes=True)
         self._losses = LossSum(self._losses.device)
         return mean
 
     def state_of_rank(self) -> dict[str, Any]:
-        """State to save that differs between ranks, without random state."""
+        """Return the state that differs between ranks, without the random state."""
         return {"losses": self._losses.state(), "statistics": self._statistics}
 
     def restore_of_rank(self, state: dict[str, Any]) -> None:
-        """Restore `state_of_rank`, after `restore`."""
+        """Restore `state_of_rank`; call `restore` first."""
         self._losses.restore(state["losses"])
         if self._statistics:
             torch._foreach_copy_(self._statistics, state["statistics"])
@@ -433,7 +422,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self._ranks.average(self._statistics)
 
     def losses_of_rank(self, *, takes: bool) -> tuple[float, float]:
-        """This rank's sums of losses and weights; ``takes`` resets the sums."""
+        """Return this rank's sums of losses and weights; ``takes`` resets the sums."""
         losses = self._losses
         if takes:
             self._losses = LossSum(losses.device)
@@ -443,7 +432,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self._losses.mean([] if self._ranks is None else self._ranks.ask("losses", takes))
 
     def first_step_problem(self) -> str | None:
-        """Describe a non-finite first loss, if any; waits for the device."""
+        """Describe a first loss that is not finite, if any. The call waits for the device."""
         loss = self._mean_loss(takes=False)
         if loss is None or math.isfinite(loss):
             return None
@@ -456,7 +445,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         )
 
     def first_non_finite(self) -> str | None:
-        """Name the first non-finite parameter or gradient, if any."""
         named = list(self.model.named_parameters())
         tensors = {f"parameter: {name}": parameter.detach() for name, parameter in named}
         tensors |= {f"gradient: {name}": parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -466,11 +454,10 @@ class Trainer(AbstractContextManager["Trainer"]):
         )
 
     def evaluate(self, part: Part, metric: str) -> float:
-        """Metric over a whole part."""
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
-        """Metrics over a whole part, with averaged weights if any."""
+        """Return metrics over a whole part, with the averaged weights if any."""
         self.average_statistics()
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self.computation.evaluating():
@@ -562,7 +549,6 @@ class Trainer(AbstractContextManager["Trainer"]):
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every global generator."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if torch.accelerator.is_available():
@@ -572,7 +558,7 @@ def seed_everything(seed: int) -> None:
 
 
 def check_ranks(configuration: Configuration, workload: Workload, computation: Computation) -> None:
-    """Raise `UsageError` for a trial that cannot train on its number of devices."""
+    """Raise `UsageError` if a trial cannot train on its number of devices."""
     size, processes = configuration.world_size, 1 if computation.ranks is None else computation.ranks.size
     require(
         size == processes,
@@ -589,7 +575,7 @@ def check_ranks(configuration: Configuration, workload: Workload, computation: C
 
 
 class LossSum:
-    """Sums of micro-batch losses and weights; a loss without a weight has weight 1."""
+    """The sums of micro-batch losses and weights; a loss without a weight has weight 1."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -612,11 +598,9 @@ class LossSum:
         return found.item() if self._reads else found.detach().reshape(()).double()
 
     def state(self) -> dict[str, Any]:
-        """Sums to save."""
         return {"total": self._total, "weight": self._weight, "losses": self._losses}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the sums."""
         self._total, self._weight = (
             one.to(self.device, copy=True) if isinstance(one, torch.Tensor) else one
             for one in (state["total"], state["weight"])
@@ -624,11 +608,10 @@ class LossSum:
         self._losses = state["losses"]
 
     def sums(self) -> tuple[float, float]:
-        """Sums of losses and weights. Waits for the device."""
         return float(self._total), float(self._weight)
 
     def mean(self, others: Sequence[tuple[float, float]] = ()) -> float | None:
-        """Weighted mean loss with the sums of ``others``; None before a loss. Waits for the device."""
+        """Return the mean loss, with the sums of other ranks; None before a loss. The call waits for the device."""
         if not self._losses:
             return None
         totals, weights = zip((self._total, self._weight), *others, strict=True)
@@ -637,7 +620,7 @@ class LossSum:
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
-    """Copy saved tensors and extra state into a model; `WorkloadError` if parameters differ."""
+    """Copy saved tensors and extra state into a model."""
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
@@ -660,10 +643,10 @@ WARM_UP_STEPS = 2
 def warm_up(
     workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
-    """Run every shape of a trial before its time starts, on a throw-away model.
+    """Run every shape of a trial on a throw-away model, before the trial's time starts.
 
-    Evaluates once and takes two steps per batch size on the trial's rows. Gives up compiling if only the compiled model
-    fails. Changes the random state.
+    The warm-up evaluates once, and takes two steps per batch size on the trial's rows. If only the compiled model
+    fails, the warm-up gives up compiling. The call changes the random state.
     """
     try:
         _take_first_steps(workload, configuration, data, computation, metric, seed)

@@ -1,8 +1,7 @@
-"""A paused trial as a file, and trials that branch off a longer run's checkpoint.
+"""Saves a paused trial to a file, and starts branches from a longer run's checkpoint.
 
 A paused trial is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
-(tensors and plain values), and ``measured.json`` (ledgers). A checkpoint holds a model's parameters, buffers and extra
-state.
+(tensors and plain values), and ``measured.json`` (ledgers).
 """
 
 import io
@@ -58,7 +57,7 @@ Identity = Mapping[str, str]  # the values that decide a trial's steps, by name,
 
 
 def identity_of(request: TrialRequest, **others: object) -> dict[str, str]:
-    """Values that must be equal to resume a trial: values of the request, and ``others``."""
+    """Return the values that must be equal to resume a trial, from the request and ``others``."""
     fields = {
         "configuration": asdict(request.plan.configuration),
         "seed": request.plan.seed,
@@ -73,7 +72,6 @@ def identity_of(request: TrialRequest, **others: object) -> dict[str, str]:
 def identity_with_workload(
     request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
 ) -> dict[str, str]:
-    """`identity_of` a trial that bssearch's own loop trains."""
     return identity_of(
         request,
         format=FORMAT,
@@ -86,18 +84,16 @@ def identity_with_workload(
 
 
 class Saved(Protocol):
-    """Part of a trial with a state to save and restore."""
+    """A part of a trial with a state to save and restore."""
 
-    def state(self) -> State:
-        """The state."""
+    def state(self) -> State: ...
 
-    def restore(self, state: State, /) -> None:
-        """Restore the state."""
+    def restore(self, state: State, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """A `Saved` of two functions."""
+    """A `Saved` made of two functions."""
 
     state: Callable[[], State]
     restore: Callable[[State], None]
@@ -105,7 +101,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A paused trial's file; each chunk calls ``on_progress``."""
+    """A paused trial's file; each chunk of a read or write calls ``on_progress``."""
 
     path: Path
     identity: Identity
@@ -113,7 +109,7 @@ class Checkpoint:
     on_progress: Callable[[], None]
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Replace the file, or keep the old file on failure. ``measured`` states are JSON."""
+        """Replace the file; on failure, keep the old file. The states of ``measured`` are JSON values."""
         part = self.path.with_name(self.path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
@@ -139,7 +135,10 @@ class Checkpoint:
             part.unlink(missing_ok=True)
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Restore the parts in order; `CheckpointError` if the file is missing, damaged, or of another trial."""
+        """Restore the parts in order.
+
+        Raises `CheckpointError` if the file is missing, damaged, or of another trial.
+        """
         with self.clock.ledger("other"):
             states = _read(self.path, self.identity, self.on_progress)
             try:
@@ -153,12 +152,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """States of all global generators."""
+    """The states of all global random generators."""
 
     device: torch.device
 
     def state(self) -> State:
-        """The states."""
         version, values, gauss = random.getstate()
         kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
         return {
@@ -169,7 +167,6 @@ class RandomState:
         }
 
     def restore(self, state: State) -> None:
-        """Restore the states."""
         version, values, gauss = state["python"]
         random.setstate((version, tuple(values), gauss))
         kind, keys, position, has_gauss, cached = state["numpy"]
@@ -241,7 +238,7 @@ def _check_program(program: bytes) -> None:
     _check_size("data.pkl", len(program), LARGEST_PICKLE)
     operations = islice(pickletools.genops(program), MOST_OPERATIONS + 1)
     if sum(1 for _ in operations) > MOST_OPERATIONS:
-        raise ValueError(f"lists and numbers take more than {MOST_OPERATIONS:,} operations to read")
+        raise ValueError(f"data.pkl has more than {MOST_OPERATIONS:,} operations; save fewer lists and numbers")
 
 
 class _BoundedPickle:
@@ -305,8 +302,8 @@ FORMAT_HINT = (
 class SavedRun:
     """A checkpoint's content, on the CPU; missing parts are None.
 
-    ``model`` maps names to tensors. ``optimizer`` is one state_dict or a list. ``average``: a bssearch trial's averaged
-    weights.
+    ``model`` maps names to tensors. ``optimizer`` is a state_dict or a list of state_dicts. ``average`` has the
+    averaged weights of a bssearch trial.
     """
 
     model: Mapping[str, Any]
@@ -317,19 +314,18 @@ class SavedRun:
 
     @property
     def learning_rate(self) -> float | None:
-        """Largest saved learning rate, if any."""
+        """The largest saved learning rate, if any."""
         states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
         groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
         rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]
         return max((float(rate) for rate in rates if isinstance(rate, int | float | torch.Tensor)), default=None)
 
     def samples_at(self, batch_size: int) -> int | None:
-        """Samples seen, else steps × ``batch_size``, if known."""
         return self.samples if self.samples is not None or self.step is None else self.step * batch_size
 
 
 def read_checkpoint(path: Path) -> SavedRun:
-    """Read a checkpoint; `NotFoundError` if missing, `UsageError` if unusable."""
+    """Read a checkpoint. Raises `NotFoundError` if missing, and `UsageError` if unusable."""
     require(path.exists(), f"checkpoint {path} does not exist; check the path", error=NotFoundError)
     saved = _of_trial(path) or _of_run(path, _load(path))
     for name, value in saved.model.items():
@@ -410,7 +406,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Load a branch's checkpoint, but keep the trainer's data order and optimizer options; `UsageError` if unfit."""
+    """Load a branch's checkpoint, but keep the trainer's data order and optimizer options."""
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
     load_weights(trainer.model, saved.model, path)
@@ -425,9 +421,9 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """A branch's schedule, from the whole run's schedule at this batch size.
+    """Return a branch's schedule, which follows the run's schedule at this batch size.
 
-    At an unknown position, a constant rate counts as past its warmup; other schedules raise `UsageError`.
+    If the position is unknown, a constant schedule starts after its warmup, and other schedules raise `UsageError`.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
@@ -452,7 +448,7 @@ MODEL_HINT = "choose a checkpoint of the study's model, or let build_model() bui
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model, or raise `UsageError`; ``saved`` may have buffers that the state_dict lacks."""
+    """Copy saved weights into a model; ``saved`` may have buffers that the state_dict lacks."""
     own = model.state_dict()
     for name, value in own.items():
         if not isinstance(value, torch.Tensor):

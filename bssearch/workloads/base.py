@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One optimizer step for ``training_step(step)``, which does forward, backward and update itself.
+    """One optimizer step for ``training_step(step)``, which runs forward, backward and update.
 
     ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all pairs.
     ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates, without
-    gradients. ``number`` counts from 0. Autocast is on if the precision requires autocast.
+    gradients. ``number`` counts steps from 0. Autocast is on if the precision requires autocast.
 
     ``backward(loss)`` adds the gradient of a scalar loss, scaled for fp16; divide the loss by ``accumulation_steps``
     first. ``update(optimizer)`` unscales fp16 gradients, clips to ``clip_norm`` and steps; ``optimizer.step()`` only
@@ -60,7 +60,7 @@ class TrainingStep:
 
     @property
     def accumulation_steps(self) -> int:
-        """Number of micro-batches."""
+        """The number of micro-batches."""
         return self.configuration.accumulation_steps
 
 
@@ -77,9 +77,9 @@ MAIN = "__main__"  # module of code that no other process can load: a notebook o
 
 @dataclass(frozen=True, slots=True)
 class WeightedLoss:
-    """Training loss over samples of unequal weight, such as sequences of different lengths.
+    """The training loss over samples of unequal weight, such as sequences of different lengths.
 
-    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` the batch's tokens or another weight. A
+    ``total`` is the scalar sum of losses over a (micro-)batch, and ``weight`` the batch's tokens or another weight. A
     batch's loss is the sum of totals over the sum of weights. Zero weight gives NaN, which ends the trial.
 
     Example: ``bssearch.WeightedLoss(total=losses.sum(), weight=mask.sum())``
@@ -100,8 +100,8 @@ class Workload(Protocol):
 
     Optional members:
 
-    * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes; default: PyTorch's
-      ``default_collate``. A returned mapping or tensor is inputs without targets.
+    * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes. The default is
+      PyTorch's ``default_collate``. A returned mapping or tensor is inputs without targets.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
       batches, from an ``IterableDataset`` or your ``DataLoader``. ``batch_size`` is the micro-batch size; ``seed``
       changes with the epoch. The first tensor must have ``batch_size`` rows. bssearch drops a smaller last batch.
@@ -109,10 +109,10 @@ class Workload(Protocol):
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
       list or dict of optimizers, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
     * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]`` replaces warmup and schedule by
-      a pure function from step (from 0) to factor. ``horizon_samples`` in ``configuration.parameters`` still ends the
-      trial.
-    * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step; returns the loss to
-      log. bssearch then measures no gradient noise scale.
+      a pure function from the step (from 0) to the factor. ``horizon_samples`` in ``configuration.parameters`` still
+      ends the trial.
+    * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step, and returns the
+      loss to log. bssearch then measures no gradient noise scale.
     * ``tokens_per_sample: int``: predicted tokens per training sample.
     * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
       then returns a `WeightedLoss`, which divides a batch's summed losses by the batch's tokens.
@@ -141,13 +141,13 @@ class Workload(Protocol):
     """
 
     metrics: Mapping[str, MetricInfo]
-    """Metrics of `evaluate`, with bounds and the value of guessing; `load` may refine the metrics."""
+    """The metrics of `evaluate`, with bounds and the value of guessing; `load` may refine the metrics."""
 
     def load(self, device: torch.device) -> Data:
-        """Three parts on ``device`` (the CPU), independent of any seed; called once per worker."""
+        """Return three parts on ``device`` (the CPU), independent of any seed; each worker calls `load` once."""
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
-        """Freshly initialised model on the CPU; bssearch has set the seed.
+        """Return a freshly initialised model on the CPU; bssearch has set the seed.
 
         Parameters under ``space.model`` are further keywords: ``build_model(dropout=0.1, hidden=64)``.
         """
@@ -160,13 +160,13 @@ class Workload(Protocol):
         *,
         label_smoothing: float,
     ) -> torch.Tensor | WeightedLoss:
-        """Mean training loss over a (micro-)batch, a differentiable scalar tensor.
+        """Return the mean training loss over a (micro-)batch, a differentiable scalar tensor.
 
         Return a `WeightedLoss` if samples have unequal weights. Parameters under ``space.loss`` are further keywords.
         """
 
     def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:
-        """Each metric over a whole part; the model is in evaluation mode, without gradients."""
+        """Return each metric over a whole part; the model is in evaluation mode, without gradients."""
 
 
 # methods that take the parameters of a group
@@ -203,19 +203,18 @@ METHODS = ("load", "build_model", "loss", "evaluate")
 
 
 def lies_in_no_file(name: str) -> bool:
-    """True if a workload of this name is in a notebook or the running script."""
     return name.rpartition(":")[0] == MAIN
 
 
 def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
-    """Build the workload that a spec names; files are relative to ``folder``. Raises `WorkloadError`."""
+    """Build the workload that a spec names; files are relative to ``folder``."""
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
     require(
         separator and location and attribute,
         f"workload {name!r} is neither a shipped workload ({', '.join(sorted(SHIPPED))}) "
         "nor of the form package.module:attribute or path/file.py:attribute",
-        hint="use one of these forms",
+        hint="name a shipped workload, or a class in a module or a file",
         error=WorkloadError,
     )
     require(
@@ -230,7 +229,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
 
 
 def found_attribute(name: str, folder: Path) -> Any:
-    """Object at ``package.module:attribute`` or ``path/file.py:attribute``; `WorkloadError` if missing."""
+    """Return the object at ``package.module:attribute`` or ``path/file.py:attribute``."""
     location, _, attribute = name.rpartition(":")
     if location.endswith(".py"):
         module = import_file(name, folder / location)
@@ -248,7 +247,6 @@ def found_attribute(name: str, folder: Path) -> Any:
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
-    """Build a workload from settings; `WorkloadError` on failure."""
     try:
         made = found(**settings)
     except Exception as error:
@@ -260,7 +258,6 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def whole(name: str, found: object) -> Workload:
-    """Check that an object is a workload; `WorkloadError` if members are missing."""
     has_step = callable(getattr(found, "training_step", None))
     methods = [method for method in METHODS if not (method == "loss" and has_step)]
     missing = [method for method in methods if not callable(getattr(found, method, None))]
@@ -302,7 +299,6 @@ def refuse_while_importing() -> None:
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Import a file; `WorkloadError` if the file is missing or fails."""
     require(
         path.is_file(),
         f"workload {name!r}: no file {path}",
@@ -333,7 +329,7 @@ def _own_line(error: BaseException) -> str:
 
 
 def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
-    """Metrics over a whole part; leaves the model in training mode. `WorkloadError` unless metrics are a mapping."""
+    """Return metrics over a whole part, and leave the model in training mode."""
     import torch
 
     model.eval()
@@ -349,7 +345,7 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
 
 
 def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
-    """Metric as a float, possibly NaN; `WorkloadError` if missing, not a number, or out of bounds."""
+    """Return a metric as a float, possibly NaN."""
     require(
         metric in metrics,
         f"evaluate() returned no metric {metric!r}, only {', '.join(sorted(metrics)) or 'an empty mapping'}",
@@ -380,9 +376,9 @@ LONGEST_SETTING = 10_000  # characters of a setting's JSON; longer settings keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWorkload:
-    """Workload's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's settings).
+    """A workload's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's settings).
 
-    ``in_process`` is the class or object if no other process can load it.
+    ``in_process`` is the class or object if no other process can load a workload of this name.
     """
 
     name: str
@@ -391,15 +387,14 @@ class GivenWorkload:
 
     @property
     def label(self) -> str:
-        """Name of the class."""
         return self.name.rpartition(":")[2]
 
 
 def given_workload(workload: Any, folder: Path) -> GivenWorkload:
-    """Name a workload by its file, relative to ``folder`` if inside, or its module.
+    """Name a workload by its file, relative to ``folder`` if inside, or by its module.
 
-    Attributes give the constructor arguments of equal names. If the arguments do not rebuild an equal object, the
-    object itself runs in this process.
+    An object's attributes give the constructor arguments of equal names. If the arguments do not rebuild an equal
+    object, the object itself runs in this process.
     """
     if isinstance(workload, str):
         return GivenWorkload(name=workload)
@@ -420,12 +415,10 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
 
 
 def is_maker(given: object) -> bool:
-    """True for a class or function."""
     return isinstance(given, type) or inspect.isroutine(given)
 
 
 def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
-    """Given workload, called with settings if callable."""
     return built(name, given, settings) if is_maker(given) else whole(name, given)
 
 
@@ -469,7 +462,7 @@ def _as_json(value: Any) -> Any:
 
 
 def kind_of(value: object) -> str:
-    """Value's type, and the value's shape if any."""
+    """Return a value's type and, if any, shape in words."""
     if getattr(value, "is_nested", False):
         return f"a nested {type(value).__name__}"
     shape = getattr(value, "shape", None)

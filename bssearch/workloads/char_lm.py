@@ -34,8 +34,8 @@ _SIZES = ("max_characters", "context", "layers", "heads", "width", "validation_s
 class CharLM:
     """Predict the next character: 90 % of the text train, the next 5 % validate, the last 5 % test.
 
-    ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
-    default: the standard library's top-level modules. The text joins the files in the order of their paths, up to
+    ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder.
+    The default is the standard library's top-level modules. The text joins the files in the order of their paths, up to
     ``max_characters``. Windows have ``context`` + 1 characters; with ``lines``, a window also ends with a line. At most
     ``validation_sequences`` windows validate.
     """
@@ -59,11 +59,11 @@ class CharLM:
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """Characters that a sample predicts; None with ``lines``."""
+        """The characters that a sample predicts; None with ``lines``."""
         return None if self.lines else self.context
 
     def load(self, device: torch.device) -> Data:
-        """Sequences (sequences, context) of int64 tokens; targets are one character later. Sets the vocabulary."""
+        """Set the vocabulary; return int64 tokens (sequences, context), with targets one character later."""
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
         require(
@@ -89,7 +89,6 @@ class CharLM:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Transformer over the text's vocabulary; call `load` first."""
         require(
             self.vocabulary,
             "char_lm builds the model over the text's characters; call load() first",
@@ -105,13 +104,12 @@ class CharLM:
         )
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The transformer's blocks."""
         return blocks_of(model)
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor | WeightedLoss:
-        """Mean cross-entropy in nats per character; with ``lines`` a `WeightedLoss`."""
+        """Return the mean cross-entropy in nats per character or, with ``lines``, a `WeightedLoss`."""
         scores, wanted = model(inputs).flatten(0, 1), targets.flatten()
         if not self.lines:
             return functional.cross_entropy(scores, wanted, label_smoothing=label_smoothing)
@@ -125,7 +123,6 @@ class CharLM:
         return inputs, nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=_PADDING)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Mean cross-entropy in nats per character."""
         total, characters = 0.0, 0
         for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context)):
             total += functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
@@ -157,8 +154,7 @@ class CharLM:
 class CharTransformer(nn.Module):
     """Decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
 
-    Output and token embedding share weights. Initial weights deviate by 0.5 / √width, over √(2 × layers) for writes to
-    the residual stream. Dropout acts on embeddings and on each block's outputs.
+    The output layer and the token embedding share weights. Dropout acts on embeddings and on each block's outputs.
     """
 
     def __init__(self, *, tokens: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
@@ -177,7 +173,7 @@ class CharTransformer(nn.Module):
                 nn.init.normal_(parameter, std=deviation / math.sqrt(2 * layers) if writes else deviation)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Scores (sequences, characters, tokens) of each next character."""
+        """Return scores (sequences, characters, tokens) of each next character."""
         stream = self.dropout(self.tokens(inputs) + self.positions.weight[: inputs.shape[1]])
         for block in self.blocks:
             stream = block(stream)

@@ -21,29 +21,25 @@ CONTAINERS = (dict, list, tuple)
 
 
 def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
-    """Apply a function to each leaf."""
     return tree_map(function, value) if isinstance(value, CONTAINERS) else function(value)
 
 
 def leaves(value: Nesting) -> list[Any]:
-    """Nesting's leaves, in order."""
     return tree_leaves(value) if isinstance(value, CONTAINERS) else [value]
 
 
 def places(value: Nesting) -> list[tuple[str, Any]]:
-    """Each leaf with its path, such as ``['ids'][0]``."""
+    """Return each leaf with its path, such as ``['ids'][0]``."""
     if not isinstance(value, CONTAINERS):
         return [("", value)]
     return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
 
 
 def tensors(value: Nesting) -> list[torch.Tensor]:
-    """A nesting's tensors."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def moved(value: Nesting, device: torch.device, *, non_blocking: bool = False) -> Nesting:
-    """Move a nesting's tensors to a device."""
     return mapped(
         lambda leaf: leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf, value
     )
@@ -57,7 +53,7 @@ Batch = tuple[Nesting, Nesting]
 class Part:
     """One part of the data on one device: ``inputs`` (samples, …) and ``targets`` (samples, …).
 
-    Inputs and targets are tensors or nestings of tensors; batches have equal nestings.
+    Inputs and targets are tensors or nestings of tensors; each batch keeps the nesting.
 
     Example: ``bssearch.Part(inputs=torch.zeros(100, 8), targets=torch.zeros(100))``
     """
@@ -69,10 +65,10 @@ class Part:
 
     @staticmethod
     def of(samples: Any, *, collate: Collate | None = None) -> DatasetPart:
-        """Part of samples: a map-style ``Dataset``, or an indexable with a length.
+        """Make a part of samples: a map-style ``Dataset``, or another indexable object with a length.
 
-        ``collate`` makes (inputs, targets), or only inputs, of a list; by default the workload's ``collate``, else
-        PyTorch's ``default_collate``.
+        ``collate`` makes (inputs, targets), or only inputs, of a list of samples. The default is the workload's
+        ``collate``, else PyTorch's ``default_collate``.
         """
         return DatasetPart(samples, collate)
 
@@ -81,24 +77,24 @@ class Part:
 
     @property
     def device(self) -> torch.device:
-        """Device of the rows."""
+        """The device of the tensors."""
         return cast(torch.device, leaves(self.inputs)[0].device)
 
     @property
     def bytes(self) -> int:
-        """Size in bytes."""
+        """The size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in [*leaves(self.inputs), *leaves(self.targets)])
 
     def to(self, device: torch.device) -> Part:
-        """Move to a device."""
+        """Return the part on a device."""
         return Part(moved(self.inputs, device), moved(self.targets, device))
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """(inputs, targets) of rows (samples,), in order."""
+        """Return (inputs, targets) of rows (samples,), in the order of the rows."""
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def thinned(self, most: int) -> Part:
-        """Every n-th sample, at most ``most`` samples."""
+        """Return every n-th sample, at most ``most`` samples."""
         rows = slice(None, None, -(-len(self) // most))
         return Part(_cut(self.inputs, rows), _cut(self.targets, rows))
 
@@ -110,25 +106,22 @@ class Part:
 
 
 class HostPart(Part):
-    """Part that stays on the host."""
+    """A part that stays on the host."""
 
     @property
     def device(self) -> torch.device:
-        """The CPU."""
         return torch.device("cpu")
 
     @property
     def bytes(self) -> int:
-        """0, because the part stays on the host."""
         return 0
 
     def to(self, device: torch.device) -> HostPart:
-        """Stay on the host."""
         return self
 
 
 class DatasetPart(HostPart):
-    """Part of samples, collated per batch; `chunks` moves batches to the device."""
+    """A part that collates samples per batch; `chunks` moves batches to the device."""
 
     def __init__(self, samples: Any, collate: Collate | None = None, device: torch.device | None = None) -> None:
         self.samples = samples
@@ -147,19 +140,15 @@ class DatasetPart(HostPart):
         return len(self.samples)
 
     def to(self, device: torch.device) -> DatasetPart:
-        """Return a part whose `chunks` moves batches to the device."""
         return DatasetPart(self.samples, self.collate, device)
 
     def thinned(self, most: int) -> DatasetPart:
-        """See `Part.thinned`."""
         return DatasetPart(Subset(self.samples, range(0, len(self), -(-len(self) // most))), self.collate)
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Collate rows (samples,) on the host."""
         return self._collated(rows.tolist())
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """See `Part.chunks`."""
         for start in range(0, len(self), size):
             batch = self._collated(range(start, min(start + size, len(self))))
             yield batch if self._chunks_go_to is None else moved(batch, self._chunks_go_to)
@@ -174,7 +163,7 @@ class DatasetPart(HostPart):
 
 
 class BatchStream(HostPart):
-    """Training part of ``train_batches``, with ``samples`` per epoch."""
+    """The training part of ``train_batches``, with ``samples`` per epoch."""
 
     has_rows = False
 
@@ -187,7 +176,7 @@ class BatchStream(HostPart):
 
 
 class TokenPart(HostPart):
-    """Training samples counted by tokens; ``lengths``: tokens of each sample."""
+    """A training part that counts tokens; ``lengths`` are the tokens of each sample."""
 
     has_rows = False
 
@@ -199,19 +188,17 @@ class TokenPart(HostPart):
         return sum(self.lengths)
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Collate rows (samples,) on the host."""
         return self.samples.gather(rows)
 
     def thinned(self, most: int) -> DatasetPart:
-        """See `Part.thinned`."""
         return self.samples.thinned(most)
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Training, validation and test: each a `Part` or an argument of `Part.of`. Search trials never read ``test``.
+    """Training, validation and test data: each a `Part` or an argument of `Part.of`.
 
-    ``train`` may be None with ``train_batches``.
+    Search trials never read ``test``. ``train`` may be None with ``train_batches``.
 
     Example: ``bssearch.Data(train=bssearch.Part(x, y), validation=bssearch.Part(x2, y2), test=bssearch.Part(x3, y3))``
     """
@@ -227,7 +214,7 @@ def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
 
 
 def pair_of(batch: Any, maker: str) -> Batch:
-    """Batch as (inputs, targets); a mapping or lone tensor is inputs only. `WorkloadError` for another form."""
+    """Return a batch as (inputs, targets); a mapping or lone tensor is inputs only."""
     if not isinstance(batch, tuple | list):
         return _as_dict(batch), None
     require(
@@ -244,13 +231,13 @@ def _as_dict(value: Any) -> Any:
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:
-    """Rows sorted by label, shuffled within each label, equal on every machine."""
+    """Return rows sorted by label and shuffled within each label, in an order equal on every machine."""
     shuffled = np.random.RandomState(0).permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
 
 
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """``count`` evenly spaced rows; from `stratified_order`, each label keeps its share."""
+    """Return ``count`` evenly spaced rows; from `stratified_order`, each label keeps its share."""
     return rows[np.arange(count) * len(rows) // count]
 
 
@@ -258,7 +245,10 @@ TRIED_SAMPLES = 8  # number of samples in a test of collate()
 
 
 def check_data(data: object, workload: object = None, *, counts_tokens: bool = False) -> Data:
-    """Data as three parts; train is a `BatchStream` with ``train_batches``, a `TokenPart` if ``counts_tokens``."""
+    """Return the data as three parts.
+
+    ``train`` is a `BatchStream` with ``train_batches``, and a `TokenPart` if ``counts_tokens``.
+    """
     train, *others = (_part(data, name, workload) for name in ("train", "validation", "test"))
     return Data(_token_part(train, workload) if counts_tokens else train, *others)
 
@@ -381,7 +371,7 @@ def _refused(whole: object, field: str, place: str, leaf: object) -> WorkloadErr
 
 
 def in_words(value: object) -> str:
-    """Describe a value: a mapping's keys, or a sequence's unlike element."""
+    """Describe a value: a mapping by its keys, a sequence by its first and its first unlike element."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))

@@ -29,7 +29,7 @@ class Digits(TenClasses):
         check_whole(self, "validation_samples", "test_samples")
 
     def load(self, device: torch.device) -> Data:
-        """Standardised images (samples, 1, 8, 8) and digits (samples,)."""
+        """Return standardised images (samples, 1, 8, 8) and digits (samples,)."""
         images, labels = _read()
         held_out = self.validation_samples + self.test_samples
         require(
@@ -53,7 +53,6 @@ class Digits(TenClasses):
         return Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Three group-normalised convolutions and a linear layer."""
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),
             nn.GroupNorm(4, 16),

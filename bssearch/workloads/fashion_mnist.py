@@ -1,11 +1,11 @@
 """Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes.
 
-Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, in this order:
+Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. bssearch looks for the four files in this order:
 
-1. the folder in ``BSSEARCH_DATA_DIR`` (if set, the only place), ``fashion-mnist`` or ``FashionMNIST/raw`` inside
-2. Debian's package ``dataset-fashion-mnist``
-3. an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
-4. a download into this folder with torchvision
+1. in the folder ``BSSEARCH_DATA_DIR`` (if set, the only place), ``fashion-mnist`` or ``FashionMNIST/raw`` inside
+2. in Debian's package ``dataset-fashion-mnist``
+3. as an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
+4. as a new download into the cache folder with torchvision
 """
 
 import gzip
@@ -46,7 +46,7 @@ WAYS = f"""get the images in one of these ways:
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
-    """Find or download the four files, plain or ``.gz``; `WorkloadError` if a file is missing."""
+    """Find or download the four files, plain or ``.gz``."""
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
         root = Path(given).expanduser()
@@ -108,7 +108,7 @@ REPLACE = "replace the file with Fashion-MNIST's, or delete the file to download
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An idx file's read-only uint8 values; `WorkloadError` for another format."""
+    """Return an idx file's read-only uint8 values."""
     content = _content(path)
     magic = bytes([0, 0, 8, dimensions])
     require(
@@ -191,7 +191,7 @@ class FashionMnist(TenClasses):
         self._augments = augment
 
     def load(self, device: torch.device) -> Data:
-        """Images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes."""
+        """Return float32 images (samples, 1, 28, 28), standardised over the training part, and int64 classes."""
         files = find_fashion_mnist()
         images, labels = read_images(files, "train")
         test_images, test_labels = read_images(files, "t10k")
@@ -209,7 +209,7 @@ class FashionMnist(TenClasses):
         )
 
     def build_model(self, *, dropout: float, norm_momentum: float = 0.1) -> nn.Module:
-        """A fresh model; ``norm_momentum`` is batch normalisation's momentum."""
+        """Build a fresh model; ``norm_momentum`` is batch normalisation's momentum."""
         model = perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -217,11 +217,10 @@ class FashionMnist(TenClasses):
         return model
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The residual blocks."""
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor, *, strength: float | None = None) -> torch.Tensor:
-        """Move and mirror a share ``strength`` of the images, by default all images if ``augment`` was set."""
+        """Move and mirror a share ``strength`` of the images, by default all images if ``augment`` is set."""
         share = float(self._augments) if strength is None else strength
         if share in (0.0, 1.0):
             return moved_and_mirrored(inputs) if share else inputs
@@ -230,7 +229,7 @@ class FashionMnist(TenClasses):
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8; `WorkloadError` if wrong."""
+    """Return uint8 images (samples, 28, 28) and classes (samples,)."""
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)
     if len(labels) and labels.max() >= CLASSES:
@@ -246,7 +245,7 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     )
     require(
         count == len(labels),
-        f"{images_file} has {count} images, but {labels_file} {len(labels)} labels",
+        f"{images_file} has {count} images, but {labels_file} has {len(labels)} labels",
         hint=REPLACE,
         error=WorkloadError,
     )
@@ -262,7 +261,6 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
 
 
 def split(labels: np.ndarray, validation_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training and validation rows."""
     held_out = evenly(stratified_order(labels), HELD_OUT)
     return np.setdiff1d(np.arange(len(labels)), held_out), evenly(held_out, validation_samples)
 
@@ -276,7 +274,7 @@ def _moments(images: np.ndarray) -> tuple[float, float]:
 def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
     """Move images (samples, 1, height, width) by up to `SHIFT` pixels; mirror half of the images.
 
-    He et al. 2016 (arXiv 1512.03385, § 4.2), with repeated borders.
+    The augmentation follows He et al. 2016 (arXiv 1512.03385, § 4.2), but repeats the borders.
     """
     samples, _, height, width = images.shape
     down, right = torch.randint(-SHIFT, SHIFT + 1, (2, samples, 1), device=images.device)
@@ -290,7 +288,7 @@ def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
 
 
 def perceptron(dropout: float) -> nn.Module:
-    """Two hidden layers of 256 units with dropout: 0.27 million parameters."""
+    """Build two hidden layers of 256 units with dropout: 0.27 million parameters."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(SIDE * SIDE, _HIDDEN),
@@ -304,7 +302,7 @@ def perceptron(dropout: float) -> nn.Module:
 
 
 def residual_network(dropout: float, norm: str) -> nn.Module:
-    """Three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
+    """Build three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
     first, last = _STAGES[0], _STAGES[-1]
     stem = [_convolution(1, first), _norm(norm, first), nn.ReLU()]
     blocks = [
@@ -334,7 +332,6 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Images (samples, channels_out, height / stride, width / stride)."""
         return functional.relu(self.branch(inputs) + self.shortcut(inputs))
 
 

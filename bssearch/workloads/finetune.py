@@ -32,9 +32,10 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -> Weights:
-    """Weights from the cache, else from ``make``, which fills the cache.
+    """Return weights from the cache; else call ``make`` and fill the cache.
 
-    ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from seed 0.
+    ``made_of`` is the code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from seed
+    0.
     """
     # include PyTorch and the CPU, because training gives other bits with another PyTorch or CPU
     digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
@@ -110,7 +111,7 @@ class FineTune:
         check_whole(self, "validation_samples", low=CLASSES, high=HELD_OUT)
 
     def load(self, device: torch.device) -> Data:
-        """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
+        """Return float32 images (samples, 1, 28, 28) and int64 targets (samples, 2); only new classes train.
 
         A target is the class, then 1 if the pre-trained network was right (0 for new classes).
         """
@@ -129,7 +130,6 @@ class FineTune:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Pre-trained network with a fresh head; call `load` first."""
         if self._weights is None:
             raise WorkloadError("finetune builds the model from pre-trained weights: call load() first")
         model = TwoHeaded(dropout)
@@ -139,11 +139,9 @@ class FineTune:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Mean cross-entropy on new classes."""
         return functional.cross_entropy(model(inputs), targets[:, 0] - OLD_CLASSES, label_smoothing=label_smoothing)
 
     def evaluate(self, model: Any, part: Part) -> Mapping[str, float]:
-        """Metrics of new and old classes."""
         features = torch.cat([model.trunk(inputs) for inputs, _ in part.chunks(EVALUATION_CHUNK)])
         classes, were_right = part.targets.unbind(1)
         is_old = classes < OLD_CLASSES
@@ -160,7 +158,7 @@ class FineTune:
 
 
 class TwoHeaded(nn.Module):
-    """Three convolutions, a linear layer, dropout and a head; ``old_head`` is frozen. 0.09 million parameters."""
+    """Three convolutions, a linear layer, dropout and a head: 0.09 million parameters; ``old_head`` is frozen."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -170,12 +168,11 @@ class TwoHeaded(nn.Module):
         self.old_head = nn.Linear(_FEATURES, OLD_CLASSES).requires_grad_(False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Scores (samples, new classes) of images (samples, 1, 28, 28)."""
         return cast(torch.Tensor, self.head(self.dropout(self.trunk(inputs))))
 
 
 def trunk() -> nn.Sequential:
-    """Network from images (samples, 1, 28, 28) to features (samples, 64)."""
+    """Build the network from images (samples, 1, 28, 28) to features (samples, 64)."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise((1, *_CHANNELS)):
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, after), nn.ReLU()]
@@ -184,7 +181,6 @@ def trunk() -> nn.Sequential:
 
 
 def pretrained_weights(old: Part) -> Weights:
-    """Train trunk and old head on the old classes."""
     features, head = trunk(), nn.Linear(_FEATURES, OLD_CLASSES)
     optimizer = torch.optim.AdamW([*features.parameters(), *head.parameters()], lr=_PRETRAINING_RATE, foreach=True)
     steps_per_epoch = len(old) // _PRETRAINING_BATCH

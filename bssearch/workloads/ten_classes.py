@@ -1,4 +1,4 @@
-"""Loss and metrics of the shipped workloads of images in ten classes."""
+"""The loss and metrics of the shipped workloads with images in ten classes."""
 
 import math
 from collections.abc import Mapping
@@ -25,11 +25,9 @@ class TenClasses:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Mean cross-entropy."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Accuracy and mean cross-entropy."""
         scores = torch.cat([model(inputs) for inputs, _ in part.chunks(EVALUATION_CHUNK)])
         return {
             "accuracy": (scores.argmax(1) == part.targets).sum().item() / len(part),

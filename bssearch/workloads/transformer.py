@@ -31,7 +31,6 @@ class Block(nn.Module):
         self.hidden_dropout = nn.Dropout(hidden_dropout)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """Stream (samples, positions, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = self.hidden_dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
         return stream + self.dropout(self.mlp_out(hidden))  # type: ignore[no-any-return]
@@ -44,7 +43,6 @@ class Block(nn.Module):
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """A transformer's blocks."""
     return [module for module in model.modules() if isinstance(module, Block)]
 
 

@@ -34,17 +34,14 @@ class VitTiny(TenClasses):
         self._images()
 
     def load(self, device: torch.device) -> Data:
-        """See `FashionMnist.load`."""
         return self._images().load(device)
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """A fresh transformer."""
         return VisionTransformer(
             patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, dropout=dropout
         )
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The transformer's blocks."""
         return blocks_of(model)
 
     def _images(self) -> FashionMnist:
@@ -54,8 +51,8 @@ class VitTiny(TenClasses):
 class VisionTransformer(nn.Module):
     """Linear patches, learned positions, blocks, mean over patches, and a linear head.
 
-    The mean replaces the paper's class token (appendix D.3). Dropout follows embeddings and the blocks' dense layers
-    except queries, keys and values (appendix B.1).
+    The mean replaces the class token of Dosovitskiy et al. (appendix D.3). Dropout follows embeddings and the blocks'
+    dense layers except queries, keys and values (appendix B.1).
     """
 
     def __init__(self, *, patch: int, width: int, depth: int, heads: int, dropout: float) -> None:
@@ -68,7 +65,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Scores (samples, classes) of images (samples, 1, 28, 28)."""
+        """Return scores (samples, classes) of images (samples, 1, 28, 28)."""
         stream = self.dropout(self.patches(inputs).flatten(2).transpose(1, 2) + self.positions)
         for block in self.blocks:
             stream = block(stream)

@@ -266,7 +266,7 @@ def test_slow_looks_before_a_pause_count() -> None:
         before.look()
     after = started(core=core_of_pace(9.0))
     after.restore(before.state())
-    assert after.stop().reason == "the core was slow at 2 of 4 looks"
+    assert after.stop().reason == "the core was slow in 2 of 4 timings"
     for _ in range(5):
         after.look()
     assert after.stop() == Contention(False), "2 of 9 are less than a quarter"
@@ -394,7 +394,7 @@ def test_a_core_that_was_slow_at_a_quarter_of_the_looks_was_shared(looks: int, s
         meter.look()
     found = meter.stop()
     assert found.contended is contended
-    assert found.reason == (f"the core was slow at {slow} of {looks} looks" if contended else None)
+    assert found.reason == (f"the core was slow in {slow} of {looks} timings" if contended else None)
 
 
 def test_a_pace_that_was_not_kept_up_is_forgotten() -> None:

@@ -265,7 +265,7 @@ def test_the_pace_of_the_core_is_looked_at_with_each_evaluation() -> None:
     run = Run(request(), computation=computation)
     looks = len(run.observations)
     assert run.outcome.contended
-    assert any(f"of {looks} looks" in warning for warning in run.outcome.warnings)
+    assert any(f"of {looks} timings" in warning for warning in run.outcome.warnings)
 
 
 @pytest.mark.parametrize("asked_at", [1, 12])

@@ -16,7 +16,7 @@ import bssearch
 
 
 class Image:
-    """YOURS: the data and the model. Here: digits of 8 × 8 pixels, a small convolutional network."""
+    """YOURS: the data and the model; this example has images of 8 × 8 pixels and a small convolutional network."""
 
     # YOURS: the metrics of evaluate(), with bounds and the value of guessing; the spec's target is one of them.
     metrics: Mapping[str, bssearch.MetricInfo] = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}

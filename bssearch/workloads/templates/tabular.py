@@ -19,7 +19,7 @@ CLASSES = 4  # YOURS
 
 
 class Tabular:
-    """YOURS: the data and the model. Here: a made-up table, a network of two hidden layers."""
+    """YOURS: the data and the model; this example has a made-up table and a network of two hidden layers."""
 
     # YOURS: the metrics of evaluate(), with bounds and the value of guessing; the spec's target is one of them.
     metrics: Mapping[str, bssearch.MetricInfo] = {

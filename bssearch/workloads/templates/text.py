@@ -20,7 +20,7 @@ TOKENS = 256  # YOURS: the vocabulary
 
 
 class Text:
-    """YOURS: the data and the model. Here: sources of Python's standard library, a transformer."""
+    """YOURS: the data and the model; this example has Python's standard library and a transformer."""
 
     # YOURS: the metrics of evaluate(), with bounds and the value of guessing; the spec's target is one of them.
     metrics: Mapping[str, bssearch.MetricInfo] = {"bits_per_byte": bssearch.MetricInfo(low=0.0, chance=8.0)}
@@ -37,7 +37,9 @@ class Text:
         # YOURS: a sequence of tokens as int64; if documents resemble each other, split between them.
         text = b"\n".join(path.read_bytes() for path in sorted(self.folder.glob(self.pattern)))
         if not text:
-            raise FileNotFoundError(f"no {self.pattern} in {self.folder}; set folder and pattern in workload_settings")
+            raise FileNotFoundError(
+                f"no file {self.pattern} in {self.folder}; set folder and pattern in workload_settings"
+            )
         tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
         samples = (len(tokens) - 1) // LENGTH
@@ -71,7 +73,7 @@ class Text:
 
 
 class _Transformer(nn.Module):
-    """A causal transformer: tokens (samples, length) in, scores (samples, length, TOKENS) out."""
+    """A causal transformer from tokens (samples, length) to scores (samples, length, TOKENS)."""
 
     def __init__(self, width: int, heads: int, layers: int, dropout: float) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> No
     kept.folder.symlink_to(victim)
     assert not kept.is_writable()
     assert kept.file_for(1) is None
-    assert kept.refusal.endswith(": the path is a link, not a folder")
+    assert kept.refusal.endswith(": the path is a link; replace the link by a folder")
     assert not list(victim.iterdir())
 
 
@@ -104,7 +104,7 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("bssearch.files.os.geteuid", lambda: kept.folder.stat().st_uid + 1)
     assert not kept.is_writable()
     assert kept.file_for(1) is None
-    assert ": the folder belongs to the user number " in kept.refusal
+    assert ": the folder belongs to user " in kept.refusal
 
 
 def test_a_new_file_follows_no_link_and_is_private(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_in_a_groups_folder_links_and_folders_open_to_all_are_refused(
     monkeypatch.setattr("bssearch.files.os.geteuid", lambda: owner + 1)
     again = Checkpoints(make_study_record())
     assert again.file_for(1) is None
-    assert f": the folder belongs to the user number {owner}, and is not for the group number " in again.refusal
+    assert f": the folder belongs to user {owner} and is not for group " in again.refusal
 
 
 def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
