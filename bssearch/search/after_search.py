@@ -392,8 +392,8 @@ def _within(domain: Domain, value: float) -> float:
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
     """Return the next run on more devices, if any.
 
-    Each number of devices on the Pareto front gets ``confirm.runs`` runs. If the history has only ``runs_before`` runs
-    on more devices, one contender also runs.
+    Each number of devices on the Pareto front gets ``confirm.runs`` runs. One contender also runs, unless more than
+    ``runs_before`` runs on more devices exist.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))

@@ -254,8 +254,8 @@ def _confirm_out_of_memory(
         store.probes.save_memory(spec.name, environment, found)
         if found.fits:
             tell(
-                f"a micro-batch of {size} ran out of memory in a trial, but fits in a new process; trials use the size "
-                "again"
+                f"a micro-batch of {size} ran out of memory in a trial, but fits in a new process; trials use "
+                f"micro-batches of {size} again"
             )
 
 
@@ -308,7 +308,6 @@ def default_at(
     seconds_limit: float = SECONDS_LIMIT,
     world_size: int | None = None,
 ) -> StepTimeRequest:
-    """Return a request to time the default configuration with all regularisation on."""
     default = spec.space.with_all_regularisation(spec.default_configuration)
     devices = world_size or default.world_size
     return StepTimeRequest(

@@ -68,9 +68,10 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """The configurations to confirm, in current micro-batches.
 
-    Each of the ``confirm.top`` best batch sizes has two finalists: its best configuration, and a copy of the overall
-    best or else its second best. Further finalists are the configurations `beside` the best size, the default, and the
-    best at the default's batch size. The last finalist has the best result at the largest size without accumulation.
+    Each of the ``confirm.top`` best batch sizes has two finalists: the size's best configuration, and a copy of the
+    overall best or else the second best. Further finalists are the configurations `beside` the best size, the default,
+    and the best at the default's batch size. The last finalist has the best result at the largest size without
+    accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -109,7 +110,7 @@ def compared_sizes(history: History) -> frozenset[int]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Return the best configuration of each neighbour of a batch size, or ``batch_size``'s best for lack of a hit.
+    """Return each neighbouring size's best configuration or, without a hit there, a copy of ``batch_size``'s best.
 
     The list omits a neighbour if ``batch_size``'s best missed the target there in a trial that did not stop early.
     """

@@ -92,7 +92,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM; raises KeyboardInterrupt on the second signal, or on the first if ``at_once()``.
+    """Counts SIGINT and SIGTERM; raises KeyboardInterrupt on the second, or on the first if ``at_once()`` is true.
 
     The second signal also calls ``on_second``. Outside the main thread, signals have no effect.
     """
@@ -223,7 +223,7 @@ FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 tria
 
 
 class Recorder:
-    """Buffers and writes observations, outcomes and answers of driver ``owner``, except of trials with a lost lease."""
+    """Buffers and writes observations, outcomes and answers of driver ``owner``; skips trials with a lost lease."""
 
     def __init__(self, store: Store, study: str, owner: str) -> None:
         self._store, self._study, self._owner = store, study, owner
@@ -479,7 +479,7 @@ class Driver:
         self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
     def _wait_to_time(self) -> None:
-        self._note_once(f"waiting for another driver ({TIMING})")
+        self._note_once(f"waiting for another driver to {TIMING}")
         self._shift.wait()
         self._raise_if_interrupted()
         self._shift.raise_if_over()
@@ -506,9 +506,9 @@ class Driver:
         if wait.for_others or wait.for_claim:
             self._shift.wait()
         if wait.for_others:
-            self._note_once(f"waiting for other drivers: trial {', '.join(map(str, wait.for_others))}")
+            self._note_once(f"waiting for other drivers' trials {', '.join(map(str, wait.for_others))}")
         if wait.for_claim:
-            self._note_once(f"waiting for another driver ({self._confirming})")
+            self._note_once(f"waiting for another driver to {self._confirming}")
 
     def _search_ended(self, reason: str) -> None:
         self._note_once(f"the search has ended: {reason}")
@@ -605,7 +605,7 @@ class Driver:
                 self._checkpoints.forget(number)
             except BSSearchError as error:
                 self.listener.note(
-                    f"trial {number} could not be stored as cancelled; the next run retries this trial: {error}"
+                    f"cannot store trial {number} as cancelled; the next run retries this trial: {error}"
                 )
         for leave in (self._checkpoints.leave, partial(self._leases.give_back, self._confirming)):
             with suppress(BSSearchError):

@@ -216,7 +216,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers. With ``for_disk``, end any trials to free disk space."""
+    """End paused trials of this driver and of dead drivers; with ``for_disk``, of any driver, to free disk space."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -524,7 +524,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the readable checkpoints and their bytes. Above the limit, end the least promising trial."""
+        """Set the readable checkpoints and their ``size`` in bytes. Above the limit, end the least promising trial."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []

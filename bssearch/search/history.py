@@ -234,7 +234,7 @@ class History:
 
     @property
     def feasible(self) -> tuple[int, ...]:
-        """The timed batch sizes without too many `FAILURES`, in ascending order."""
+        """The timed batch sizes without too many `FAILURES`, ascending."""
         timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
         return tuple(size for size in timed if self._failed[size] < max(FAILURES, self._ran[size] + 1))
 

@@ -11,7 +11,7 @@ from bssearch.storage.repository import Store
 
 
 class SearchEnd(BaseModel):
-    """The reason for the end of a search, the number of spent trials, and the budget."""
+    """The reason for the end of a search, the spent trials and the budget."""
 
     reason: str
     spent: int
@@ -19,7 +19,7 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """Return the last stored end of the search, even if the search has resumed; None if missing or invalid."""
+    """The last stored end of the search, even after a resume; None if missing or invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None

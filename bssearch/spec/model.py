@@ -283,7 +283,7 @@ class StudySpec(StrictModel):
             )
         self._divide_among_devices()
         if self.arguments and (self.command or not self.is_program):
-            raise ValueError(f"arguments need a script as workload, such as train.py; workload = {self.workload!r}")
+            raise ValueError(f"arguments need a script as workload, such as train.py, not {self.workload!r}")
         if self.command and self.workload != COMMAND:
             raise ValueError(f"command replaces the workload; remove workload = {self.workload!r}")
         if self.report and not self.command:
@@ -351,7 +351,10 @@ class StudySpec(StrictModel):
                 f"add a multiple of {undivided[0]}"
             )
         if growth is not None and searched > 1:
-            raise ValueError(f"batch_schedule: a growing batch trains on one device, but executor.devices = {searched}")
+            raise ValueError(
+                f"batch_schedule: a growing batch trains on one device, but executor.devices = {searched}; "
+                "set executor.devices to 1"
+            )
 
     @property
     def is_program(self) -> bool:
@@ -462,19 +465,19 @@ class StudySpec(StrictModel):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes of the space and the default, in ascending order."""
+        """The batch sizes of the space and the default, ascending."""
         return tuple(sorted({*self.space.rungs, self.default.batch_size}))
 
     @property
     def question(self) -> dict[str, Any]:
-        """The fields of the question as JSON values; other fields may change when a study resumes."""
+        """The fields of the question as JSON values. Other fields may change when a study resumes."""
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
         del question["space"]["batch_schedule"]  # growth does not affect fixed batch sizes
         return question
 
     @property
     def question_hash(self) -> str:
-        """The hash of the question; fields that later versions added count only if set."""
+        """The hash of the question. Fields that later versions added count only if set."""
         question = self.question
         added = {"ema_decay", "decay_share", *OWN_GROUPS}
         for part in (question["space"], question["default"], question["space"]["schedule"]):

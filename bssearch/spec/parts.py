@@ -249,10 +249,11 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default and the largest size.
+    """Runs of the finalists with fresh seeds.
 
-    Each finalist gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable finalists get
-    more runs. The runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
+    The finalists are the ``top`` batch sizes (two configurations each), the default and the largest size. Each finalist
+    gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more runs. The
+    runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -300,7 +301,7 @@ class ExecutorSpec(StrictModel):
 
     ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one slot per ``threads`` physical cores, at
     most four, but one slot for a user's program. ``local`` runs a worker process per slot. ``inline`` runs one trial at
-    a time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A
+    a time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else local Ray. A
     trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses
     the smallest of several counts; later the best batch sizes train on the other counts. ``memory_limit_gib`` simulates
     a smaller device; on the CPU it limits each worker's data segment.
@@ -369,7 +370,7 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
     if schedule != "constant":
         horizon = fixed("horizon_samples", default.horizon_samples, space.schedule.horizon_samples)
         if horizon is None:
-            raise ValueError(f"a {schedule} schedule needs horizon_samples")
+            raise ValueError(f"a {schedule} schedule needs horizon_samples; add horizon_samples to the default")
         parameters["horizon_samples"] = round(horizon)
     if schedule == "warmup_stable_decay":
         parameters["decay_share"] = float(

@@ -316,7 +316,7 @@ def test_a_driver_writes_nothing_under_a_claim_that_it_has_lost(
     class Waits(Listener):
         def note(self, message: str) -> None:
             for claim in (TIMING, CONFIRMING):
-                if message == f"waiting for another driver ({claim})":
+                if message == f"waiting for another driver to {claim}":
                     with open_store(url) as other:
                         confirmed = other.trials.of("toy", phase=Phase.CONFIRM)
                         found[claim] = len(other.probes.visits("toy")), [trial.state for trial in confirmed]

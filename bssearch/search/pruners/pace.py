@@ -1,7 +1,8 @@
-"""Pauses a trial with a pace too slow compared with every winner so far.
+"""Pauses a trial that is too slow compared with every winner so far.
 
-f is the trial's train seconds as a share of T, the incumbent's time to the target. u is progress, the largest share of
-a winner's time at which the winner had no more than the trial's best gain. A trial is hopeless if both conditions hold:
+f is the trial's train seconds as a share of T, the incumbent's time to the target. u is the trial's progress: at share
+u of a winner's time, the winner had the trial's best gain. The largest u of all winners counts. A trial is hopeless if
+both conditions hold:
 
 * (f / u) · ((1 − u) / (1 − f))ᵉ > ``patience``, or f ≥ 1: the trial is f / u times slower than the winner. To end at T,
   the trial must become (1 − u) / (1 − f) times as fast as the winner. e is ``exponent``.
@@ -130,7 +131,6 @@ class Pace(Cap):
         self.patience = self.usual_patience if patience is None else patience
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Pause a hopeless trial or, before the first hit, a trial at a rung."""
         if standings.winners:
             waits = self.is_hopeless(standings.curves[number], standings)
         else:
@@ -202,7 +202,7 @@ def _predicted(curve: Progress, standings: Standings) -> float:
 class Race(Cap):
     """Caps trials and stops lagging trials.
 
-    After a tenth of the cap, a trial lags if its gain at t is below the incumbent's gain at t / ``lag``.
+    After a tenth of the cap, a trial lags if its gain at t train seconds is below the incumbent's gain at t / ``lag``.
     """
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:

@@ -8,8 +8,9 @@
 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
 5. Batch sizes by weight: (incumbent's objective value / the size's best)², at least ½ for the incumbent's neighbours.
 
-Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the interval. If the incumbent is
-inside, step 3 runs one trial at sizes outside (up to three before a hit), except the default and the largest.
+Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the answer's interval. If the
+incumbent is inside, step 3 runs only one trial at a size outside (up to three before a hit). The default and the
+largest size keep three trials.
 """
 
 import math

@@ -7,7 +7,7 @@ trials within an octave of the batch size, or farther if trials are few. Optuna 
 * paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the difference from
   the incumbent's gain at equal time
 * trials out of memory, as pruned with a violated constraint
-* running trials, as running
+* queued and running trials, as running
 
 Optuna gets no failed, lost or cancelled trials, and no trials outside the space.
 """

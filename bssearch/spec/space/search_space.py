@@ -117,7 +117,7 @@ class SearchSpace(StrictModel):
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """The ends of the range, else all distinct learning rates, in ascending order."""
+        """The ends of the range, else all distinct learning rates, ascending."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return rate.low, rate.high

@@ -78,7 +78,10 @@ class LawPrior:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_deviation``: of the best learning rate, in nats. ``noise_scale``: in samples, near the target."""
+        """``log_rate_deviation`` is the prior deviation of the best log learning rate, in nats.
+
+        ``noise_scale`` is the gradient noise scale near the target, in samples.
+        """
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
         normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])
@@ -362,7 +365,7 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """The ascending batch sizes that may match the incumbent; before a hit, all batch sizes.
+        """The batch sizes that may match the incumbent, ascending; before a hit, all batch sizes.
 
         A batch size may match if its mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """

@@ -215,8 +215,8 @@ class Run:
 class Extrapolation:
     """Logs of the predicted seconds to the target, of shape (runs,).
 
-    ``variance``: of a prediction, without the seed-to-seed spread. ``error`` × log(1/F): a prediction's standard
-    deviation in log seconds, at share F of the time to the target.
+    ``variance`` excludes the seed-to-seed spread. ``error`` × log(1/F) is a prediction's standard deviation in log
+    seconds, at share F of the time to the target.
     """
 
     points: NDArray[np.int64]
