@@ -1,13 +1,12 @@
 """A stored study as an Optuna study, for Optuna's plots and tools.
 
-bssearch's trial states become Optuna's:
+Optuna's state follows from a trial's state:
 
-* reached: COMPLETE, with the objective's value (steps × step time instead of contended seconds);
-* pruned, capped, exhausted, paused, diverged: PRUNED, without a value;
-* running: RUNNING; queued: WAITING;
-* failed, lost, cancelled, out of memory, and reached without a measured value: FAIL.
-
-Under the objective metric_in_budget, trials that used the whole budget are COMPLETE with their best metric.
+* Reached trials are COMPLETE, with the objective's value; contended seconds become steps × step time.
+* Pruned, capped, exhausted, paused and diverged trials are PRUNED, without a value.
+* Running trials are RUNNING, and queued trials are WAITING.
+* Failed, lost, cancelled and out-of-memory trials are FAIL, as are reached trials without a measured value.
+* Under metric_in_budget, trials that used the whole budget are COMPLETE, with their best metric.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def _check_numbers(trial: FrozenTrial) -> None:
     # SQLite stores any type.
     for name in (*trial.params, *trial.user_attrs, *trial.system_attrs):
         if not isinstance(name, str):
-            raise ValueError(f"trial {trial.number} has the name {name!r:.60}; expected a text")
+            raise ValueError(f"trial {trial.number} has a parameter or attribute called {name!r:.60}; expected a text")
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
@@ -460,7 +459,10 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
         raise UsageError(f"study {name!r} has no search trials to export", hint=hint)
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
-    note = f"note: unfinished trials stay unfinished in this copy: {unfinished}"
+    note = (
+        f"note: unfinished trials in this copy: {unfinished}; after these trials end, export the study to another file "
+        "with --file"
+    )
     return Exported([masked(url)], [note] if unfinished else [])
 
 

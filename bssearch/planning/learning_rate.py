@@ -107,7 +107,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         batch_rules={"weight_decay": "sqrt"},
         needs="weight_decay",
         holds="for AdamW with the rate ∝ √batch, because then the rule equals the timescale rule",
-        breaks="with the rate ∝ batch, because λ must stay; with a constant rate, because λ must grow ∝ batch",
+        breaks="with the rate ∝ batch, because λ must stay constant; with a constant rate, because λ must grow ∝ batch",
         source="folklore; Wang & Aitchison 2024, arXiv 2405.13698",
         audited_as=("WEIGHT_DECAY",),
     ),

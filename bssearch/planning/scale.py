@@ -51,7 +51,7 @@ class AccumulationRequest(Request):
     max_micro: Annotated[
         Micro | None,
         Option(
-            "Instead of micro: most samples that fit on a device; a divisor of a device's share is used.",
+            "Instead of micro: most samples that fit on a device; the plan takes a divisor of a device's share.",
             label="Largest micro-batch",
             unit="samples",
         ),
@@ -202,7 +202,7 @@ class ScaleRequest(Request):
     latency_us: Annotated[NotNegative, Option("Microseconds per message.", label="Latency", unit="µs")] = 0.0
     overlap: Annotated[
         Annotated[float, Field(ge=0, le=1)],
-        Option("Share of communication during computing, from 0 to 1."),
+        Option("Share of communication that overlaps with computing, from 0 to 1."),
     ] = 0.0
     b_crit: Annotated[
         Positive | None, Option("Critical batch size in samples.", label="Critical batch size", unit="samples")
@@ -251,11 +251,12 @@ class ScaleRequest(Request):
         )
         require(
             (self.alpha_s is None) == (self.beta_s is None),
-            "give both alpha_s and beta_s; a step of m samples takes alpha_s + beta_s·m seconds",
+            f"alpha_s = {self.alpha_s} and beta_s = {self.beta_s}; give both options, because a step of m samples "
+            "takes alpha_s + beta_s·m seconds",
         )
         require(
             self.b_crit or (low is None and high is None),
-            "b_crit_low and b_crit_high need b_crit; give the estimate, too",
+            f"b_crit_low = {low} and b_crit_high = {high} need b_crit; give b_crit, too",
         )
         require(
             not low or not self.b_crit or low <= self.b_crit, f"b_crit_low = {low} must be <= b_crit = {self.b_crit}"
@@ -266,11 +267,12 @@ class ScaleRequest(Request):
         )
         require(
             self.samples_to_target or self.study or self.price_per_device_hour is None,
-            f"price_per_device_hour = {self.price_per_device_hour} needs samples_to_target; give this number, too",
+            f"price_per_device_hour = {self.price_per_device_hour} needs samples_to_target; give "
+            "samples_to_target, too",
         )
         require(
             self.samples_to_target or self.at_batch is None,
-            f"at_batch = {self.at_batch} needs samples_to_target; give this number, too",
+            f"at_batch = {self.at_batch} needs samples_to_target; give samples_to_target, too",
         )
         require(
             self.devices == 1 or self.study or (self.bandwidth_gb_s and self.parameters),
@@ -345,7 +347,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return all rows; of many, only powers of two, the last row and rows that the text names."""
+        """Return all rows, or in a long plan powers of two, the last row and rows that the text names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -437,7 +439,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
             "fewer samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"all these numbers of devices pay; the limit is beyond {rows[-1].devices} devices"
+        yield f"all {rows[-1].devices} devices of the plan pay; the limit is beyond {rows[-1].devices} devices"
     if any(row.accumulation_steps > 1 for row in rows):
         yield "the plan counts α for each accumulated micro-batch; the real time may be shorter"
     if asked.samples_to_target is None:

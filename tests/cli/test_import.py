@@ -72,7 +72,7 @@ def refuse(folder: Path, *arguments: str, said: str, code: int = 2) -> None:
 def test_a_table_becomes_a_study(tmp_path: Path) -> None:
     names, said = import_runs(tmp_path, "--metric", "accuracy", "--target", "0.9", "--precision", "bf16")
     assert names == ["runs"]
-    assert "study runs: 6 runs, 4 reached the target, on device A100, precision bf16" in said
+    assert "study runs: 4 of 6 runs reached the target on device A100 in precision bf16" in said
     assert "unknown for all runs: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
     assert "final_metric is NaN (unknown) in 1 of 6 runs (the first: runs.csv:7)" in said
     study, spec, trials = stored(tmp_path)
@@ -183,7 +183,7 @@ def test_devices_and_precisions_are_never_pooled(tmp_path: Path) -> None:
     kinds = [(one.device_name, one.precision) for one in environments]
     assert kinds[:3] == [("NVIDIA A100", "bf16"), ("NVIDIA A100", "fp32"), ("H100", "bf16")]
     assert kinds[3:] == [("nvidia a100", "bf16"), ("unknown", "bf16")]
-    assert "study x-h100: 2 runs, 2 reached the target, on device H100, precision bf16" in said
+    assert "study x-h100: 2 of 2 runs reached the target on device H100 in precision bf16" in said
 
 
 def test_devices_whose_names_look_alike_make_studies_of_their_own(tmp_path: Path) -> None:

@@ -789,7 +789,7 @@ def test_a_hubs_name_is_no_model(name: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(UsageError, match="transformers has no class") as caught:
         bssearch.plan_memory(model=name)
-    assert "plans do not download" in (caught.value.hint or "")
+    assert "plans do not download models" in (caught.value.hint or "")
 
 
 def test_tied_weights_count_once() -> None:

@@ -41,7 +41,7 @@ class Board(Protocol):
     """
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Show a study; ``mark`` tells studies of one name apart."""
+        """Show a study; ``mark`` distinguishes studies of one name."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
         """Show a trial that starts or resumes at ``at`` seconds since 1970."""
@@ -163,7 +163,7 @@ class BoardProcess:
         self.asked += 1
         names = [name for name in self.delivered if self._queued[name] - self._handled[name] < self._capacity]
         for name in self.delivered.keys() - names:
-            self._failed(name, f"queue full ({self._capacity:,} reports); dropping further reports")
+            self._failed(name, f"the queue is full ({self._capacity:,} reports)")
         for name in names:
             self._queued[name] += 1
         if names:

@@ -70,7 +70,7 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     header = (
         f"# Around {plural(len(trials), 'imported run')} of study {name}.\n"
         f"# YOURS: workload (`bssearch guide own-training`), {'' if optimizer else 'optimizer, '}and\n"
-        "# trial_train_seconds, the longest training on your device.\n"
+        "# trial_train_seconds, the most seconds of a training on your device.\n"
         f"# Next: bssearch run {shlex.quote(str(path))} --from {name}\n"
     )
     try:

@@ -138,7 +138,7 @@ def check_epochs(theirs: str, ours: str, hint: str) -> None:
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
-    """Parse texts THEIRS=OURS into our names and formulas by the file's names."""
+    """Parse texts THEIRS=OURS into our name and a formula for each of the file's names."""
     names = list(there)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
@@ -160,7 +160,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column; ``theirs`` is the name in the file, and ``ours`` our name, or None if ignored."""
+    """A column; ``theirs`` is the name in the file, and ``ours`` is our name, or None if ignored."""
 
     theirs: str
     ours: str | None = None
@@ -302,7 +302,7 @@ def _check_twice(columns: Sequence[Column], origin: str) -> None:
                 raise UsageError(
                     f"the columns {seen[column.ours]!r} and {column.theirs!r} have one meaning, {column.ours} "
                     f"({origin})",
-                    hint="leave out one of these columns with --ignore NAME",
+                    hint="leave out one column with --ignore NAME",
                 )
             seen[column.ours] = column.theirs
 

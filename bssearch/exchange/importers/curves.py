@@ -318,7 +318,7 @@ def _apart(log: Log, column: Sequence[str]) -> list[Log]:
         return [log]
     told = [dict(zip((*keys, *rates), key, strict=False)) for key, _ in parts]
     longest = max(told, key=len)
-    note = f"the table has no column of runs; rows with equal {', '.join(longest)} count as a run"
+    note = f"the table has no column of runs; rows with equal {', '.join(longest)} count as one run"
     return [
         replace(
             log,

@@ -108,7 +108,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield each non-blank row with the number of the first line."""
+    """Yield each non-blank row with the number of the row's first line."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     try:
@@ -121,7 +121,7 @@ def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[
 
 
 def number(text: str) -> float:
-    """Parse a number; return NaN for an underscore or invalid text."""
+    """Parse a number; return NaN for invalid text and for underscores."""
     try:
         return math.nan if "_" in text else float(text)
     except ValueError:
@@ -296,8 +296,9 @@ class GivenBatch:
         for name, value in values.items():
             if _plain(name) in _NODES and str(value) not in ("", "1", "1.0", "None"):
                 raise UsageError(
-                    f"{label(name)} = {value} may be per node; the total number of devices is unknown ({origin})",
-                    hint=f"give the total as {WORLD} instead of {label(name)}",
+                    f"{label(name)} = {value}: the total number of devices is unknown, because devices may be per node "
+                    f"({origin})",
+                    hint=f"give the total number as {WORLD}, without {label(name)}",
                 )
             if _plain(name) == _SHARED and str(value).lower() in ("true", "1", "1.0", "yes"):
                 raise UsageError(
@@ -341,7 +342,8 @@ class GivenBatch:
 def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tuple[list[dict[str, int]], list[str]]:
     """Return each run's ``batch_size`` with its three factors, and notes.
 
-    ``rename`` is a hint with ``{theirs}`` and ``{ours}``; ``add`` is a hint with the missing ``{}``.
+    ``rename`` is a hint with the fields ``{theirs}`` and ``{ours}``; ``add`` is a hint with a field for a missing
+    factor.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
@@ -453,7 +455,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` renames the first study if new, and if ``dry_run``, the caller stores no study."""
+    """Whole studies; ``name`` renames a new first study, and if ``dry_run``, the caller stores no study."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -468,7 +470,7 @@ StudyName = Annotated[str | None, Option("Name of the study.", shown_default="th
 class Importer(Protocol):
     """A registered function that makes studies of a file.
 
-    The function's docstring is the help. Parameters annotated with `Option` become the command's arguments and
+    The function's docstring is the help text. Parameters annotated with `Option` become the command's arguments and
     options.
     """
 

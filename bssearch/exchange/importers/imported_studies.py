@@ -1,4 +1,4 @@
-"""Imported runs as studies: a study per device and precision, never pooled."""
+"""Studies of imported runs; each device and precision has a separate study."""
 
 import math
 import os
@@ -135,7 +135,8 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
         require(
             not lacking,
             f"{lacking.total()} of the {len(before)} runs of study {name!r} are from logs that this import lacks",
-            hint=f"import all logs together, or give another --name, or `bssearch study delete {name}`",
+            hint="import all logs together, give another --name, or delete the study with "
+            f"`bssearch study delete {name}`",
         )
         # Each run takes the place of a stored run, or follows all stored runs
         trials = sorted(study.trials, key=lambda one: (numbers.get(_identity(one)) or [LARGEST]).pop(0))
@@ -185,7 +186,7 @@ def _about(
 ) -> Iterator[str]:
     reached = sum(one.run.reached for one in seeded)
     runs = plural(len(seeded), "run")
-    yield f"{runs}, {reached} reached the target, on device {kind[0]}, precision {kind[1]}"
+    yield f"{reached} of {runs} reached the target on device {kind[0]} in precision {kind[1]}"
     if renumbered:
         yield (
             f"{len(renumbered)} of {runs} repeat the seed of an earlier run of the same configuration (first: "

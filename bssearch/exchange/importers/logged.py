@@ -163,7 +163,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """Return the log's spelling of the first ``wanted`` name; a prefix or unit does not matter."""
+    """Return the log's spelling of the first ``wanted`` name; a prefix or unit in a name does not matter."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)

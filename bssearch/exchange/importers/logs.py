@@ -53,7 +53,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """A run's log; ``rows`` hold logged values by name, in order, and ``settings`` hyperparameters by name.
+    """A run's log; ``rows`` hold logged values by name, and ``settings`` hold hyperparameters by name.
 
     ``first_step`` is the number that the tool gives the first optimizer step. ``mentioned`` holds values in a text,
     which count only under a setting's usual name. ``note`` is for the user.
@@ -100,7 +100,7 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
         found += [log for log in here if log.origin not in known]  # a folder may hold another one
         require(
             len(found) <= MOST_LOGS,
-            f"more than {MOST_LOGS:,} runs in {place}",
+            f"the import has more than {MOST_LOGS:,} runs ({place})",
             hint="import the runs as several studies",
         )
     return found
@@ -566,7 +566,7 @@ def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = [(line, parsed_json(one, origin, line=line)) for line, one in lines]
     for line, row in rows:
         if not isinstance(row, dict):
-            raise UsageError(f"{origin}:{line} must be a JSON object, the values logged at one step")
+            raise UsageError(f"{origin}:{line} must be a JSON object with the values logged at one step")
         yield line, row
 
 
@@ -628,7 +628,7 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 
 
 def number_in(value: Any) -> float:
-    """Return a value as a number, also ``97%``, ``0:01:30`` (seconds) and dates (seconds since 1970), or NaN."""
+    """Convert a value, also ``97%``, ``0:01:30`` (seconds) or a date (seconds since 1970); NaN if invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
     if isinstance(value, float):

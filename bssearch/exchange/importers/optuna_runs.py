@@ -95,7 +95,7 @@ FEW = 10  # Smaller gaps are rarely optimizer steps: evaluating would take longe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSteps:
-    """The first report step, and the smallest and largest gap between reports (None if no trial has two)."""
+    """The first report step, and the smallest and largest gap (None if no trial has two reports)."""
 
     first: int = 1
     smallest_gap: int | None = None
@@ -209,7 +209,9 @@ def import_optuna(
 
     found = _one_objective(read_optuna_study(file, study), metric)
     require(
-        samples_per_epoch is None or steps == EPOCH, f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}"
+        samples_per_epoch is None or steps == EPOCH,
+        f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}",
+        hint=f"add --steps {EPOCH}, or omit --samples-per-epoch",
     )
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
     if steps == SAMPLES:
@@ -277,7 +279,8 @@ def _reader(
     check_epochs(_attribute(steps) or "", "steps", AS_EPOCHS)
     require(
         seconds != STEP_MS or steps not in (STEP, SAMPLES, EPOCH),
-        f"--seconds step_ms and --steps {steps} cannot be combined, as report steps have one unit; omit one option",
+        f"--seconds step_ms and --steps {steps} cannot be combined, because report steps have one unit; omit one "
+        "option",
     )
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
@@ -307,8 +310,8 @@ def _reader(
             )
         require(
             place not in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) or wanted == own,
-            f"{option} {place}: bssearch exported {found.name!r} with figures to {own.in_words}, but the target is "
-            f"{wanted.in_words}",
+            f"{option} {place}: bssearch exported {found.name!r} with seconds and steps to {own.in_words}, but the "
+            f"target is {wanted.in_words}",
             hint=f"omit {option}, or omit --target",
         )
     takes_own = is_ours and wanted == own and seconds is None and steps is None
@@ -469,7 +472,10 @@ class _Reader:
             )
         at_once = most_at_once(ended) if self.seconds == DURATION or self.seconds_name else 1
         if at_once > 1:
-            yield f"up to {at_once} trials ran at once; if they shared a device, seconds include waits for each other"
+            yield (
+                f"up to {at_once} trials ran at once; if the trials shared a device, the seconds include waits for other "
+                "trials"
+            )
         if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
                 f"seconds are unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): these trials "
@@ -492,8 +498,8 @@ class _Reader:
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:
             yield (
-                f"report steps are {self._first_steps()}: assuming epochs counted from 0, so that {self.reports.first} "
-                f"ends epoch {self.reports.first + 1}"
+                f"report steps are {self._first_steps()}: assuming that steps count epochs from 0, so that step "
+                f"{self.reports.first} ends epoch {self.reports.first + 1}"
             )
         if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
             yield f"report steps are {self._first_steps()} at every batch size; if these steps are epochs, {AS_EPOCHS}"

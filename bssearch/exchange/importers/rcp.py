@@ -140,7 +140,7 @@ def _runs(point: _Point, place: str, per_epoch: int | None) -> Iterator[Imported
                 per_epoch,
                 f"the file counts epochs, but does not give the samples per epoch of "
                 f"{point.benchmark or 'the benchmark'} ({place})",
-                hint="add --samples-per-epoch N, or 1 if the values are samples",
+                hint="add --samples-per-epoch N (1 if the values are samples)",
             )
         steps = round(min(samples / point.bs, 2.0 * LARGEST))
         require(

@@ -250,7 +250,7 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse a table of runs; without a column ``reached``, the metric and ``target`` decide."""
+    """Parse a table of runs; without a column ``reached``, the metric and ``target`` decide which runs reached."""
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
@@ -359,9 +359,11 @@ def _unclear(columns: Sequence[Column], runs: Sequence[ImportedRun], derived: Ta
     if not any(run.reached and (run.steps or run.train_seconds) for run in runs):
         return ""
     if whole:
-        return f"{' and '.join(whole)} {'are' if whole[1:] else 'is'} of the whole run, not to the target"
+        return (
+            f"{' and '.join(whole)} {'cover' if whole[1:] else 'covers'} the whole run instead of ending at the target"
+        )
     names = " and ".join(one.theirs for one in figures)
-    return f"{names} may be to the target or of the whole run: there is no column reached" if derived else ""
+    return f"{names} may end at the target or with the run, because the table has no column reached" if derived else ""
 
 
 UNFINISHED = {"crashed", "failed", "fail", "error", "killed", "running", "pending", "preempted", "waiting", "queued"}
@@ -396,7 +398,7 @@ NO_SHARES = (
 
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
-    """Raise `UsageError` if only the metric or only its target may be in percent, or a loss lacks ``goal``."""
+    """Raise `UsageError` if only the metric or only the target may be in percent, or if a loss lacks a goal."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
         f"lower values of {target.metric} may be better",

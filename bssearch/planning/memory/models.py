@@ -191,7 +191,7 @@ def _of_transformers(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
     elif "/" in rest or not hasattr(library, rest) or not isinstance(getattr(library, rest), type):
         raise UsageError(
             f"--model {asked.name}: transformers has no class {rest!r}, and the file {path} does not exist",
-            hint="plans do not download; name a class, such as transformers:BertForMaskedLM, or a config.json",
+            hint="plans do not download models; name a class, such as transformers:BertForMaskedLM, or a config.json",
         )
     else:
         configuration = getattr(library, rest).config_class(**asked.settings)
@@ -204,7 +204,9 @@ def _batches_of(module: Any, asked: MemoryPlanRequest) -> Callable[[int], dict[s
     images = module.main_input_name == "pixel_values"
     longest = getattr(configuration, "max_position_embeddings", None) or TOKENS
     length = asked.sequence or min(longest, TOKENS)
-    require(length <= longest, f"--sequence {length} must be at most {longest}, the positions of {asked.name}")
+    require(
+        length <= longest, f"--sequence {length} must be at most {longest}, the number of positions of {asked.name}"
+    )
 
     def batch(size: int) -> dict[str, torch.Tensor]:
         if images:

@@ -56,7 +56,7 @@ class Network:
         self.blocks.append(Block(self.elements))
 
     def keep(self, elements: int | None = None) -> None:
-        """Keep ``elements`` elements, or once the current tensor."""
+        """Keep ``elements`` elements for the gradients; by default, keep the current tensor once."""
         if elements is None and self.is_kept:
             return
         block = self.blocks[-1]
@@ -216,7 +216,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 def network(
     name: str, shape: Sequence[int], stages: Sequence[int] | None = None, channels: Sequence[int] | None = None
 ) -> Network:
-    """Build a network for inputs (channels, height, width); raise `UsageError` for a wrong shape or wrong stages."""
+    """Build a network for inputs (channels, height, width); raise `UsageError` for a wrong shape or stages."""
     kind = ARCHITECTURES[name]
     blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
     require(

@@ -83,7 +83,7 @@ MATRIX_SIDE = 1024  # side of a factored matrix without a hidden size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """The bytes of parameters on a device."""
+    """The bytes per device of parameters, gradients and optimizer state."""
 
     weights: int
     gradients: int

@@ -202,7 +202,7 @@ def _notes(
                 "plan with --fused-attention."
             )
     if asked.trainable_parameters and sample is not None:
-        yield "Activations are for training all parameters; frozen first layers keep fewer activations."
+        yield "The plan assumes that all layers keep activations; frozen first layers keep fewer activations."
     if largest == 0:
         yield "No sample fits; try --checkpointing, a shorter --sequence, or a fitting row of the table."
     if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
@@ -319,7 +319,7 @@ class MemoryDevice:
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
-        """Return True if a GPU lacks tensor cores for a precision; bf16 needs compute capability 8.0, fp8 8.9."""
+        """Return True if a GPU lacks tensor cores for bf16 (compute capability 8.0) or fp8 (8.9)."""
         least = {"bf16": (8, 0), "fp8": (8, 9)}.get(precision)
         return least is not None and self.capability is not None and self.capability < least
 

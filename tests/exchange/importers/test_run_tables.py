@@ -182,7 +182,7 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
 @pytest.mark.parametrize(
     ("header", "row", "said"),
     [
-        ("trainer.devices,trainer.num_nodes", "2,2", "trainer.num_nodes = 2 may be per node"),
+        ("trainer.devices,trainer.num_nodes", "2,2", "trainer.num_nodes = 2: the total number of devices is unknown"),
         ("world_size,split_batches", "4,True", "split_batches = True: the devices may share one batch"),
         ("world_size,split_batches", "4,False", ""),
         ("trainer.devices,trainer.num_nodes", "2,1", ""),
