@@ -342,7 +342,7 @@ def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:
     (tmp_path / "rcps_resnet.json").write_text(json.dumps(RESNET))
     names, said = imported(tmp_path, "rcp", "rcps_resnet.json")
     assert names == ["rcps_resnet"]
-    assert "study rcps_resnet: 5 runs, 5 reached" in said
+    assert "study rcps_resnet: 5 of 5 runs reached" in said
     study, spec, trials = stored(tmp_path, "rcps_resnet")
     assert (study.objective, study.target.metric, study.target.value) == ("samples_to_target", "accuracy", 0.759)
     assert (spec.confirm.runs, spec.confirm.top, spec.default_is_known) == (2, 2, False)

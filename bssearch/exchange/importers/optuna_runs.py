@@ -473,8 +473,8 @@ class _Reader:
         at_once = most_at_once(ended) if self.seconds == DURATION or self.seconds_name else 1
         if at_once > 1:
             yield (
-                f"up to {at_once} trials ran at once; if the trials shared a device, the seconds include waits for other "
-                "trials"
+                f"up to {at_once} trials ran at once; if the trials shared a device, the seconds include waits for "
+                "other trials"
             )
         if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (

@@ -415,7 +415,7 @@ def test_reports_by_epoch_tell_epochs_times_samples(write: Write, first: int, st
     assert [early.time_to_target_s, late.time_to_target_s, missed.last_miss_seconds] == [40.0, 60.0, 40.0]
     assert [early.samples, late.samples, missed.samples] == [6400 * step * epochs for epochs in (4, 10, 10)]
     assert (early.last_miss_step, early.steps_to_target) == (step * 600, step * 800)
-    assert any("counted from 0" in note for note in made.notes) is (first == 0)
+    assert any("count epochs from 0" in note for note in made.notes) is (first == 0)
     assert outcomes(import_optuna(file, target=0.9, seconds="user_attr:took"))[0].time_to_target_s == 40.0
 
 
@@ -525,7 +525,7 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
         refuse(
             UsageError,
             file,
-            said="figures to accuracy ≥ 0.9, but the target is accuracy ≥ 0.5",
+            said="seconds and steps to accuracy ≥ 0.9, but the target is accuracy ≥ 0.5",
             target=0.5,
             seconds=seconds,
         )

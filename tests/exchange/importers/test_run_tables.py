@@ -425,7 +425,7 @@ def write_table(folder: Path, lines: Sequence[str]) -> Path:
 def test_a_table_of_another_tool_is_read_once_its_figures_are_said_to_be_those_to_the_target(tmp_path: Path) -> None:
     file = write_table(tmp_path, EXPORT)
     words: dict[str, Any] = {"metric": "val/acc", "target": 0.9}
-    with pytest.raises(UsageError, match=r"Runtime and trainer/global_step are of the whole run"):
+    with pytest.raises(UsageError, match=r"Runtime and trainer/global_step cover the whole run"):
         import_runs(file, **words)
     made = import_runs(file, figures_at=FiguresAt.TARGET, **words)
     found = [(one.configuration.batch_size, one.outcome.time_to_target_s) for one in made.studies[0].trials]
