@@ -144,7 +144,7 @@ class Executor(Protocol):
     def stop(self, stop: TrialStop) -> None:
         """Ask a running trial to end within a step. Ignores unknown trials.
 
-        With `TrialState.PAUSED`, a trial without a writable ``checkpoint`` is pruned.
+        `TrialState.PAUSED` prunes a trial that has no writable ``checkpoint``.
         """
 
     def events(self, timeout: float) -> list[Event]:
@@ -165,7 +165,7 @@ class TimesSideBySide(Executor, Protocol):
         """Time the steps of at most `slots` requests, one request per slot."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time a configuration's steps in all slots. The keys are device names."""
+        """Time a configuration's steps in all slots. The keys are UUIDs or names of devices."""
 
 
 def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
@@ -174,7 +174,7 @@ def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
     require(
         threads <= cpus,
         f"{asked} = {threads} must be <= {cpus}, the number of CPUs of this machine",
-        hint="set executor.threads or executor.devices lower, because more threads than CPUs slow each other",
+        hint="lower executor.threads or executor.devices, because surplus threads slow each other",
     )
 
 
@@ -202,7 +202,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """The command to do ``work`` with ``program``. ``given``: values of parameters that the script defines."""
+    """The command to do ``work`` with ``program``. ``given`` holds the values of parameters that the script defines."""
 
     work: Work
     program: Program
@@ -239,7 +239,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The answer to a failed command. ``error``: whether the workload or the launch failed."""
+    """The answer to a failed command. ``error`` says whether the workload or the launch failed."""
 
     error: Literal["workload", "launch"]
     message: str

@@ -112,7 +112,9 @@ class InlineExecutor:
 
     def submit(self, request: TrialRequest) -> None:
         if self._trial is not None:
-            raise ValueError(f"no slot is free for trial {request.number}: trial {self._trial.request.number} runs")
+            raise ValueError(
+                f"no slot is free for trial {request.number}: trial {self._trial.request.number} runs; wait for its end"
+            )
         from bssearch.executors.devices import uuid_of
 
         loaded = self._load()
@@ -180,7 +182,7 @@ class InlineExecutor:
     def _measured(self, request: Measurement, kind: type[T]) -> T:
         self._refuse_while_a_trial_runs()
         answer = self._answer(partial(self._load().measure, request), lambda error: not_measured(error, request))
-        assert isinstance(answer, kind), "the answer must be of the request's kind"
+        assert isinstance(answer, kind), "the answer is not of the request's kind"
         return answer
 
     def _answer(self, work: Callable[[], T], refusal: Callable[[BaseException], Refused]) -> T:
@@ -197,7 +199,7 @@ class InlineExecutor:
 
     def _refuse_while_a_trial_runs(self) -> None:
         if self._trial is not None:
-            raise ValueError("cannot measure while a trial runs; wait for the trial's end")
+            raise ValueError(f"cannot measure while trial {self._trial.request.number} runs; wait for the trial's end")
 
     def _advance(self, trial: RunningTrial) -> None:
         assert self._observations is not None, "the trial in the slot has no observations"

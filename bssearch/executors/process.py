@@ -89,7 +89,7 @@ def describe_exit(return_code: int, who: str = "worker") -> str:
 class Death:
     """A worker's ``return_code`` (negative if a signal ended the worker) and the cause.
 
-    ``killed_by_kernel``: whether the OOM killer acted, None if unknown. A ``verdict`` of bssearch takes precedence.
+    ``killed_by_kernel`` says whether the OOM killer acted, None if unknown. A ``verdict`` of bssearch takes precedence.
     """
 
     return_code: int
@@ -125,7 +125,7 @@ def judge_exit(
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
-    """Return a trial's state and reason after a command's exit. Shells report a signal as 128 + number."""
+    """Return a trial's state and reason after a command's exit. Shells report a signal as 128 plus its number."""
     code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code
     return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 

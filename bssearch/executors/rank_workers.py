@@ -59,7 +59,7 @@ class _EndedError(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """A rank's failure as an ``error`` for rank 0. ``is_own``: whether the rank itself caused the failure."""
+    """A rank's failure as an ``error`` for rank 0. ``is_own`` says whether the rank itself caused the failure."""
 
     error: Exception
     is_own: bool = True

@@ -131,7 +131,7 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed request. ``is_lost``: whether the worker's machine is gone."""
+    """A failed request. ``is_lost`` says whether the worker's machine is gone."""
 
     error: BSSearchError
     out_of_memory: bool = False
@@ -428,16 +428,21 @@ class SlotExecutor(ABC):
             self._slots[-1].world_size = self._settings.devices[0]
         self.slots = len(self._slots)
 
+    @property
+    def _running(self) -> list[int]:
+        return [slot.trial.request.number for slot in self._slots if slot.trial]
+
     def _refuse_while_a_trial_runs(self) -> None:
-        if any(slot.trial for slot in self._slots):
-            raise ValueError("cannot measure while a trial runs; wait for the trial's end")
+        if self._running:
+            raise ValueError(f"cannot measure while trials {self._running} run; wait for their end")
 
     def submit(self, request: TrialRequest) -> None:
         self._pump(0.0)
-        running = [slot.trial.request.number for slot in self._slots if slot.trial]
+        running = self._running
         if len(running) == self.slots:
             raise ValueError(
-                f"no slot is free for trial {request.number}: slots are busy with trials {running}; wait for an end"
+                f"no slot is free for trial {request.number}: slots are busy with trials {running}; "
+                "wait for the end of a trial"
             )
         world_size = request.plan.configuration.world_size
         if world_size == self._settings.devices[0]:

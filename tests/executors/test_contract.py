@@ -228,9 +228,9 @@ def test_a_full_house_and_a_measurement_beside_a_trial_are_the_callers_mistakes(
     executor.submit(request_endless_trial(1))
     with pytest.raises(ValueError, match="no slot is free for trial 2"):
         executor.submit(request_trial(2))
-    with pytest.raises(ValueError, match="while a trial runs"):
+    with pytest.raises(ValueError, match="cannot measure while trial"):
         executor.measure_step_time(StepTimeRequest(configuration=configuration))
-    with pytest.raises(ValueError, match="while a trial runs"):
+    with pytest.raises(ValueError, match="cannot measure while trial"):
         executor.measure_memory(MemoryRequest(configuration=configuration))
     executor.stop(TrialStop(1, TrialState.CANCELLED, "enough"))
     wait_for(executor, lambda events: 1 in outcomes(events))

@@ -224,7 +224,10 @@ def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_t
     monkeypatch.setattr(command_process, "LEAVE_SECONDS", 0.5)
     stayed, _ = script.run("swallows")
     assert stayed.state is TrialState.REACHED
-    assert stayed.warnings[-1] == "bssearch killed the script, which still ran 0.5 s after its trial had ended"
+    assert (
+        stayed.warnings[-1]
+        == "bssearch killed the script, which still ran 0.5 s after its trial had ended; end the program with the trial"
+    )
 
 
 def test_a_script_that_fails_after_an_early_end_has_failed(script: Script) -> None:

@@ -33,7 +33,7 @@ HOW_TO_EVALUATE = (
 class LoopStages:
     """The stages of a batch size schedule, or a single stage.
 
-    ``keeps_micro_batches``: whether only accumulation grows.
+    ``keeps_micro_batches`` says whether only accumulation grows.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -134,9 +134,13 @@ class Line(Protocol):
 class Assignment:
     """The work of a loop: a trial, a measurement, a description, or a run without a search.
 
-    The methods of this base class have no effect. ``cycles``: whether the data repeat. ``evaluates_passes``: whether to
-    evaluate after each pass. ``is_look``: whether the work is a measurement or description. ``counts_tokens``: whether
-    batch sizes count tokens, None outside a study. For ``searched`` and ``needs_samples``, see `Program`.
+    The methods of this base class have no effect. For ``searched`` and ``needs_samples``, see `Program`.
+
+    Attributes:
+        cycles: whether the data repeat.
+        evaluates_passes: whether to evaluate after each pass.
+        is_look: whether the work is a measurement or description.
+        counts_tokens: whether batch sizes count tokens; None outside a study.
     """
 
     parameters: Mapping[str, ParameterValue]

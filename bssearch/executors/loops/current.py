@@ -123,7 +123,10 @@ class Session:
         self, given: dict[str, ParameterValue], ranks: LaunchedRanks | None = None
     ) -> TrialRun | Looked | LeaderWork:
         """Make the assigned work, a `LeaderWork` if there are ``ranks``. Raises `UsageError` at a second call."""
-        require(self.work is None, "call current_trial() once: a script trains one trial")
+        require(
+            self.work is None,
+            "the script calls current_trial() twice: call current_trial() once, because a script trains one trial",
+        )
         prepare(self.assign)
         self.assign = replace(self.assign, given=given)
         if ranks is None:

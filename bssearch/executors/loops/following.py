@@ -55,7 +55,7 @@ def in_words(rates: Iterable[float]) -> str:
 
 @dataclass(slots=True)
 class FieldsRead:
-    """The fields of a trial that a loop has read. ``lately``: the fields read since the stage began."""
+    """The fields of a trial that a loop has read. ``lately`` holds the fields read since the stage began."""
 
     configuration: Configuration
     searched: Collection[str]
@@ -136,7 +136,7 @@ SEE = 'see "Batches that grow" in `bssearch guide own-training`'
 
 
 class Followed:
-    """Checks that a loop follows each stage. ``awaits_batch``: whether the next micro-batch may have a new size."""
+    """Checks that a loop follows each stage. ``awaits_batch`` says whether the next micro-batch may have a new size."""
 
     def __init__(self, assignment: Assignment, asked: FieldsRead) -> None:
         self.awaits_batch = True

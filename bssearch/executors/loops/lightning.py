@@ -110,7 +110,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.callbacks = [*others, self]  # last, so that other validation hooks take no train time
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the learning rates, and evaluate at step 0 if due."""
+        """Set the learning rates, and evaluate at step 0 if an evaluation is due."""
         self._steps = trainer.global_step
         require(
             not self._steps or not self._trial.is_searched,
@@ -170,7 +170,10 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._trial.check_size(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count an optimizer step, and validate if due. Raises `UsageError` if the module sets learning rates."""
+        """Count an optimizer step, and validate if an evaluation is due.
+
+        Raises `UsageError` if the module sets learning rates.
+        """
         self._micro_batches += 1
         self._trial.add_samples(self._trial.samples_in(batch) if outputs else 0)  # a step may skip a batch
         step = trainer.global_step
@@ -347,7 +350,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     """Scale all weight decays if the study sets a ``weight_decay`` that the script has not read.
 
-    The reference is the value given to `current_trial`, else the largest weight decay.
+    The value given to `current_trial`, or else the largest weight decay, becomes the trial's value.
     """
     name = "weight_decay"
     found = list(optimizers)

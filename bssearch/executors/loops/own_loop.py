@@ -61,8 +61,9 @@ class Trial:
 
     ``rank`` is this process's number, below `world_size`. With a batch size schedule, ``learning_rate``, the batch
     sizes and ``accumulation_steps`` belong to the next step. ``parameters`` holds the study's other values, and
-    ``given`` holds the arguments of `current_trial`. ``is_look``: whether bssearch only describes or measures the loop.
-    The loop must read a searched learning rate. Other unread searched parameters cause a warning.
+    ``given`` holds the arguments of `current_trial`. ``is_look`` says whether bssearch only describes or measures the
+    loop. The loop must read a searched learning rate. A warning names each other searched parameter that the loop does
+    not read.
 
     ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
 
@@ -228,7 +229,7 @@ class Trial:
     def should_stop(self) -> bool:
         """True if training should end. The first read starts the clock.
 
-        Raises `UsageError` if the loop never steps.
+        Raises `UsageError` if the loop never calls `step`.
         """
         self._begin()
         self._readings += 1
@@ -329,8 +330,9 @@ class Trial:
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
                 the function for each new size. With a loader, only accumulation grows.
-            evaluate: returns the metrics by name; first called before the first step. If None, the body must `report`.
-            test: returns test metrics, once, when bssearch confirms a configuration.
+            evaluate: a function that returns the metrics by name. The first call precedes the first step. If None, the
+                body must `report`.
+            test: a function that returns the test metrics, called once in confirmation runs and outside a search.
             epochs: passes outside a search. A search repeats the data.
 
         The body must take the optimizer step at the last micro-batch of each step.
@@ -598,7 +600,10 @@ class Trial:
         self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Count all ranks' samples, or tokens with padding. Returns None with a warning if unknown."""
+        """Count the samples, or tokens with padding, of all ranks' micro-batches.
+
+        Returns None with a warning if the number is unknown.
+        """
         if self._counts_tokens:
             return self._now.micro_batch_size * self.world_size
         if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:

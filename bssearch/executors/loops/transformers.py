@@ -77,7 +77,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Start the trial, and evaluate at step 0 if due."""
+        """Start the trial, and evaluate at step 0 if an evaluation is due."""
         self._trial.check_trainer("a Hugging Face Trainer")
         check(args, self._trial)
         require(
@@ -380,7 +380,10 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
 
 
 def decided_by(trial: Trial, train_samples: int | None) -> dict[str, Any]:
-    """Return the arguments that a trial sets. Raises `UsageError` if the trial lacks ``train_samples``."""
+    """Return the arguments that a trial sets.
+
+    Raises `UsageError` if the trial needs ``train_samples``, but the value is None.
+    """
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
     if parameters.get("warmup_epochs"):

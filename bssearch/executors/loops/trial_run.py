@@ -160,7 +160,7 @@ class HostClock(Clock):
 class LoopClock:
     """Books a loop's time in ledgers.
 
-    If the first `WARM_UP_STEPS` exceed the later steps' median, the excess counts as warm-up, also after a pause.
+    If the first `WARM_UP_STEPS` after a start or pause exceed the later steps' median, the excess counts as warm-up.
     """
 
     clock: HostClock
@@ -224,7 +224,7 @@ class LoopClock:
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Return the counted train seconds without warm-up, which never decrease.
 
-        During the warm-up the value is a constant lower bound, unless ``is_hit`` is set.
+        During the warm-up, the value is a constant lower bound, unless ``is_hit`` is set.
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told

@@ -327,7 +327,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, or of the file's size above `LARGEST_FILE`."""
+    """Return the SHA-256 of a file's content, or of the file's size if the size exceeds `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()

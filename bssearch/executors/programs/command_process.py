@@ -253,7 +253,10 @@ def outcome_of(
     outcome = found.reply.outcome
     left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.plan.train_seconds_limit
     if found.overstayed:
-        warning = f"bssearch killed {program}, which still ran {LEAVE_SECONDS:g} s after its trial had ended"
+        warning = (
+            f"bssearch killed {program}, which still ran {LEAVE_SECONDS:g} s after its trial had ended; end the "
+            "program with the trial"
+        )
     elif found.exit_code == 0 or outcome.state in {TrialState.FAILED, TrialState.OOM}:
         return outcome
     elif left_early and asked is None:

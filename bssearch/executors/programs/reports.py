@@ -73,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportPace:
-    """The ``seconds`` that ``steps`` took. ``is_own``: whether the program's clock measured the time."""
+    """The ``seconds`` that ``steps`` took. ``is_own`` says whether the program's clock measured the time."""
 
     seconds: float
     steps: int

@@ -63,7 +63,7 @@ class ScriptProcess:
 class ScriptServer:
     """Starts one process of a script at a time and ends the process's descendants.
 
-    ``notice``: why trials repeat the script's imports, or None.
+    ``notice`` says why trials repeat the script's imports, or is None.
     """
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
