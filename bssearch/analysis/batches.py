@@ -67,7 +67,7 @@ def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
     searched = ", ".join(spec.varied_in_model)
     yield (
         "default_model_timed",
-        f"space.model searches {searched}, but step times and memory are only of the default's model "
+        f"space.model searches {searched}, but step times and memory are known only for the default's model "
         f"({_in_words(spec.timed_model)}); trials of other models use measured seconds",
     )
 

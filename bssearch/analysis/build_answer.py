@@ -414,7 +414,7 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
         f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
-        f"{share if highest <= LARGEST_SHARE else 'too few runs to tell'}",
+        f"{share if highest <= LARGEST_SHARE else 'the runs are too few to tell'}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
@@ -603,9 +603,10 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
         trial_numbers=[],
     )
     message = (
-        f"the trials stopped at {found.target.in_words}; the prediction is batch {span(predicted.optimum_interval)} "
-        f"(90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; as a test, run "
-        f"batch {predicted.test_batch_size} to {target.in_words}"
+        f"the trials stopped at {found.target.in_words}; the predicted optimum is batch "
+        f"{span(predicted.optimum_interval)} (90 %), and B_crit is {predicted.b_crit.in_words}, not "
+        f"{number(predicted.b_crit_measured)}; as a test, run batch {predicted.test_batch_size} to "
+        f"{target.in_words}"
     )
     return found.model_copy(
         update={
@@ -711,20 +712,20 @@ def predict_for_device(
     objective = spec.objective if objective_of(spec).trials_race else TimeToTarget.name
     timed_spec = spec.model_copy(update={"objective": objective})
     found = build_answer(replace(study, objective=objective), timed_spec, moved, step_times)
-    measured_on = "elsewhere" if study.environment is None else study.environment.device_name
+    measured_on = "an unknown device" if study.environment is None else study.environment.device_name
     caveats = [
         (
             "predicted",
             True,
             f"the answer predicts {device_name} from the steps on {measured_on}; no trial ran on {device_name}",
         ),
-        ("no_step_time", left_out, f"left out batch sizes without a step time: {_listed(left_out)}"),
+        ("no_step_time", left_out, f"the answer leaves out batch sizes without a step time: {_listed(left_out)}"),
         (
             "other_models_left_out",
             others,
-            f"left out {plural(others, 'trial')} of other models; step times are of the default's model",
+            f"the answer leaves out {plural(others, 'trial')} of other models; step times are of the default's model",
         ),
-        ("growing_batches_left_out", grown, f"left out {plural(grown, 'trial')} with growing batches"),
+        ("growing_batches_left_out", grown, f"the answer leaves out {plural(grown, 'trial')} with growing batches"),
     ]
     notices = [Notice(code=code, message=message) for code, holds, message in caveats if holds]
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]

@@ -183,9 +183,9 @@ def speedup_shares(answer: Answer) -> str:
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
         return ""
     if batch.value == 1:
-        return "all of it by retuning"
+        return "by retuning alone"
     if retuning.value == 1:
-        return "none of it by retuning"
+        return "by batch size alone"
     return f"{number(retuning.value, 2)}× by retuning, {number(batch.value, 2)}× by batch size"
 
 

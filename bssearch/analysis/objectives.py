@@ -177,7 +177,7 @@ def bounded_ratio(log_ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """An objective; a study minimises its figure, the objective value of a trial.
+    """An objective gives each trial a figure, the objective value that a study minimises.
 
     Figures 5 % apart differ by log 1.05 in `log`.
     """

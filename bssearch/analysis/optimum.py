@@ -135,7 +135,7 @@ def plainly_missed(miss: Candidate) -> str:
     one, reached, runs = miss.configuration, _reached(miss), len(miss.runs)
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {reached} of {runs} runs with "
-        f"fresh seeds, so at most {at_most(reached, runs):.0%} of runs do (95 % confidence)"
+        f"fresh seeds, so at most {at_most(reached, runs):.0%} of runs reach the target (95 % confidence)"
     )
 
 

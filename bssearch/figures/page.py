@@ -373,7 +373,7 @@ def _objective(picture: StudyPicture) -> Section:
     return Section(
         name="objective",
         title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
-        text="Each batch size has the best learning rate and regularisation. Bars are 95 % intervals"
+        text="Each point has the batch size's best learning rate and regularisation. Bars are 95 % intervals"
         f"{stopped if objective_in(answer).stops_at_target else '.'}",
         charts={
             "objective": plots.objective_chart(answer, default.batch_size if default else None),

@@ -1,4 +1,4 @@
-"""Thresholds of all intervals and verdicts, and the quantiles behind them."""
+"""Thresholds and quantiles for all intervals and verdicts."""
 
 import statistics
 from collections.abc import Iterable

@@ -144,7 +144,9 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """Bounds of a metric and its value at chance; if ``reported``, the test metric of the recommendation is measured.
+    """Bounds of a metric and its value at chance.
+
+    If ``reported``, bssearch measures the metric of the recommendation on the test part.
 
     Example: ``metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}``
     """
@@ -299,7 +301,7 @@ def train_seconds_of(trials: Iterable[TrialRecord]) -> float:
 def trainings_of(trials: Iterable[TrialRecord], seconds: float) -> float:
     """Return the train seconds of all trials divided by the ``seconds`` of one training.
 
-    Train seconds exclude waits for a CPU if known.
+    Train seconds exclude waits for a CPU if the waits are known.
     """
     outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
     return math.fsum(one.undelayed_train_seconds or one.train_seconds for one in outcomes) / seconds

@@ -125,7 +125,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares, and return the step time of each split.
 
     t is undelayed step time / reference kernel time if known, else the wall time of the uncontended visits. If all
-    visits are contended, t is their wall time.
+    visits to a split are contended, t is their wall time.
     """
     # Visits are random effects, so that a visit to one batch size still adds information.
     if not (chosen := _comparable(visits)):

@@ -165,7 +165,9 @@ class Guard:
         if scope["method"] not in {"GET", "HEAD"}:
             return self._refuse(405, f"{scope['method']} does not work, because pages are read-only", "Use GET")
         if (size := len(scope["query_string"])) > MOST_QUERY_BYTES:
-            return self._refuse(414, f"The query has {size} of at most {MOST_QUERY_BYTES} bytes", "Shorten the query")
+            return self._refuse(
+                414, f"The query has {size} bytes, more than the {MOST_QUERY_BYTES} allowed", "Shorten the query"
+            )
         return None if access.token is None else self._with_token(scope, headers)
 
     def _with_token(self, scope: Scope, headers: Headers) -> Response | None:

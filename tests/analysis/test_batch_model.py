@@ -587,7 +587,7 @@ def test_trials_whose_batch_grows_are_left_out_and_counted() -> None:
     found = predict_for_device(study(), SPEC, [*runs(), *grown], times, "tiny")
     assert found.batch_schedule is None, "their steps are of more than one size"
     (notice,) = (one for one in found.warnings if one.code == "growing_batches_left_out")
-    assert notice.message == "left out 3 trials with growing batches"
+    assert notice.message == "the answer leaves out 3 trials with growing batches"
     alone = predict_for_device(study(), SPEC, runs(), times, "tiny")
     assert found.batches == alone.batches
     assert notice not in alone.warnings

@@ -115,7 +115,7 @@ def test_samples_and_target_are_two_ways_to_ask_the_same() -> None:
         (1.0, {}, ["target 1 must be easier", "bound of accuracy"]),
         (0.99, {}, ["accuracy 0.99", "predictions end at 4"]),
         (0.85, {"evaluations": 3}, ["levels", "needs 4"]),
-        (0.85, {"sizes": (8, 16, 32)}, ["curves to the target: 3", "needs 4"]),
+        (0.85, {"sizes": (8, 16, 32)}, ["curves to the target is 3", "needs 4"]),
         (0.85, {"power": 0.0}, ["show no change of B_crit", "is not possible"]),
     ],
 )

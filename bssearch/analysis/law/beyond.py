@@ -95,7 +95,7 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
     found = sorted((one for one in curves if math.isfinite(one.typical(hardest))), key=lambda one: one.batch_size)
     require(
         len(found) >= FEWEST_BATCHES,
-        f"batch sizes with curves to the target: {len(found)}; a prediction needs {FEWEST_BATCHES}",
+        f"the number of batch sizes with curves to the target is {len(found)}; a prediction needs {FEWEST_BATCHES}",
         hint="run more search trials, or import runs with their learning curves",
     )
     start = max(gains[0] for one in found for _, gains in one.runs)
@@ -279,7 +279,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Predict for ``samples`` at the best batch size; raise `UsageError` if out of range."""
+    """Predict for ``samples`` at the best batch size; raise `UsageError` if ``samples`` is out of range."""
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))

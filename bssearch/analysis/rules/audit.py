@@ -176,7 +176,7 @@ def _apart(ratio: Regret | None, overlap: bool) -> Finding:
 
 
 def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
-    """Judge if the largest batch size's metric at the full limit is over 2 points worse than the best metric."""
+    """Judge whether the largest batch size's final metric is over 2 points worse than the best metric."""
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
         known = (

@@ -262,7 +262,7 @@ def judge(
         regret = _at_least(rule, tuned, limit)
         counted = f"0 of {made} runs reached the target" if made > 1 else "the only run missed the target"
         if made < wanted:
-            return Judgement("undecided", f"{counted}; {made} of {wanted} runs made", regret)
+            return Judgement("undecided", f"{counted}; {made} of {wanted} runs exist", regret)
         shared = any(run.outcome is not None and run.outcome.contended for run in rule.runs)
         if basis and shared and not _has_diverged(rule) and (regret is None or regret.value <= BROKE):
             return Judgement("undecided", f"{counted}, but other work used the device", regret)
@@ -279,7 +279,7 @@ def judge(
     regret, method = _regret(rule, tuned)
     method += basis
     if regret.low is None or regret.high is None:
-        return Judgement("undecided", f"{method}; {made} of {wanted} runs made" if made < wanted else method, regret)
+        return Judgement("undecided", f"{method}; {made} of {wanted} runs exist" if made < wanted else method, regret)
     if regret.high < HELD:
         return Judgement("held", method, regret)
     return Judgement("broke" if regret.low > BROKE else "undecided", method, regret)
