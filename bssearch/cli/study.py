@@ -115,7 +115,7 @@ MEANINGS = {
 
 @app.command("show")
 def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Show a study's trials by phase and state, budget and fastest trial."""
+    """Show a study's budget, fastest trial, and trials by phase and state."""
     from bssearch.commands.trials import status as status_of
 
     with study_to_read(db, study) as (store, name):
@@ -378,7 +378,7 @@ def delete(
         try:
             checkpoints.clear()
         except CheckpointError as error:
-            typer.echo(f"checkpoints of paused trials may remain: {error}", err=True)
+            typer.echo(f"checkpoints of paused trials may remain; delete the remaining files: {error}", err=True)
     tell(form, f"deleted {what}", study=study, trials=trials, observations=observations)
 
 

@@ -98,7 +98,7 @@ def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
     if target is None or not math.isfinite(target) or measured.shortfall(target) >= 0:
         return answer(store, study, target)
     wanted = replace(measured, value=target)
-    if spec_of(record).is_imported:  # these curves may go beyond the study's target
+    if spec_of(record).is_imported:  # imported curves may go beyond the study's target
         curves = store.trials.curves(study, [one.number for one in store.trials.of(study)])
         if any(first_crossing(one, wanted) for one in curves.values()):
             return answer(store, study, target)
@@ -147,7 +147,7 @@ DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is f
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
     """Round the searched values of a configuration to `DIGITS` digits if the rounded values stay in range."""
     found, space, size = dict(values), spec.space, values["batch_size"]
-    own = spec.default_configuration.optimizer  # of a program, whose values have no optimizer
+    own = spec.default_configuration.optimizer  # for a program, whose values name no optimizer
     for one in space.dimensions():
         plain = one.name.removeprefix("reference_").rpartition(".")[2]
         name = one.name if one.name in values else plain

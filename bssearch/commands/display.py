@@ -62,7 +62,7 @@ def seconds_left(history: History) -> float:
         reached = [wall for _, wall, state in ended if state is TrialState.REACHED]
         at_once = max(1.0, math.fsum(walls) / max(history.busy_seconds, 1e-9))
         first = TUNED * walls[0]
-        # Seconds from end to end: decisions and the starts of processes count, breaks of the study hardly.
+        # Seconds between the ends of trials, with decisions and process starts, but without long breaks.
         turns = [min(end - before, wall + BETWEEN_TRIALS) for (before, *_), (end, wall, _) in pairwise(ended)]
         turn = statistics.mean([first, *turns])
         between = max(0.0, turn - statistics.mean([first, *walls[1:]]) / at_once)

@@ -57,7 +57,7 @@ class Launch:
     ] = None
     verbose: Annotated[bool, Option("Print a line for each trial that ends.")] = False
     listener: "Listener | None" = None  # a listener instead of the display of progress
-    progress: bool | None = None  # True shows the run, None only in a notebook, False never
+    progress: bool | None = None  # True shows the run, None only in a notebook, False nowhere
     make_executor: "Callable[[StudySpec, Path], Executor] | None" = None
     pretended_gib: float | None = None  # limit of device memory that the study does not store
     shift: "Shift | None" = None  # yields to other studies
@@ -65,8 +65,8 @@ class Launch:
 
 HERE = Launch()
 
-QUICK_SECONDS = 60.0  # of a quick answer
-TARGET_RUNS = 5  # from which `check --suggest-target` proposes a target
-TURN_SECONDS = 300.0  # of a queued study until the next study runs; much longer than loading a workload
+QUICK_SECONDS = 60.0  # seconds for a quick answer
+TARGET_RUNS = 5  # runs of the default for `check --suggest-target`
+TURN_SECONDS = 300.0  # seconds until a queued study yields; much longer than loading a workload
 
 OPTIONS = {one.name: note for one in fields(Launch) for note in get_args(one.type) if isinstance(note, Option)}

@@ -137,7 +137,7 @@ def add_devices(study: OpenStudy) -> None:
             )
             return
     before = -1
-    while (made := _runs_on_devices(study)) != before:  # a run was missing
+    while (made := _runs_on_devices(study)) != before:  # the last pass made runs
         rows = answer(study.store, study.spec.name).by_devices
         study.driver().run_planned(
             partial(after_search.next_run_on_devices, rows=rows, runs_before=made), Phase.DEVICES

@@ -103,7 +103,7 @@ class Study:
     def tell(self, trial: Trial, error: BaseException | None = None) -> None:
         """Report a trial's end, or its ``error``; raise `UsageError` unless `ask` returned this trial last."""
         if self._asked is None or self._asked.trial is not trial:
-            raise UsageError("tell() needs the last trial of ask(); pass this trial")
+            raise UsageError("tell() got an unknown trial; pass the trial that ask() returned last")
         piece, self._asked = self._asked, None
         piece.end(error)
 
