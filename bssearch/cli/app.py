@@ -44,7 +44,7 @@ def topic_file(topic: str) -> Path:
     there = topics()
     if topic not in there:
         near = get_close_matches(topic, there) or list(there)
-        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"choose from {', '.join(near)}")
+        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"run `bssearch guide {' | '.join(near)}`")
     return there[topic]
 
 
