@@ -89,10 +89,8 @@ def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is
         store.is_away = True
         done = bssearch("study", "delete", "other", "--yes", cwd=folder)
     assert (done.returncode, names(folder)) == (0, [])
-    assert (
-        f"checkpoints of paused trials may remain; delete the remaining files: the checkpoint store troubled://{tmp_path}/store: "
-        in done.stderr
-    )
+    left = "checkpoints of paused trials may remain; delete the remaining files"
+    assert f"{left}: the checkpoint store troubled://{tmp_path}/store: " in done.stderr
 
 
 def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:
