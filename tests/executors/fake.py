@@ -240,7 +240,7 @@ class FakeExecutor:
 
     def _refuse_while_a_trial_runs(self) -> None:
         if self._playing:
-            raise ValueError("nothing is measured while a trial runs")
+            raise ValueError("cannot measure while trials run; wait for their end")
 
 
 def _scripted(playing: _Playing, outcome: TrialOutcome) -> TrialOutcome:
