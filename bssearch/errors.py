@@ -172,8 +172,8 @@ def required(
 
 # Pydantic's phrases and their replacements.
 PHRASES = {
-    "String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'": "must be letters, digits, '_', '.' and '-', and "
-    "start with a letter or digit",
+    "String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'": "must have only letters, digits, '_', '.' and '-', "
+    "and start with a letter or digit",
     r"String should match pattern '^(auto|cpu|cuda(:\d+)?)$'": "must be auto, cpu, cuda or cuda:NUMBER",
     "Input should be ": "must be ",
     "Input should ": "must ",

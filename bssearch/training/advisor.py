@@ -75,8 +75,8 @@ class BatchAdvice:
         """Return the share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
 
         Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range widens the noise scale's interval
-        by two deviations of B_crit (2 × `CRITICAL_BATCH_OCTAVES`) at each end. In quadrature, the range also adds two
-        deviations of the two sizes' steps from the law (`STEPS_DEVIATION`).
+        at each end by two deviations of B_crit (2 × `CRITICAL_BATCH_OCTAVES`). In quadrature, the range also adds two
+        deviations of measured steps from this formula (`STEPS_DEVIATION`).
         """
 
         def share(b_crit: float) -> float:
@@ -150,7 +150,7 @@ class BatchAdvisor:
         batch_size: Samples per optimizer step, of all ranks together.
         optimizer: One or several optimizers. With Adam, the noise scale is for Adam's updates.
         dataset_size: Samples of the training set.
-        micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another number.
+        micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another count of passes.
         weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the step.
             The noise scale counts weights instead of samples. Divide the summed loss by the step's weights.
         aside: Context of the second backward passes.
@@ -264,7 +264,7 @@ class BatchAdvisor:
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
         """Return a batch schedule for another run: (samples, batch size) of each doubling, up to ``largest``.
 
-        The first batch size doubles to a size once the noise scale stays at or above size / ``share``.
+        The schedule doubles to a batch size once the noise scale stays at or above batch size / ``share``.
         """
         scales = []
         for end in range(FEWEST_PASSES, len(self._passes) + 1, FEWEST_PASSES):

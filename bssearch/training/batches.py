@@ -57,7 +57,7 @@ Epochs = Generator[torch.Tensor, None, None]
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
     """Place the data for training; also return the training part's placement.
 
-    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory, by default all.
+    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory, by default all memory.
     """
     train, device, wanted = data.train, computation.device, computation.settings.data
     if wanted == "auto" and device.type != "cpu":
@@ -122,7 +122,7 @@ TokenStep = list[list[int]]  # rows of each micro-batch of a step
 
 
 class TokenBatches:
-    """Makes micro-batches of random samples of similar length, with at most ``size`` tokens and padding each."""
+    """Makes micro-batches of random samples of similar length, each with at most ``size`` tokens, padding included."""
 
     def __init__(self, lengths: Sequence[int], size: int, micro_batches: int, seed: int) -> None:
         longest = max(lengths)
@@ -139,7 +139,7 @@ class TokenBatches:
         self._generator = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> Iterator[TokenStep]:
-        """Yield the next epoch's steps, without a last incomplete step."""
+        """Yield the next epoch's steps, without an incomplete last step."""
         step: TokenStep = []
         has_stepped = False
         for rows in torch.split(torch.randperm(len(self.lengths), generator=self._generator), self._pool):
@@ -241,7 +241,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device) -> Literal["forkserver"] | None:
-    """Return ``forkserver`` on CUDA if plain tensors fit free shared memory twice, else None for the default."""
+    """Return ``forkserver`` on CUDA if plain tensors fit twice into free shared memory, else None for the default."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -404,7 +404,7 @@ class Growth:
             require(
                 train_samples is not None or stage.micro_batch_size == self.stages[0].micro_batch_size,
                 f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; keep "
-                f"{self.stages[0].micro_batch_size}, because the workload makes its own batches",
+                f"{self.stages[0].micro_batch_size} samples, because the workload makes its own batches",
                 error=WorkloadError,
             )
             require(
@@ -460,7 +460,7 @@ class Growth:
 
 
 def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
-    """Yield the rows of each micro-batch, (micro-batch size,), from ``growth``'s position on.
+    """Yield the rows of each micro-batch, shape (micro-batch size,), from ``growth``'s position on.
 
     If ``ahead``, count the steps in ``growth``.
     """

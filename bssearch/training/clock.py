@@ -96,7 +96,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Return a warning if the ledgers miss more of ``wall`` than `LEDGER_GAP_SHARE` and `LEDGER_GAP_SECONDS`."""
+        """Warn if the seconds outside all ledgers exceed `LEDGER_GAP_SECONDS` and `LEDGER_GAP_SHARE` of ``wall``."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
@@ -114,7 +114,7 @@ class Clock:
 
     @property
     def train_seconds_so_far(self) -> float:
-        """The train seconds, with the seconds of an open block by the host's clock."""
+        """The train seconds, plus the seconds of an open block by the host's clock."""
         open_seconds = 0.0 if self._train_entered is None else self._now() - self._train_entered
         return self._seconds["train"] + open_seconds
 

@@ -66,7 +66,9 @@ class Computation:
         model: nn.Module = cast(Any, workload).build_model(dropout=dropout, **own)
         ghosts = settings.ghost_batch_size
         if ghosts is not None and not convert_batch_norms(model, GhostNorm, ghost_batch_size=ghosts):
-            self.warn(f"ghost_batch_size = {ghosts} has no effect: the model has no batch normalisation")
+            self.warn(
+                f"ghost_batch_size = {ghosts} has no effect: the model has no batch normalisation; omit the option"
+            )
         if settings.sync_batch_norm and self.ranks is not None:
             convert_batch_norms(model, SharedNorm, ranks=self.ranks)
         if settings.activation_checkpointing:
@@ -116,7 +118,7 @@ class Computation:
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
     def inputs(self, inputs: Any) -> Any:
-        """Return the inputs, with images in the channels-last format if the settings say so."""
+        """Return the inputs, with images in the channels-last format if ``channels_last`` is set."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:
@@ -159,7 +161,7 @@ GRAPHS_PER_FUNCTION = 4096
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model's forward pass, one graph per input shape, without new parameter names."""
+    """Compile a model's forward pass into one graph per input shape; parameter names do not change."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
@@ -229,7 +231,7 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
         raise LaunchError(
             f"precision = {wanted!r} is not available on {device}; choose from {', '.join(available)}",
             hint="use another precision: tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 "
-            "also runs on the CPU), fp16 any CUDA device",
+            "also runs on the CPU); fp16 needs a CUDA device",
         )
     return wanted
 
@@ -284,7 +286,7 @@ def _checkpointed_class(kind: Any) -> Any:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Restore a model's buffers after the block, even if replaced."""
+    """Restore a model's buffers after the block, even if the block replaced the buffers."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -319,7 +321,7 @@ def _mixed_class(mixin: type, kind: type) -> type:
 
 
 class GhostNorm:
-    """Mixin for a batch norm that normalises each ``ghost_batch_size`` consecutive samples separately.
+    """A mixin for a batch norm that normalises each ``ghost_batch_size`` consecutive samples separately.
 
     Each group uses its own mean and biased variance (Hoffer et al. 2017, arXiv 1705.08741). Remaining samples form a
     smaller group; a single sample joins the last group. Running statistics follow the mean of the groups' means and of
@@ -367,7 +369,7 @@ def _count_batch(norm: Any) -> Any:
 
 
 class SharedNorm:
-    """Mixin for a batch norm that normalises with the statistics of all ranks' micro-batches."""
+    """A mixin for a batch norm that normalises with the statistics of all ranks' micro-batches."""
 
     ranks: Ranks
 

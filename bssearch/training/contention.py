@@ -184,7 +184,7 @@ class DeviceWatch:
             self._grown_bytes = max(self._grown_bytes, memory - self._memory_bytes)
 
     def reasons(self) -> list[str]:
-        """Look once more; return all reasons."""
+        """Look once more, and return all reasons for contention."""
         self.look()
         grown = f"memory outside PyTorch's allocator grew by {self._grown_bytes / 2**30:.3g} GiB during the trial"
         return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
@@ -200,7 +200,7 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe other programs' CPU use; None below `LEAST_OTHERS` CPUs, or below `FULL_SHARE` for all programs."""
+    """Describe other programs' use of at least `LEAST_OTHERS` CPUs, if all programs use `FULL_SHARE` of the CPUs."""
     used = after.less(before)
     if used.wall <= 0:
         return None

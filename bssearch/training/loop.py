@@ -105,8 +105,8 @@ class TrialLoop:
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
         """Train; yield each evaluation (never a NaN) and return the outcome.
 
-        The workload's exceptions pass through, except errors of exhausted memory. Raises `CheckpointError` if a paused
-        trial cannot resume.
+        The workload's exceptions pass through, except out-of-memory errors. Raises `CheckpointError` if a paused trial
+        cannot resume.
         """
         self._clock.start()
         with self._clock.ledger("other"):

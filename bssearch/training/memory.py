@@ -174,7 +174,7 @@ def trim_heap() -> None:
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Cap this process's memory: PyTorch's reserved memory on a GPU, the data segment on the CPU."""
+    """Cap this process's memory: PyTorch's reserved memory on a GPU, and the data segment on the CPU."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)

@@ -41,7 +41,7 @@ _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of script
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Return id and name of the other programs that compute on a device; None if unknown.
+    """Return the id and name of other programs that compute on a device; None if unknown.
 
     The list leaves out this process's ancestors and descendants, and the driver's workers.
     """
@@ -52,7 +52,7 @@ def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """Return the `other_processes` that computed after ``since`` (seconds of `time.time`), even without memory."""
+    """Return the `other_processes` that computed after ``since`` (seconds of `time.time`), with or without memory."""
     begun = int(since * 1e6)
     samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
     found = {int(one.pid) for one in samples or () if one.smUtil > 0}

@@ -284,7 +284,7 @@ def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None
     """
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):
-        raise ValueError(f"{len(states)} states for {len(optimizers)} optimizers")
+        raise ValueError(f"the numbers of states ({len(states)}) and of optimizers ({len(optimizers)}) differ")
     for optimizer, state in zip(optimizers, states, strict=True):
         built = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         _check_kind(optimizer, state["param_groups"])

@@ -215,8 +215,8 @@ class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration. ``dropped_samples`` is per epoch; None with streams, token batches or a
-    growing batch. ``noise_every`` is the steps between noise measurements, and ``noise_seconds`` the host's seconds of
-    measuring.
+    growing batch. ``noise_every`` counts the steps between noise measurements, and ``noise_seconds`` the host's seconds
+    of measuring.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def has_noise(self) -> bool:
-        """True if the workload gives gradients of arbitrary samples."""
+        """True if the workload can give gradients of arbitrary samples."""
         return self._own_step is None and not isinstance(self.train, BatchStream)
 
     def measure_noise(self, every: int) -> None:
@@ -536,7 +536,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             loss = self.loss(inputs, targets)
         require(
             _scalar(loss, "loss", "a scalar tensor or a WeightedLoss with a scalar total").requires_grad,
-            "loss() returned a tensor without a gradient; the loss must depend on the model",
+            "loss() returned a tensor without a gradient; let the loss depend on the model",
             error=WorkloadError,
         )
         require(

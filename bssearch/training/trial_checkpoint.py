@@ -325,7 +325,7 @@ class SavedRun:
 
 
 def read_checkpoint(path: Path) -> SavedRun:
-    """Read a checkpoint. Raises `NotFoundError` if missing, and `UsageError` if unusable."""
+    """Read a checkpoint. Raises `NotFoundError` if the file is missing, and `UsageError` if the file is unusable."""
     require(path.exists(), f"checkpoint {path} does not exist; check the path", error=NotFoundError)
     saved = _of_trial(path) or _of_run(path, _load(path))
     for name, value in saved.model.items():

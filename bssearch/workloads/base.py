@@ -1,4 +1,4 @@
-"""The workload protocol, and resolving a spec's ``workload`` string.
+"""The workload protocol, and the resolution of a spec's ``workload`` string.
 
 The string is a shipped name (``digits``), an import path (``package.module:MyWorkload``), or a file
 (``folder/file.py:MyWorkload``) relative to the spec's folder.
@@ -185,7 +185,7 @@ def check_takes(workload: Workload, names: Iterable[str]) -> None:
         require(
             inspect.Parameter.VAR_KEYWORD in kinds.values() or kinds.get(name) in BY_NAME,
             f"space.{full}: {TAKES[group]}{signature} of the workload has no parameter {name!r}",
-            hint=f"give {TAKES[group]}() a keyword {name}, or **parameters for all, or remove {name} from the space",
+            hint=f"give {TAKES[group]}() a keyword {name} or **parameters, or remove {name} from the space",
             error=WorkloadError,
         )
 
@@ -462,7 +462,7 @@ def _as_json(value: Any) -> Any:
 
 
 def kind_of(value: object) -> str:
-    """Return a value's type and, if any, shape in words."""
+    """Describe a value's type and, if any, shape."""
     if getattr(value, "is_nested", False):
         return f"a nested {type(value).__name__}"
     shape = getattr(value, "shape", None)

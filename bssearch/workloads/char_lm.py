@@ -152,7 +152,7 @@ class CharLM:
 
 
 class CharTransformer(nn.Module):
-    """Decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
+    """A decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
 
     The output layer and the token embedding share weights. Dropout acts on embeddings and on each block's outputs.
     """

@@ -90,7 +90,7 @@ class Part:
         return Part(moved(self.inputs, device), moved(self.targets, device))
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Return (inputs, targets) of rows (samples,), in the order of the rows."""
+        """Return (inputs, targets) of ``rows`` (samples,), in the order of ``rows``."""
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def thinned(self, most: int) -> Part:
@@ -196,7 +196,7 @@ class TokenPart(HostPart):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Training, validation and test data: each a `Part` or an argument of `Part.of`.
+    """Training, validation and test data, as `Part` objects or as arguments of `Part.of`.
 
     Search trials never read ``test``. ``train`` may be None with ``train_batches``.
 
@@ -371,7 +371,7 @@ def _refused(whole: object, field: str, place: str, leaf: object) -> WorkloadErr
 
 
 def in_words(value: object) -> str:
-    """Describe a value: a mapping by its keys, a sequence by its first and its first unlike element."""
+    """Describe a value: a mapping by its keys, a sequence by its first element and the first of another kind."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))

@@ -2,7 +2,7 @@
 
 Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. bssearch looks for the four files in this order:
 
-1. in the folder ``BSSEARCH_DATA_DIR`` (if set, the only place), ``fashion-mnist`` or ``FashionMNIST/raw`` inside
+1. if ``BSSEARCH_DATA_DIR`` is set, only in this folder and its ``fashion-mnist`` and ``FashionMNIST/raw``
 2. in Debian's package ``dataset-fashion-mnist``
 3. as an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
 4. as a new download into the cache folder with torchvision
@@ -274,7 +274,7 @@ def _moments(images: np.ndarray) -> tuple[float, float]:
 def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
     """Move images (samples, 1, height, width) by up to `SHIFT` pixels; mirror half of the images.
 
-    The augmentation follows He et al. 2016 (arXiv 1512.03385, § 4.2), but repeats the borders.
+    The augmentation follows He et al. 2016 (arXiv 1512.03385, § 4.2), but repeats the border pixels.
     """
     samples, _, height, width = images.shape
     down, right = torch.randint(-SHIFT, SHIFT + 1, (2, samples, 1), device=images.device)

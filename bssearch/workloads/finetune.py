@@ -113,7 +113,7 @@ class FineTune:
     def load(self, device: torch.device) -> Data:
         """Return float32 images (samples, 1, 28, 28) and int64 targets (samples, 2); only new classes train.
 
-        A target is the class, then 1 if the pre-trained network was right (0 for new classes).
+        A target is the class, then 1 if the pre-trained network was right, else 0.
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train

@@ -137,7 +137,9 @@ def test_ghost_batches_without_batch_norm_are_one_warning() -> None:
     computation = on_cpu(ghost_batch_size=2)
     built(computation, Toy())
     built(computation, Toy())
-    assert computation.warnings == ["ghost_batch_size = 2 has no effect: the model has no batch normalisation"]
+    assert computation.warnings == [
+        "ghost_batch_size = 2 has no effect: the model has no batch normalisation; omit the option"
+    ]
 
 
 def test_reduce_overhead_on_the_cpu_is_said_to_be_no_more_than_default() -> None:

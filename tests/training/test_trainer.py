@@ -348,7 +348,7 @@ def test_a_batch_larger_than_the_training_part_is_refused_with_both_sizes() -> N
     [
         (0.5, "returned float; expected a scalar tensor"),
         (torch.ones(3, requires_grad=True), r"shape \(3,\); expected a scalar"),
-        (torch.tensor(0.5), "without a gradient; the loss must depend on the model"),
+        (torch.tensor(0.5), "without a gradient; let the loss depend on the model"),
     ],
 )
 def test_a_loss_that_cannot_be_differentiated_is_refused(loss: object, message: str) -> None:
