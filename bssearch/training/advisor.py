@@ -150,7 +150,8 @@ class BatchAdvisor:
         batch_size: Samples per optimizer step, of all ranks together.
         optimizer: One or several optimizers. With Adam, the noise scale is for Adam's updates.
         dataset_size: Samples of the training set.
-        micro_batches: Backward passes per step, of all ranks together. The advisor skips steps with another count of passes.
+        micro_batches: Backward passes per step, of all ranks together.
+            The advisor skips a step that has more or fewer passes.
         weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the step.
             The noise scale counts weights instead of samples. Divide the summed loss by the step's weights.
         aside: Context of the second backward passes.
