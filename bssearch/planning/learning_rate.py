@@ -83,7 +83,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sde": RuleOfThumb(
         rate=SQRT,
         batch_rules={"betas": "sde"},
-        holds="for Adam while κ(1 − β) < 1 for both β (the full square root scaling rule)",
+        holds="for Adam if κ(1 − β) < 1 for β₁ and β₂ (the full square root scaling rule)",
         breaks="from κ(1 − β) = 1 on, at κ = 10 for β₁ = 0.9; also without scaled β and ε",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
         audited_as=("SDE",),

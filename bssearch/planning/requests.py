@@ -134,7 +134,7 @@ def shown(value: object) -> str:
 
 def _problem(model: type[Request], name: str, problem: Any) -> str:
     if problem["type"] == "missing":
-        return f"{name} is missing: {options_of(model)[name].help}"
+        return f"{name} is missing; give this option: {options_of(model)[name].help}"
     if problem["type"] == "extra_forbidden":
         return f"unknown option {name!r}; {nearest(name, model.model_fields, _must_be(model.model_fields))}"
     return f"{name} = {shown(problem['input'])} {problem_in_words(problem)}"
@@ -181,12 +181,12 @@ CLAIMS = {
     "eighty_percent_feasible": Claim(
         "80 % of memory is the optimal batch",
         "this batch is feasible, not optimal; if steps take α + β·B seconds, B = √(B_crit·α/β) takes the least time",
-        "McCandlish et al. 2018, arXiv 1812.06162, with the step's seconds; Shallue et al. 2019, arXiv 1811.03600",
+        "McCandlish et al. 2018, arXiv 1812.06162; Shallue et al. 2019, arXiv 1811.03600",
     ),
     "accumulation_not_stale": Claim(
         "gradients accumulated over more than 16 steps are stale",
-        "false, because weights are constant during accumulation; gradients of 64 micro-batches differ from one "
-        "batch's by 5e-16, except for batch normalisation and means over unequal micro-batches",
+        "false, because weights are constant during accumulation; gradients of 64 micro-batches differ from the "
+        "batch's gradients by a relative 5e-16, except for batch normalisation and means over unequal micro-batches",
         "measured here; huggingface/transformers#34191",
     ),
     "accumulation_cost": Claim(
@@ -212,8 +212,8 @@ CLAIMS = {
     ),
     "sqrt_rule": Claim(
         "Adam's learning rate grows ∝ √batch",
-        "true with 1 − β ∝ batch and ε ∝ 1/√batch, while κ(1 − β) < 1; with constant β₂ half-life, κ = 512 needs twice "
-        "the rate",
+        "true with 1 − β ∝ batch and ε ∝ 1/√batch, if κ(1 − β) < 1 (κ = batch ratio); with constant β₂ half-life, "
+        "κ = 512 needs twice the rate",
         "Malladi et al. 2022, arXiv 2205.10287; Marek et al. 2025, arXiv 2507.07101",
     ),
     "weight_decay_rule": Claim(

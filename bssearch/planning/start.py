@@ -336,7 +336,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else "",
         "max_micro_batch_size": ""
         if max_micro is None
-        else f"32 to 64 samples a device are usual; {micro}"
+        else f"32 to 64 samples per device are usual; {micro}"
         if asked.devices > 1
         else micro,
         "default": "YOURS: your configuration today, which runs first",

@@ -126,7 +126,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 
 
 class BoardProcess:
-    """Reports to boards in another process.
+    """Sends reports to boards in another process.
 
     ``asked`` counts all reports; ``delivered`` counts the reports that each board took.
     """

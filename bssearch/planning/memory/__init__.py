@@ -1,4 +1,4 @@
-"""Plans of a training step's memory, from numbers or from a traced model, which needs torch."""
+"""Plans of a training step's memory, from numbers or, with torch, from a traced model."""
 
 from bssearch.planning.memory.request import MemoryPlan, MemoryPlanRequest, plan_numbers
 from bssearch.planning.requests import planned

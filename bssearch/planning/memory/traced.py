@@ -102,7 +102,7 @@ class StepLifetimes:
 class PeakByBatch:
     """The peak of a step by micro-batch size, from traces at two sizes.
 
-    The live bytes at each event are linear in the batch size, and the peak is the highest line. The peak itself counts
+    The live bytes at each event are a line over the batch size; the peak is the highest line. The peak itself counts
     as linear if the two traces have different events.
     """
 
