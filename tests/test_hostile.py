@@ -134,7 +134,7 @@ def test_a_mutation_changes_a_text() -> None:
         ("? [a, b]\n: 1", "a key must be a text"),
         ("a: !!int x", "'x' is not of type int"),
         ("a: !!python/object:os.system {}", "unknown tag"),
-        ("a: 0x" + "f" * 20000, "a number has more than 1024 bits"),
+        ("a: 0x" + "f" * 20000, "has more than 1024 bits"),
         ("a: " + "9" * 5000, "is not of type int"),
         ('a: "\\ud800"', "is not a Unicode text"),
         ("schema_version: 1\nname: .nan", "name = nan must be a finite number"),

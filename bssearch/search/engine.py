@@ -101,7 +101,7 @@ class Planner:
 
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
         ending = (
-            f"a further trial is expected to improve the time to the target by {expected:.2%}, "
+            f"the sampler expects a further trial to improve the time to the target by {expected:.2%}, "
             f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}; lower "
             "budget.least_improvement to continue"
         )

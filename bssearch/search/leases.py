@@ -1,4 +1,4 @@
-"""Drivers' leases of trials and claims, and tests for living drivers."""
+"""Drivers' leases of trials and claims, and checks whether drivers are alive."""
 
 import hashlib
 import os

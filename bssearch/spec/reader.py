@@ -39,7 +39,7 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 as in `yaml.SafeLoader`, but 1e-3 is a number, a date is text, and a duplicate key is an error.
+    """Reads YAML 1.1 as `yaml.SafeLoader`, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
     Raises `yaml.MarkedYAMLError` for an error or a document above `MOST_NODES` or `MOST_LEVELS`.
     """
@@ -99,7 +99,8 @@ class Loader(yaml.SafeLoader):
             )
             raise ConstructorError(None, None, problem, node.start_mark) from None
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
-            raise ConstructorError(None, None, f"a number has more than {MOST_BITS} bits", node.start_mark)
+            problem = f"the number {shortened(node.value)} has more than {MOST_BITS} bits"
+            raise ConstructorError(None, None, problem, node.start_mark)
         if isinstance(value, str) and not is_unicode(value):
             raise ConstructorError(None, None, f"{shortened(value)} is not a Unicode text", node.start_mark)
         return value
@@ -225,7 +226,7 @@ def _read(path: Path) -> tuple[Any, dict[Location, int]]:
 
 
 def text_of(path: Path, what: str, hint: str | None = None) -> str:
-    """The text of a file of at most `MOST_BYTES`. Raises `NotFoundError` with ``hint``, or `SpecError`."""
+    """The text of a file of at most `MOST_BYTES`. Raises `NotFoundError` with ``hint``, or `SpecError` if invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -463,7 +464,7 @@ NEWER = "upgrade bssearch, because a newer version may have written the spec"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Return a stored study's spec. Raises `DatabaseError` if unreadable."""
+    """Return a stored study's spec. Raises `DatabaseError` if the spec is unreadable."""
     try:
         stored: dict[str, Any] = dict(study.spec)
         preset = stored.pop("preset", None)

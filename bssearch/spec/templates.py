@@ -336,7 +336,6 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
 
 
 def read_file(path: Path, what: str, hint: str) -> Any:
-    """Read a YAML file. Raises `NotFoundError` with ``hint``, or `SpecError`."""
     return lined_yaml(path, text_of(path, what, hint))[0]
 
 
@@ -381,7 +380,7 @@ def _check_key(where: str, key: object) -> None:
     require(
         field not in OFFERS_NONE,
         f"{where}.{key}: no template may admit {field}",
-        hint=f"{', '.join(sorted(OFFERS_NONE))} belong to the operator: make another template with another spec",
+        hint=f"set {field} in the template's spec; submitters may not set {', '.join(sorted(OFFERS_NONE))}",
         error=SpecError,
     )
     require(

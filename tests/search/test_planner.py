@@ -333,7 +333,7 @@ def compared(*sizes: int, start: int) -> list[TrialRecord]:
     ]
 
 
-TOLD = "a further trial is expected to improve the time to the target by"
+TOLD = "the sampler expects a further trial to improve the time to the target by"
 LITTLE = spec_of(budget={"least_improvement": 0.1, "trials": 100})
 
 

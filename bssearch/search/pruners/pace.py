@@ -140,7 +140,7 @@ class Pace(Cap):
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Return the paused trial with the least predicted time; before a hit, the promoted trial.
 
-        Returns None if all paused trials are hopeless, or with ``fresh``, if all predictions exceed the cap.
+        Returns None if all paused trials are hopeless or, with ``fresh``, if all predictions exceed the cap.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)

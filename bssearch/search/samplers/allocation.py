@@ -9,8 +9,8 @@
 5. Batch sizes by weight: (incumbent's objective value / the size's best)², at least ½ for the incumbent's neighbours.
 
 Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the answer's interval. If the
-incumbent is inside, step 3 runs only one trial at a size outside (up to three before a hit). The default and the
-largest size keep three trials.
+incumbent is inside, step 3 runs only one trial at each size outside the interval (up to three before a hit). The
+default and the largest size keep three trials.
 """
 
 import math
@@ -117,7 +117,6 @@ def _agrees_with_quick(history: History) -> bool:
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """The batch sizes that the answer compares with the best size."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1

@@ -83,7 +83,7 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """The micro-batch size for a batch size; None if no size fits.
 
-    The size is the largest allowed divisor, or the largest divisor that has fit, if at least half as large.
+    The size is the largest divisor that has fit, unless the largest allowed divisor is more than twice as large.
     """
     if memory.nothing_fits:
         return None

@@ -123,7 +123,7 @@ class AdamW(_Moments):
 
 
 class Adamax(_Moments):
-    """Adam with the largest gradient instead of the mean square (Kingma & Ba 2015, § 7.1)."""
+    """Adam, but scaled by the decayed largest gradient instead of the root mean square (Kingma & Ba 2015, § 7.1)."""
 
     name: Literal["adamax"]
 
@@ -353,7 +353,7 @@ OwnDomain = Annotated[
 
 
 def checked_names(given: Mapping[str, Any] | None) -> Any:
-    """Return a group of a user's parameters. Raises a `PydanticCustomError` for an invalid name."""
+    """Return a group of a user's parameters. Raises `PydanticCustomError` for an invalid name."""
     for name in given or {}:
         if problem := _problem(name):
             raise PydanticCustomError(UNKNOWN_KEY, "{advice}", {"key": name, "advice": problem})
