@@ -152,7 +152,9 @@ class TrialLoop:
         try:
             value = trainer.evaluate(part, metric)
         except Exception as error:  # evaluate() need not take samples of the form of the training part
-            self._progress.warnings.append(f"the metric of training samples is unknown: {first_line(error)}")
+            self._progress.warnings.append(
+                f"evaluate() failed on training samples: {first_line(error)}; let evaluate() accept training samples"
+            )
             return {}
         return {f"{TRAINING}{metric}": value} if is_metric(value) else {}
 

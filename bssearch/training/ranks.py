@@ -170,7 +170,7 @@ class GradientSum:
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self._ranks = ranks
         parameters = list(model.parameters())
-        self._frozen = [one for one in parameters if not one.requires_grad]
+        self._frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
         self._buckets = [_Bucket(one) for one in _in_buckets(one for one in reversed(parameters) if one.requires_grad)]
         for bucket in self._buckets:
             for parameter in bucket.parameters:
@@ -189,10 +189,11 @@ class GradientSum:
     def end(self) -> None:
         """Add the remaining gradients, and give each parameter the sum."""
         self._is_armed = False
+        changed = [name for name, parameter in self._frozen.items() if parameter.grad is not None]
         require(
-            all(parameter.grad is None for parameter in self._frozen),
-            "a parameter has a gradient, but needed no gradient when the model was built; on several devices "
-            "requires_grad must not change",
+            not changed,
+            f"requires_grad of {', '.join(changed)} has changed since build_model(); on several devices, do not change "
+            "requires_grad",
             error=WorkloadError,
         )
         while len(self._works) < len(self._buckets):

@@ -45,7 +45,7 @@ def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -
     with suppress(Exception):  # the file may be missing or hold anything
         found: Weights = torch.load(path, map_location="cpu", weights_only=True)["weights"]
         return found
-    print(f"{name}: training the initial weights of the trials for the cache {path}", file=sys.stderr)
+    print(f"{name}: training the trials' initial weights, which the cache keeps in {path}", file=sys.stderr)
     with _alone():
         weights = {key: tensor.detach().clone() for key, tensor in make().items()}
     try:

@@ -15,7 +15,7 @@ EVALUATION_CHUNK = 2048
 
 
 class TenClasses:
-    """Cross-entropy and accuracy; a subclass adds data and a model."""
+    """A base class with cross-entropy and accuracy; a subclass adds data and a model."""
 
     metrics: Mapping[str, MetricInfo] = {
         "accuracy": MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES),

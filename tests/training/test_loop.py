@@ -81,7 +81,7 @@ def test_a_workload_that_cannot_evaluate_training_samples_is_tested_with_a_warni
     monkeypatch.setattr(Part, "thinned", lambda self, most: Part(self.inputs[:, :2], self.targets))
     outcome = Run(request(tested=True)).outcome
     assert outcome.test_metric is not None and outcome.further_test_metrics is None
-    assert any("metric of training samples is unknown: RuntimeError" in one for one in outcome.warnings)
+    assert any("evaluate() failed on training samples: RuntimeError" in one for one in outcome.warnings)
 
 
 def test_a_reported_metric_that_is_no_number_is_left_out() -> None:

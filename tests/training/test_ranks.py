@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.rank_workers import RankProcesses
 from bssearch.records import (
@@ -28,7 +28,7 @@ from bssearch.training import course, gradient_noise
 from bssearch.training.batches import micro_batches
 from bssearch.training.clock import Clock
 from bssearch.training.loop import TrialLoop
-from bssearch.training.ranks import Ranks
+from bssearch.training.ranks import GradientSum, Ranks
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss, resolve
 from bssearch.workloads.data import BatchStream, DatasetPart, Part, TokenPart
@@ -383,3 +383,12 @@ def test_trials_that_ranks_cannot_train_are_refused(workload: Toy, precision: st
     computation.ranks = None
     with pytest.raises(UsageError, match="world_size = 2 must be 1, the number of this trial's processes"):
         Trainer(workload, asked, toy_data().train, computation, 0)
+
+
+def test_a_parameter_whose_requires_grad_changed_after_the_model_was_built_is_named() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    gradients = GradientSum(model, Rank(0, 2))
+    model.bias.grad = torch.zeros(2)
+    with pytest.raises(WorkloadError, match="requires_grad of bias has changed"):
+        gradients.end()
