@@ -190,7 +190,7 @@ def exclude(option: str, others: Mapping[str, object]) -> None:
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if an option in ``others`` has a value, because the option needs ``option``."""
+    """Raise `UsageError` if an option in ``others`` has a value, because ``option`` is missing."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}; add {option} or omit {name}")
 

@@ -45,7 +45,8 @@ def best(
         str | None,
         typer.Option(
             metavar="VALUE|METRIC=VALUE",
-            help="One study: answer for another target, predicted if harder. Across studies: filter by target.",
+            help="With one study: another target; bssearch predicts the answer for a harder target. Across "
+            "studies: filter by target.",
         ),
     ] = None,
     step_times: Annotated[

@@ -132,8 +132,8 @@ def add_devices(study: OpenStudy) -> None:
             study.driver().time_on_devices()
         except WorkloadError as error:  # the answer for the search's devices remains valid
             study.listener.note(
-                f"training on {', '.join(map(str, further))} devices fails, so the study leaves these counts out: "
-                f"{error}"
+                f"training on {', '.join(map(str, further))} devices fails, so the study leaves out these device "
+                f"counts: {error}"
             )
             return
     before = -1
