@@ -27,6 +27,8 @@ from bssearch.spec.parts import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSp
 from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, replays
 
+LEAST_IMPROVEMENT: float = BudgetSpec.model_fields["least_improvement"].default
+
 WORST_REGRET = 9.0  # greatest ratio of times in a regret, and the ratio without a winner
 
 
@@ -148,14 +150,13 @@ def _draw(table: RecordedTable, order: Sequence[Recorded], pruner: Pruner, best:
     return Draw(table.name, best, clock.cost / whole, fastest / best, within / whole, clock.now * workers / whole)
 
 
-def unbounded_budget(limit: float, wall_seconds: float | None = None) -> BudgetSpec:
+def unbounded_budget(
+    limit: float, wall_seconds: float | None = None, least_improvement: float = LEAST_IMPROVEMENT
+) -> BudgetSpec:
     """Return a budget in virtual seconds, which may be more than the real ones that a spec takes."""
     return BudgetSpec.model_construct(
-        trials=1_000_000, trial_train_seconds=limit, wall_seconds=wall_seconds, least_improvement=LEAST_IMPROVEMENT
+        trials=1_000_000, trial_train_seconds=limit, wall_seconds=wall_seconds, least_improvement=least_improvement
     )
-
-
-LEAST_IMPROVEMENT: float = BudgetSpec.model_fields["least_improvement"].default
 
 
 def _spec(target: Target, limit: float, workers: int) -> StudySpec:

@@ -84,13 +84,17 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Shared by all searches of a simulation; ``budget`` in train seconds, ``default`` the first point."""
+    """Shared by all searches of a simulation; ``budget`` in train seconds, ``default`` the first point.
+
+    ``true_seconds`` of the cells judge the searches, by default the means of the cells' seeds.
+    """
 
     space: TableSpace
     budget: float
     default: int | None = None
     workers: int = 1
     seed: int = 0
+    true_seconds: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not self.budget > 0 or math.isinf(self.budget):
@@ -104,9 +108,9 @@ class Plan:
 def search(plan: Plan, sampler: str, pruner: str, repeat: int) -> Search:
     """Run one search until its budget is spent; the plan's seed and the repeat determine all choices.
 
-    A sampler searches as a study, with a study's policy and the pruner. Samplers of `OPTUNA` are plain Optuna studies:
-    one of Optuna's pruners joins the study; other pruners have a slack of 1. Raises `UsageError` for a
-    study's search on a table without step times.
+    A sampler searches as a study, with a study's policy and the pruner, until the budget is spent. Samplers of `OPTUNA`
+    are plain Optuna studies: one of Optuna's pruners joins the study; other pruners have a slack of 1. Raises
+    `UsageError` for a study's search on a table without step times.
     """
     rng = np.random.default_rng((plan.seed, repeat))
     seed = int(rng.integers(2**31))
@@ -128,6 +132,7 @@ def _study_search(plan: Plan, name: str, pruner: str, seed: int) -> Search:
         workers=plan.workers,
         seed=seed,
         budget=plan.budget,
+        least_improvement=0.0,
         confirm=ConfirmSpec(runs=0),
     )
     probes = table_probes(table)
@@ -148,29 +153,32 @@ def _study_search(plan: Plan, name: str, pruner: str, seed: int) -> Search:
         best = sampler.incumbent(history) if isinstance(sampler, TimeModelSampler) else history.incumbent
         return None if best is None else space.point_of(best.configuration)
 
-    return _watched(table, clock, incumbent)
+    return _watched(plan, clock, incumbent)
 
 
 def _watched(
-    table: TableSpace,
+    plan: Plan,
     clock: VirtualClock,
     incumbent: Callable[[], int | None],
     ended: Callable[[], None] = lambda: None,
 ) -> Search:
     """Run a clock to its end, and record when its incumbent was near the best; ``ended`` is called at each end."""
+    table = plan.space
+    seconds = plan.true_seconds or table.seconds
+    best = min(seconds)
     within: dict[str, float] = {}
     for trial in clock.run():
         if trial.state is TrialState.RUNNING:
             continue
         ended()
         if len(within) < len(WITHIN) and (point := incumbent()) is not None:
-            found = [name for name, factor in WITHIN.items() if table.seconds[point] <= factor * table.best]
+            found = [name for name, factor in WITHIN.items() if seconds[point] <= factor * best]
             within = dict.fromkeys(found, clock.cost) | within
     last = incumbent()
     return Search(
         within={name: within.get(name, math.inf) for name in WITHIN},
         recommended_within_10=last is not None
-        and table.seconds_by_batch_size[table.batch_size(last)] <= WITHIN["10"] * table.best,
+        and table.least_by_batch_size(seconds)[table.batch_size(last)] <= WITHIN["10"] * best,
         trials=len(clock.trials),
         probes_s=clock.charged,
     )
@@ -213,7 +221,7 @@ def _peer_search(plan: Plan, sampler: str, pruner: str, seed: int, rng: np.rando
         searches_only=True,
     )
 
-    return _watched(table, clock, lambda: study.incumbent(runs), ended=lambda: _tell(study, runs, clock))
+    return _watched(plan, clock, lambda: study.incumbent(runs), ended=lambda: _tell(study, runs, clock))
 
 
 class Asked:

@@ -10,7 +10,7 @@ from bssearch.records import Configuration, ParameterValue, ProbeRecord, TrialPl
 from bssearch.spec import Dimension, SearchSpace, StudySpec
 from bssearch.spec.parts import ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TargetSpec
 from tests.benchmarks.simulate.cells import CellCandidates
-from tests.benchmarks.simulate.draws import unbounded_budget
+from tests.benchmarks.simulate.draws import LEAST_IMPROVEMENT, unbounded_budget
 from tests.benchmarks.simulate.replay import Replay
 from tests.benchmarks.simulate.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace
 
@@ -104,6 +104,7 @@ def table_study(
     workers: int = 1,
     seed: int = 0,
     budget: float,
+    least_improvement: float = LEAST_IMPROVEMENT,
     confirm: ConfirmSpec,
 ) -> tuple[TableStudySpec, TableSearchSpace]:
     """Return the spec of a study over a table, and its space; ``budget`` in train seconds of all workers."""
@@ -119,7 +120,7 @@ def table_study(
         sampler=SamplerSpec.model_validate({"name": sampler}),
         pruner=pruner,
         confirm=confirm,
-        budget=unbounded_budget(table.limit, budget / workers),
+        budget=unbounded_budget(table.limit, budget / workers, least_improvement),
         seed=seed,
         executor=ExecutorSpec(slots=workers),
     )
