@@ -1,10 +1,12 @@
 """Real searches at equal budget: `auto` with `balanced`, and Optuna's TPE with its successive halving.
 
 Run as ``python tests/benchmarks/real_search.py [STUDY]``: a shipped study or a spec (default: fashion_mnist_cpu), in a
-temporary folder. Each search takes ``--wall-seconds``; ``--searches`` of each run in turns. Each incumbent, a trial
-that was the fastest at its end, then gets ``--seeds`` fresh runs. Its true time is their mean, infinite if a run misses
-the target within the limit. Prints the train seconds of a search until its incumbent's true time is within 25 % and 10
-% of the best incumbent of all searches, and its last incumbent. ``--target`` replaces the study's target.
+temporary folder. Each search takes ``--wall-seconds``; ``--searches`` of each run in turns. The search with `auto` then
+confirms its finalists as the study says, and answers. Each incumbent, a trial that was the fastest at its end, and each
+answer then get ``--seeds`` fresh runs. A true time is the mean of these runs, infinite if a run misses the target
+within the limit. Prints the train seconds of a search until its incumbent's true time is within 25 % and 10 % of the
+best of all, its last incumbent, and its answer. The size of an answer is right if any configuration with it comes
+within 10 % of the best. ``--target`` replaces the study's target.
 """
 
 if not __package__:
@@ -20,10 +22,10 @@ from typing import Annotated
 
 import typer
 
-from bssearch import Launch, open_store, run_study
+from bssearch import Launch, best, open_store, run_study
 from bssearch.commands.opening import described
 from bssearch.executors.base import Executor
-from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, ProbeRecord, TrialRecord, TrialState, train_seconds_of
 from bssearch.spec import StudySpec, find_spec, load_spec
 from tests.benchmarks.harness import script
 from tests.evidence.peers import run_to_target
@@ -47,12 +49,12 @@ class Incumbent:
 
 
 def variant(spec: StudySpec, sampler: str, pruner: str, seed: int, wall_seconds: float) -> StudySpec:
-    """Return the spec with another sampler and pruner, ended by the clock only and without confirmation."""
+    """Return the spec with another sampler and pruner, its search ended by the clock only; `auto` confirms."""
     changes = {
         "name": f"{spec.name}-{sampler}-{pruner}-{seed}",
         "sampler": {"name": sampler},
         "pruner": {"name": pruner},
-        "confirm": {"runs": 0},
+        "confirm": spec.confirm.model_dump() if sampler == "auto" else {"runs": 0},
         "seed": seed,
         "budget": {
             "trials": 10_000,
@@ -66,7 +68,8 @@ def variant(spec: StudySpec, sampler: str, pruner: str, seed: int, wall_seconds:
 
 def incumbents(trials: Sequence[TrialRecord]) -> tuple[list[Incumbent], float]:
     """Return the incumbents of a search in their order, and its train seconds in all."""
-    ended = sorted((trial for trial in trials if trial.ended_at and trial.outcome), key=lambda one: str(one.ended_at))
+    searched = [trial for trial in trials if trial.phase is Phase.SEARCH and trial.ended_at and trial.outcome]
+    ended = sorted(searched, key=lambda one: str(one.ended_at))
     found: list[Incumbent] = []
     best, spent = math.inf, 0.0
     for trial in ended:
@@ -101,6 +104,7 @@ def main(
     if target is not None:
         spec = spec.model_copy(update={"target": spec.target.model_copy(update={"value": target})})
     made: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
+    answers: dict[tuple[str, str, int], tuple[Configuration, str]] = {}
     probes: dict[int, ProbeRecord] = {}
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{folder}/study.db"
@@ -113,29 +117,45 @@ def main(
                     environment = store.studies.get(one.name).environment
                     assert environment is not None
                     probes |= store.probes.by_batch_size(one.name, environment)
-                made[sampler, pruner, seed] = (*incumbents(trials), len(trials))
+                found, spent = incumbents(trials)
+                confirmed = [trial for trial in trials if trial.phase is Phase.CONFIRM]
+                made[sampler, pruner, seed] = found, spent, len(trials) - len(confirmed)
+                if confirmed:
+                    answer = best(one.name, db=db)
+                    first = answer.optimal.trial_numbers[0]
+                    chosen = next(trial.configuration for trial in trials if trial.number == first)
+                    kind = "provisional" if answer.provisional else "final"
+                    cost = f"{kind} after {train_seconds_of(confirmed):.0f} more train seconds"
+                    answers[sampler, pruner, seed] = chosen.in_micro_batches(1), cost
     with described(spec, Launch(data_dir=data_dir)) as (executor, _):
         true: dict[str, float] = {}
-        for found, _, _ in made.values():
-            for incumbent in found:
-                configuration = incumbent.configuration
-                if configuration.key not in true:
-                    probe = probes[configuration.batch_size]
-                    true[configuration.key] = true_seconds(spec, executor, configuration, probe, seeds)
-    best = min(true.values())
-    print(f"{spec.name}, {wall_seconds:g} s each; the best incumbent takes {best:.3g} s to the target\n")
+        judged = [incumbent.configuration for found, _, _ in made.values() for incumbent in found]
+        judged += [chosen for chosen, _ in answers.values()]
+        by_size: dict[int, float] = {}
+        for configuration in judged:
+            size = configuration.batch_size
+            if configuration.key not in true:
+                true[configuration.key] = true_seconds(spec, executor, configuration, probes[size], seeds)
+            by_size[size] = min(true[configuration.key], by_size.get(size, math.inf))
+    least = min(true.values())
+    print(f"{spec.name}, {wall_seconds:g} s each; the best configuration takes {least:.3g} s to the target\n")
     print(f"{'search':<22} {'trials':>6} {'train s':>8} {'to 25 %':>9} {'to 10 %':>9}   at the end")
     for (sampler, pruner, seed), (found, spent, count) in made.items():
         costs = []
         for factor in WITHIN:
-            near = [one.spent for one in found if true[one.configuration.key] <= factor * best]
+            near = [one.spent for one in found if true[one.configuration.key] <= factor * least]
             costs.append(f"{near[0]:7.1f} s" if near else "never")
         last = found[-1].configuration if found else None
         ending = (
-            "nothing reached" if last is None else f"batch {last.batch_size}, {true[last.key] / best:.2f} × the best"
+            "nothing reached" if last is None else f"batch {last.batch_size}, {true[last.key] / least:.2f} × the best"
         )
         name = f"{sampler}+{pruner}, seed {seed}"
         print(f"{name:<22} {count:>6} {spent:>8.1f} {costs[0]:>9} {costs[1]:>9}   {ending}")
+        if (sampler, pruner, seed) in answers:
+            chosen, cost = answers[sampler, pruner, seed]
+            size = chosen.batch_size
+            is_right = "right" if by_size[size] <= WITHIN[1] * least else "wrong"
+            print(f"    answer: batch {size} ({is_right}), {true[chosen.key] / least:.2f} × the best, {cost}")
 
 
 if __name__ == "__main__":
