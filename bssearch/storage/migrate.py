@@ -398,7 +398,6 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
 
 
 def refuse_roles_of_a_file(url: URL) -> None:
-    """Raise `UsageError` for a SQLite file, which has no roles."""
     if (path := sqlite_file(url)) is not None:
         raise UsageError(
             f"{path} is a SQLite file, which has no roles",

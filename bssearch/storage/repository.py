@@ -74,7 +74,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study without its running trials to a file; return the numbers of the running trials."""
+        """Write a study without its running trials to a file; return the running trials' numbers."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)

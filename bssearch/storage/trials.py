@@ -518,7 +518,6 @@ class LeaseStore(StorePart):
 
     @writes
     def heartbeat(self, connection: Connection, study_id: int, owner: str, lease_seconds: float) -> None:
-        """Extend an owner's leases to ``lease_seconds`` from now."""
         expires_at = now(connection) + timedelta(seconds=lease_seconds)
         own_trials = update(TRIAL_ROWS).where(*is_running(study_id), TRIAL_ROWS.c.lease_owner == owner)
         connection.execute(own_trials.values(lease_expires_at=expires_at))
