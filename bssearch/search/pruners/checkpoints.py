@@ -375,7 +375,7 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials. A remote store's list is some seconds old, or empty if the store is out of reach."""
+        """Return the saved trials; a remote store's list is up to `LOOK_SECONDS` old, and empty if out of reach."""
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:

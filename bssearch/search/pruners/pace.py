@@ -202,7 +202,7 @@ def _predicted(curve: Progress, standings: Standings) -> float:
 class Race(Cap):
     """Caps trials and stops lagging trials.
 
-    After a tenth of the cap, a trial lags if its gain at t train seconds is below the incumbent's gain at t / ``lag``.
+    After a tenth of the cap, a trial lags if the incumbent had a higher gain at 1 / ``lag`` of the train seconds.
     """
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:

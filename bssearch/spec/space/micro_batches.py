@@ -118,8 +118,8 @@ class BatchRules(StrictModel):
 
     κ is the batch ratio, η/η0 the learning rate's factor.
 
-    - ``betas``: ``half_life`` makes β₂ into β₂^κ, constant half-life in samples (Marek et al. 2025, arXiv 2507.07101);
-      ``sde`` makes both β into max(0, 1 − κ(1 − β)) and ε into ε/√κ, which with learning rate ∝ √κ keeps Adam's SDE
+    - ``betas``: ``half_life`` makes β₂ into β₂^κ, constant half-life in samples (Marek et al. 2025, arXiv 2507.07101).
+      ``sde`` makes both β into max(0, 1 − κ(1 − β)) and ε into ε/√κ. With learning rate ∝ √κ, ``sde`` keeps Adam's SDE
       (Malladi et al. 2022, arXiv 2205.10287).
     - ``ema_decay``: ``half_life`` makes ρ into ρ^κ (Busbridge et al. 2023, arXiv 2307.13813).
     - ``weight_decay``: ``sqrt`` makes λ into λ√κ; ``timescale`` into λκ·η0/η, which keeps AdamW's averaging time (Wang

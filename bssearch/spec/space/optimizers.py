@@ -117,7 +117,7 @@ class Adam(_Moments):
 
 
 class AdamW(_Moments):
-    """Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
 
     name: Literal["adamw"]
 

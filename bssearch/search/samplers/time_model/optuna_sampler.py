@@ -59,7 +59,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Args:
         default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
-            step seconds. With step seconds of fewer than two batch sizes, the model assumes that half of a step's time
+            step seconds. If fewer than two batch sizes have step seconds, the model assumes that half of a step's time
             at the middle size is constant.
         seconds_per_report_step: The unit of the report step, in seconds.
         seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
