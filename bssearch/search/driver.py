@@ -113,7 +113,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def ask(self) -> None:
-        """Count an interrupt from another source, in any thread."""
+        """Count an interrupt from any thread."""
         self.count += 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -278,7 +278,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the answer of the study's ``trials`` trials, unless a driver recently stored an answer."""
+        """Store the answer of ``trials`` trials, unless a driver recently stored an answer."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE

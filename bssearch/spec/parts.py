@@ -249,7 +249,7 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Runs of the finalists with fresh seeds.
+    """The runs of finalists with fresh seeds.
 
     The finalists are the ``top`` batch sizes (two configurations each), the default and the largest size. Each finalist
     gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more runs. The
