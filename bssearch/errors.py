@@ -51,7 +51,7 @@ class UsageError(BSSearchError):
 
 
 class SpecError(UsageError):
-    """The study spec is invalid; the message names the file, line and field.
+    """The study spec is invalid; the message names the file, line and field if known.
 
     Example: ``except bssearch.SpecError as error: print(error)  # study.yaml:14``
     """

@@ -104,7 +104,7 @@ def _downloaded(folder: Path) -> dict[str, Path]:
 # as four big-endian bytes, then the values in C order (LeCun, Cortes, Burges, "The MNIST database", 1998).
 
 
-REPLACE = "replace the file with Fashion-MNIST's, or delete the file to download again"
+REPLACE = "replace the file with the original of Fashion-MNIST, or delete the whole folder if bssearch downloaded it"
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

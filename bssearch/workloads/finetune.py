@@ -54,7 +54,7 @@ def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -
         with replacing([path], binary=True) as (file,):
             torch.save({"weights": weights}, file)
     except (UsageError, OSError, RuntimeError) as error:  # PyTorch raises a RuntimeError if the disk is full
-        print(f"{name}: {error}; each process trains the weights again", file=sys.stderr)
+        print(f"{name}: {error}; each process trains the weights again until the cache is writable", file=sys.stderr)
     return weights
 
 
