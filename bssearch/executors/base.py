@@ -142,7 +142,7 @@ class Executor(Protocol):
         """
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end within a step. Ignores unknown trials.
+        """Ask a running trial to end within a step, or do nothing if the trial is unknown.
 
         `TrialState.PAUSED` prunes a trial that has no writable ``checkpoint``.
         """
@@ -192,7 +192,7 @@ Work = Literal["describe"] | Measurement | TrialRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The command to load a slot's workload. All slots share ``devices`` devices."""
+    """The command to load a slot's workload. ``devices`` is the number of devices that all slots share."""
 
     settings: ExecutorSettings
     slot: int

@@ -289,7 +289,7 @@ def kill_descendants(parent: int) -> None:
 
 
 def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
-    """Kill a group, then this process's other descendants except ``spared``. Waits at most ``seconds``."""
+    """Kill a group, then this process's other descendants except ``spared``, within at most ``seconds``."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + seconds
@@ -447,9 +447,8 @@ class WorkerProcess(WorkerHandle):
         except ValueError as error:
             self.kill()
             with self.log.open("a", encoding="utf-8") as log:
-                log.write(
-                    f"worker killed: its reply is unreadable: {' '.join(str(error).split())[:_SAID_CHARACTERS]}\n"
-                )
+                said = " ".join(str(error).split())[:_SAID_CHARACTERS]
+                log.write(f"bssearch killed the worker, because its reply is unreadable: {said}\n")
         finally:
             self.reply(None)
 
@@ -462,7 +461,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its starting thread ends (Linux). A forked child may call this function.
 
-    Exits if the ``parent`` has already died.
+    If the ``parent`` has already died, the process ends at once.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

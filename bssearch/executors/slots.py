@@ -201,7 +201,7 @@ class Slot:
                 self._has_done(SlotState.TRAINING)
                 ended = self._end_trial(reply.outcome)
                 if reply.broken:
-                    self.condemn(TrialState.FAILED, "worker killed: its device failed")
+                    self.condemn(TrialState.FAILED, "bssearch killed the worker, because its device failed")
                 return ended
         return None
 
@@ -211,13 +211,15 @@ class Slot:
             silence = time.monotonic() - max(self._living.last_heard, self.trial.started)
             if silence > hang_seconds:
                 self.condemn(
-                    TrialState.FAILED, f"hang: no training progress for {silence:.0f} s; worker killed", stack=True
+                    TrialState.FAILED,
+                    f"hang: no training progress for {silence:.0f} s; raise executor.hang_seconds if steps take longer",
+                    stack=True,
                 )
 
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
         """→ CONDEMNED: kill the worker and end its trial in ``state``.
 
-        Keeps the first reason. ``stack`` logs the worker's stack.
+        A second call keeps the first reason. ``stack`` logs the worker's stack.
         """
         worker = self.worker  # because another thread may bury the worker
         if worker is None:
@@ -537,7 +539,11 @@ class SlotExecutor(ABC):
                 self._discard(slot)
                 raise slot.failure.error
             if time.monotonic() > deadline:
-                slot.condemn(TrialState.FAILED, f"worker killed: no answer for {self.job_seconds:.0f} s", stack=True)
+                slot.condemn(
+                    TrialState.FAILED,
+                    f"bssearch killed the worker after {self.job_seconds:.0f} s without an answer",
+                    stack=True,
+                )
             self._pump(_TICK_SECONDS)
 
     def _discard(self, slot: Slot) -> None:

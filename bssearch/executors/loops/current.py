@@ -216,10 +216,10 @@ def current_trial(
         steps: steps outside a search; by default the run continues until the loop ends.
         parameters: defaults of ``trial.parameters``.
 
-    With a launcher such as torchrun, every rank must call this function after initializing torch.distributed.
+    With a launcher such as torchrun, every rank must call this function after initialising torch.distributed.
 
     Raises:
-        UsageError: a second call, uninitialized torch.distributed, a batch that ranks cannot share, or an invalid
+        UsageError: a second call, uninitialised torch.distributed, a batch that ranks cannot share, or an invalid
             value.
         LaunchError: the search no longer listens.
 

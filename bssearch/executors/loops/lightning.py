@@ -278,7 +278,7 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
 
 
 def fit_made(trial: Trial, made: Any) -> None:
-    """Fit ``make_trainer``'s ``(trainer, module[, data])``. Adds a missing `TrialCallback`.
+    """Fit ``make_trainer``'s ``(trainer, module[, data])``, with a `TrialCallback`.
 
     ``data`` is a datamodule, a training loader, or a tuple of loaders.
     """
@@ -331,7 +331,7 @@ Scale = Callable[[Any], Any]
 def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
     """Multiply every learning rate by the trial's rate divided by the rate given to `current_trial`.
 
-    Has no effect if the script reads ``trial.learning_rate`` or gives no rate.
+    The rates stay if the script reads ``trial.learning_rate`` or gives no rate.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):

@@ -127,7 +127,7 @@ class Trial:
 
     @property
     def accumulation_steps(self) -> int:
-        """The number of micro-batches per optimizer step. Divide the loss by this number."""
+        """The number of micro-batches per optimizer step. The loop must divide the loss by this number."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
@@ -167,7 +167,7 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """True if the trial has ended. Does not start the clock."""
+        """True if the trial has ended. Unlike `should_stop`, this property does not start the clock."""
         return self._assignment.is_over
 
     @property
@@ -243,7 +243,7 @@ class Trial:
 
     @property
     def evaluation_due(self) -> bool:
-        """True if the loop must evaluate and `report` now. Stops the clock.
+        """True if the loop must evaluate and `report` now. A due evaluation stops the clock.
 
         Within `batches`, read this property after the optimizer's step.
         """
@@ -262,7 +262,7 @@ class Trial:
         return True
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Report a due evaluation. Resumes the clock and restores the random state.
+        """Report a due evaluation, resume the clock and restore the random state.
 
         Raises `UsageError` if no evaluation is due, or if the target's metric is missing or not a number.
         """

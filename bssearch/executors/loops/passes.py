@@ -67,7 +67,7 @@ class SeededSampler(Sampler[int]):
 class GrowingSampler(SeededSampler):
     """A sampler for a batch size schedule.
 
-    A pass ends with its epoch or before the micro-batch size changes. The next pass starts after step ``steps()``.
+    A pass ends with the epoch, or before the micro-batch size changes. The next pass starts after step ``steps()``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:
@@ -137,7 +137,7 @@ class TokenSampler(Sampler[list[int]]):
     def tokens(self, number: int) -> list[list[int]]:
         """Return the number of tokens of each sample in all ranks' micro-batches of step ``number``.
 
-        Forgets earlier steps.
+        The sampler forgets earlier steps.
         """
         for earlier in [one for one in self._steps if one < number]:
             del self._steps[earlier]

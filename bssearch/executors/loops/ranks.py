@@ -40,7 +40,7 @@ class LaunchedRanks:
         return box[0]
 
     def agree(self, value: object) -> bool:
-        """True if all ranks pass equal values. Waits for all ranks."""
+        """Wait for all ranks, and return whether all ranks pass equal values."""
         said: list[object] = [None] * self.size
         distributed.all_gather_object(said, value)
         return all(one == said[0] for one in said)

@@ -219,7 +219,7 @@ def clean_up() -> None:
 
 
 def import_packages_of(script: Path) -> None:
-    """Import a script's installed packages. Ignores errors, which the script repeats."""
+    """Import a script's installed packages. Errors have no effect, because the script repeats the imports."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -226,7 +226,7 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
-    """Train a trial with a Trainer. Replaces default arguments and adds a missing `TrialCallback`.
+    """Train a trial with a Trainer, after replacing default arguments and adding a missing `TrialCallback`.
 
     Args:
         metric: See `TrialCallback`.
@@ -369,7 +369,7 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
         _check_agrees(name, getattr(arguments, name), value)
     require(
         arguments.n_gpu <= 1,
-        f"the Trainer shares each batch among {arguments.n_gpu} GPUs; a trial has one GPU",
+        f"the Trainer shares each batch among {arguments.n_gpu} GPUs; each process of a trial has one GPU",
         hint="use args = training_arguments(trial, output_dir=...), or set CUDA_VISIBLE_DEVICES=0",
     )
     trial.check_device(

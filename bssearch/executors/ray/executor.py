@@ -86,7 +86,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """Return the actor's place. Enters the driver's ``current`` folder if the folder exists."""
+        """Enter the driver's ``current`` folder if the folder exists, and return the actor's place."""
         import ray
 
         with suppress(OSError):
@@ -113,7 +113,10 @@ class SlotActor:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """Return the worker's new output and replies, after at most ``seconds``. Empties the log after a trial."""
+        """Return the worker's new output and replies, after at most ``seconds``.
+
+        The end of a trial empties the log.
+        """
         if not self._waiting:
             self._listen(seconds)
         with self._log.open("rb") as file:
