@@ -121,7 +121,7 @@ class Exported:
 
 
 OBSERVED = ("trial", *(one.name for one in fields(Observation)))
-# Nullable pandas types by Python type; others become text.
+# Nullable pandas types by Python type; other types become text.
 KINDS: Mapping[object, str] = {
     bool: "boolean",
     int: "Int64",

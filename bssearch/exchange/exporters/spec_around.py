@@ -16,7 +16,7 @@ from bssearch.storage.repository import Store
 
 AROUND = 4  # factor around the best batch size and learning rate; see `BRACKET_OCTAVES` of the search
 TRIALS_PER_SIZE = 5  # as in `bssearch plan start`
-LIMIT = 3.0  # a trial's longest seconds over those of the imported optimum
+LIMIT = 3.0  # a trial's limit / the seconds to the target at the imported optimum
 UNKNOWN_LIMIT_S = 600.0
 ROUNDING = 1.01  # keeps carried learning rates inside the written bounds
 

@@ -202,7 +202,7 @@ def hyperparameters(settings: Iterable[Settings]) -> list[str]:
 
 
 def _are_labels(values: Collection[str | None], runs: Sequence[Settings]) -> bool:
-    # Texts that differ in each run name it, as paths do
+    # Texts that differ in each run name the run, as paths do
     return len(values) == len(runs) > FEW_RUNS and all(one and math.isnan(number_in(one)) for one in values)
 
 
@@ -456,7 +456,7 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
         )
 
 
-FEWEST_EPOCHS = 2  # an epoch counted from 0 or 1 changes the samples of one by up to a half
+FEWEST_EPOCHS = 2  # an epoch counted from 0 or 1 changes an epoch's samples by up to a half
 UNLIKE = 1.8
 
 

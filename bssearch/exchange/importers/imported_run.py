@@ -250,7 +250,7 @@ _ALIASES = {
     ),
     STEP_BATCH: ("global_batch_size", "total_batch_size", "total_train_batch_size", "step_batch_size"),
 }
-# Numbers of machines; with them a number of devices may be per machine.
+# Numbers of machines; on several machines, a number of devices may be per machine.
 _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes", "num_machines")
 # Accelerate's switch: the batch of the loader is shared among devices instead of repeated on each.
 _SHARED = "split_batches"

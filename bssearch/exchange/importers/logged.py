@@ -183,7 +183,7 @@ def _kind_of_time(log: Log, step: str, name: str, *, is_usual: bool) -> tuple[st
     (first, start), (last, end) = rows[0], rows[-1]
     if start > LONGEST_S:
         return None, name
-    # Seconds of an epoch hardly grow; those of a whole run grow as the steps do, unless the first has a warm-up
+    # Seconds of an epoch hardly grow; a whole run's seconds grow as the steps do, unless the first step has a warm-up
     growth, wanted = end / start, last / first
     is_flat = len(rows) >= FEW and wanted > 2 * GROWTH and growth < GROWTH
     is_whole = growth > wanted / 2 > 0.5 or (len(rows) >= FEW and growth > GROWTH)
@@ -219,7 +219,7 @@ SOON = 0.02  # a shorter evaluation hardly changes the step time
 
 
 def _is_apart(log: Log, names: Names, evaluations: Sequence[str], pace: float | None) -> bool:
-    # True if by the step time the log's seconds exclude evaluations, though it has their seconds
+    # True if the step time shows that the log's seconds exclude evaluations
     known = [(_number(row, names.step, log), _seconds_in(row, names, log)) for row in log.rows]
     known = [one for one in known if not math.isnan(sum(one))]
     if pace is None or not known:
@@ -273,7 +273,7 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False
-    rows = list(_evaluations(log, names, batch_size))  # all are checked, those after a divergence too
+    rows = list(_evaluations(log, names, batch_size))  # checks rows after a divergence, too
     has_steps = len({step for step, *_ in rows}) > 1
     last = max((place for place, (*_, metric) in enumerate(rows) if not math.isnan(metric)), default=-1)
     for place, (step, logged, metric) in enumerate(rows):
@@ -377,7 +377,7 @@ def _evaluated(log: Log, names: Names) -> list[float]:
 
 
 def _by_step(log: Log, name: str) -> Iterator[list[Row]]:
-    # Rows of a step; those without a number of the step belong to the step before
+    # Rows of a step; rows without a number of the step belong to the step before
     rows: list[Row] = []
     for row in log.rows:
         if rows and row.get(name) not in (None, "", rows[0].get(name)):
@@ -418,11 +418,11 @@ LATE = 5  # times the steps between evaluations
 
 
 def _timed(curve: list[Observation], names: Names, log: Log) -> list[Observation]:
-    # Seconds are filled in between evaluations by their steps, and before the first one of a clock; 0 if unknown.
+    # Seconds are filled in between evaluations by their steps, and before a clock's first evaluation; 0 if unknown.
     known = [one for one in curve if not math.isnan(one.train_seconds)]
     if not known or (len(known) < 2 and names.clock is not None):
         return [replace(one, train_seconds=0.0) for one in curve]
-    # A clock tells the time from one evaluation to the next; the steps before the first took as long as later ones.
+    # A clock tells the time from one evaluation to the next; the steps before the first took as long as later steps.
     pace = _pace(known)
     first = known[0].step * pace
     is_part = is_late(known) and known[0].train_seconds < first / 2  # of a run that began in another log

@@ -97,7 +97,7 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
                 + ", ".join(sorted(one for kind in _kinds() for one in kind.patterns)),
             )
         known = {log.origin for log in found}
-        found += [log for log in here if log.origin not in known]  # a folder may hold another one
+        found += [log for log in here if log.origin not in known]  # a folder may hold another folder with logs
         require(
             len(found) <= MOST_LOGS,
             f"the import has more than {MOST_LOGS:,} runs ({place})",
@@ -206,7 +206,7 @@ def _pickled(file: Path) -> dict[str, Any]:
 
 
 def _with_seconds(history: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    # A Trainer logs the seconds of the whole training, evaluations included, and those of each evaluation.
+    # A Trainer logs the seconds of the whole training, evaluations included, and the seconds of each evaluation.
     def total(name: str) -> float:
         return math.fsum(one for row in history if not math.isnan(one := number_in(row.get(name))))
 
@@ -408,7 +408,7 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
 
 
 def _events(file: Path) -> Iterator[Any]:
-    # Yield the events of a file; the last one may be incomplete
+    # Yield the events of a file; the last event may be incomplete
     raw = _library("tensorboard.backend.event_processing.event_file_loader", file).RawEventFileLoader
     event_of = _library("tensorboard.compat.proto.event_pb2", file).Event
     checksum = _library("tensorboard.compat.tensorflow_stub.pywrap_tensorflow", file).masked_crc32c

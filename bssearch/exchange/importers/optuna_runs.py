@@ -245,7 +245,7 @@ def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObj
 
 
 def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
-    # Study of the objective ``metric``; the values of others become user attributes of their names
+    # Study of the objective ``metric``; other objectives' values become user attributes
     if len(found.directions) == 1:
         return found
     names = list(found.metric_names)
