@@ -159,7 +159,7 @@ _split = lru_cache(maxsize=MOST_DEVICES)(split_batch)
 
 
 class ScaleRequest(Request):
-    """The input of a scale plan; a step of m samples takes ``alpha_s`` + ``beta_s``·m seconds."""
+    """The input of a scale plan; a micro-batch of m samples takes ``alpha_s`` + ``beta_s``·m seconds."""
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
@@ -251,8 +251,8 @@ class ScaleRequest(Request):
         )
         require(
             (self.alpha_s is None) == (self.beta_s is None),
-            f"alpha_s = {self.alpha_s} and beta_s = {self.beta_s}; give both options, because a step of m samples "
-            "takes alpha_s + beta_s·m seconds",
+            f"alpha_s = {self.alpha_s} and beta_s = {self.beta_s}; give both options, because a micro-batch of m "
+            "samples takes alpha_s + beta_s·m seconds",
         )
         require(
             self.b_crit or (low is None and high is None),

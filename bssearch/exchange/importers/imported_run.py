@@ -493,7 +493,7 @@ def import_study(
     ] = None,
     studies: Annotated[
         list[str] | None,
-        Option("Import only this study; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
+        Option("Name of a study to import; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
     ] = None,
     dry_run: Annotated[bool, Option("Print the imports; store no study.", flag="--dry-run")] = False,
 ) -> WholeStudies:

@@ -44,7 +44,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target, by default the worst ``final_metric`` of a run that reached the target, and notes."""
+    """Return the target and notes; the default is the worst ``final_metric`` of a run that reached the target."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -206,7 +206,7 @@ def _unknown(runs: Sequence[ImportedRun]) -> Iterator[str]:
     fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
     if nowhere := [name for name, missing in fields.items() if missing == len(runs)]:
         yield f"unknown for all runs: {', '.join(nowhere)}"
-    if partly := [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]:
+    if partly := [f"{name} in {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]:
         yield f"unknown for some of {len(runs)} runs: {', '.join(partly)}"
 
 

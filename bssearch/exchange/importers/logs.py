@@ -84,7 +84,7 @@ class LogKind:
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
-    """Return the logs in files, folders and MLflow's databases; ``run`` names a table's column of runs."""
+    """Return the logs at files, folders and URLs; ``run`` names a table's column of runs."""
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
         here = list(_of_place(place, run)) or [
