@@ -266,7 +266,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
     named = re.search(r"permission denied for (\w+ \S+)", cause)
     if named is None and cause.startswith("permission denied"):  # right to create a role, or to grant membership
         return DatabaseError(
-            f"{where}: {cause}", hint=f"the role {_role(url)!r} lacks the right; ask the server's administrator"
+            f"{where}: {cause}", hint=f"ask the server's administrator for this right of the role {_role(url)!r}"
         )
     thing = named.group(1) if named else "schema public"
     return missing_right(_role(url), _right(getattr(error, "statement", None) or "", thing), thing, where)
@@ -410,7 +410,7 @@ def _check_file(path: Path, *, write: bool) -> None:
     require(
         path.parent.is_dir(),
         f"no folder {path.parent} for the database {path.name}",
-        hint=OTHER_DATABASE_HINT,
+        hint=f"create the folder, or {OTHER_DATABASE_HINT}",
         error=DatabaseError,
     )
     require(not path.is_dir(), f"{path} is a folder, not a database", hint=OTHER_DATABASE_HINT, error=DatabaseError)
