@@ -99,7 +99,7 @@ class Transfer(StorePart):
     ) -> list[Joined]:
         """Insert missing rows and replace changed trials in one transaction; return the counts.
 
-        ``name`` renames the first study if that study is new.
+        ``name`` is a name for the first study if that study is new.
         """
         from bssearch.storage.transfer.study_copy import join
 
