@@ -352,8 +352,8 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    With ``roles``, create the roles on a server. Concurrent calls wait up to `bssearch.storage.connection.engine.LONGEST_WAIT_S`
-    seconds.
+    With ``roles``, create the roles on a server. Concurrent calls wait up to
+    `bssearch.storage.connection.engine.LONGEST_WAIT_S` seconds.
     """
     url = parse_url(url)
     path = sqlite_file(url)
