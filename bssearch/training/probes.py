@@ -194,7 +194,7 @@ def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedR
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """True if half the median's interval is at most ``precision`` × the median."""
+    """True if half the width of the median's interval is at most ``precision`` × the median."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
