@@ -1,4 +1,7 @@
-"""The best batch size on W devices; seconds are steps S(B) × step time t(B, W), because S(B) does not depend on W."""
+"""The best batch size on W devices.
+
+Seconds are steps S(B) × step time t(B, W), because the steps do not depend on the number of devices.
+"""
 
 import math
 import statistics

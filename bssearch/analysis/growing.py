@@ -104,9 +104,10 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Return the best schedule, else doubling around the ``tuned`` batch size, or the reason why no schedule can run.
+    """Return the best schedule, else a doubling schedule around the ``tuned`` batch size.
 
-    Doubling trains equal numbers of samples at half, one and two times the batch size.
+    Doubling trains equal numbers of samples at half, one and two times the batch size. If no schedule can run, the
+    result is the reason.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:

@@ -366,8 +366,8 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
 def retargeted(target: Target) -> Notice:
     return Notice(
         code="retargeted",
-        message=f"the search aimed at {target.metric} {target.value:g} and may have missed a better batch size "
-        "for the easier target; run a new study with this target to find the best size",
+        message=f"the search aimed at {target.metric} {target.value:g}, so the easier target may have a better batch "
+        "size; run a new study with the easier target",
     )
 
 

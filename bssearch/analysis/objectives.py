@@ -518,7 +518,7 @@ class MetricInBudget(Objective):
         return value / self._scale
 
     def ratio(self, figure: float, other: float) -> float:
-        """1.05 to the power of the difference in units of `AS_GOOD` × the target's value."""
+        """Return 1.05 to the power of the difference in units of `AS_GOOD` × the target's value."""
         return bounded_ratio((figure - other) * self._scale)
 
     def is_flat(self, figure: float, least: float) -> bool:

@@ -110,7 +110,7 @@ class Target:
         return 0 < self.value <= 1 < high and _SHARE.fullmatch(self.metric) is not None
 
     def is_in_other_unit(self, low: float, high: float) -> bool:
-        """True if the target or the metrics may be in percent."""
+        """True if the target may be a share and the metrics percent, or the reverse."""
         is_rate = self.goal is Goal.MAXIMIZE or _RATE.fullmatch(self.metric) is not None
         return is_rate and (0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100)
 

@@ -425,7 +425,7 @@ class Case:
 
     @property
     def can_be_decided(self) -> bool:
-        """False for LARS and LAMB below `LARGE_BATCH`; such runs only inform."""
+        """False for the rule on LARS and LAMB below `LARGE_BATCH`, because the judgement is always undecided."""
         return self.rule is not Rule.LAYERWISE or self.batch_size >= LARGE_BATCH
 
 

@@ -196,7 +196,7 @@ FIELDSETS = (
         legend="Speed and critical batch size",
         group="speed",
         text="A step of m samples takes α + β·m seconds. “bssearch probe step-time” measures α and β on your device. "
-        "“bssearch probe noise” estimates the critical batch size, and a study measures it.",
+        "“bssearch probe noise” estimates the critical batch size, and a study measures this size.",
         request=ScaleRequest,
         options={
             "alpha_s": "0.02",
