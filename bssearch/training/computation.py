@@ -130,7 +130,10 @@ class Computation:
 
     def fallback(self, error: Exception) -> None:
         """Give up compiling; earlier models become unusable."""
-        self.given_up = f"compile = {self.settings.compile!r} failed; steps run uncompiled: {first_line(error)}"
+        self.given_up = (
+            f"compile = {self.settings.compile!r} failed, so steps run uncompiled: {first_line(error)}; correct the "
+            "model, or set compile: none"
+        )
         self.warn(self.given_up)
         self.compiles = False
         self._model = None
