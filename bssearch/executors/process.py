@@ -89,7 +89,8 @@ def describe_exit(return_code: int, who: str = "worker") -> str:
 class Death:
     """A worker's ``return_code`` (negative if a signal ended the worker) and the cause.
 
-    ``killed_by_kernel`` says whether the OOM killer acted, None if unknown. A ``verdict`` of bssearch takes precedence.
+    ``killed_by_kernel`` says whether the OOM killer acted, or is None if unknown. A ``verdict`` of bssearch takes
+    precedence.
     """
 
     return_code: int

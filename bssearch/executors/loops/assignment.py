@@ -163,7 +163,7 @@ class Assignment:
             self.searched, self.needs_samples = assign.program.searched, assign.program.needs_samples
 
     def checkpoint(self) -> str | None:
-        """Return the checkpoint to branch from, if any."""
+        """Return the path of the checkpoint to branch from, if any."""
         return None
 
     def begin(self) -> None:

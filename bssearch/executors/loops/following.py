@@ -148,7 +148,7 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Resume after ``steps`` steps. Reads until now count for the first stage."""
+        """Resume after ``steps`` steps. Fields that the loop has already read count for the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()
@@ -251,7 +251,7 @@ class BatchRows:
     _place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:
-        """Choose the part to count from the first micro-batch of ``size`` samples."""
+        """Choose the part to count, given a first micro-batch of ``size`` samples."""
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:

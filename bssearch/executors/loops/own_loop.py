@@ -275,7 +275,7 @@ class Trial:
             return
         if step is None or self._announced_at != step or self._evaluated_at == step:
             raise UsageError(
-                f"report() after step {self.steps}, but trial.evaluation_due was not true",
+                f"the loop called report() after step {self.steps}, but trial.evaluation_due was not true",
                 hint="write if trial.evaluation_due: trial.report(accuracy=...) at the end of the loop's body",
             )
         self._evaluated_at = step
@@ -694,11 +694,11 @@ class Trial:
             return
         require(
             self._announced_at != step,
-            f"no report() after step {step}, but trial.evaluation_due was true",
+            f"the loop did not call report() after step {step}, but trial.evaluation_due was true",
             hint="call trial.report(accuracy=...) if trial.evaluation_due is true",
         )
         require(
             step == 0 or not self._is_due(step),  # at step 0 no body of `batches` has run
-            f"no evaluation after step {step}, although an evaluation was due",
+            f"the loop made no evaluation after step {step}, although an evaluation was due",
             hint=HOW_TO_EVALUATE,
         )

@@ -82,7 +82,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         check(args, self._trial)
         require(
             state.global_step == self._trial.steps,
-            f"the Trainer begins at step {state.global_step}, the trial at step {self._trial.steps}",
+            f"the Trainer begins at step {state.global_step}, but the trial begins at step {self._trial.steps}",
             hint="call train() without resume_from_checkpoint",
         )
         whole = whole_steps(others["train_dataloader"], args)
@@ -122,7 +122,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._add_samples()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Count a step, evaluate if due, and stop if the trial is over."""
+        """Count a step, plan a due evaluation, and stop if the trial is over."""
         trial = self._trial
         if self._has_ended(control):
             return

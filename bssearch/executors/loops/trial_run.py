@@ -364,7 +364,7 @@ class TrialRun(Assignment):
             self._memory.restart()
 
     def checkpoint(self) -> str | None:
-        """Return the checkpoint to branch from, and note that the script has read the path."""
+        """Return the path of the checkpoint to branch from, and note that the script has read the path."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 

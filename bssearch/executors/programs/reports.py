@@ -38,7 +38,7 @@ _OF_GROUPS = ": the group must match only a number"
 
 _ENDS_OF_LINES = re.compile(rb"([\r\n])")
 
-# start of an object with a step of its own, not only in a nested object
+# start of an object whose step is not only in a nested object
 _JSON_WITH_STEP = re.compile(rf'\{{[^{{\[]*"{STEP}"\s*:')
 
 _WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")

@@ -87,7 +87,10 @@ class ScriptServer:
                 process_group=0,
             )
         reason = self._told()["anew"]
-        self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
+        words = (
+            f"each trial repeats the script's imports: {reason}; if possible, use CUDA and threads only after imports"
+        )
+        self.notice = None if reason is None else words
 
     def start(self, ranks: int = 1) -> ScriptProcess:
         """Start ``ranks`` processes with a connection to rank 0. Raises `LaunchError` if the script cannot start."""

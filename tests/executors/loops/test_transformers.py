@@ -311,7 +311,7 @@ def test_plain_arguments_beside_the_callback_are_held_against_the_trial(
 def test_a_trial_that_was_paused_does_not_go_on_from_a_trainers_start(tmp_path: Path) -> None:
     trial = started().trial
     trial.steps = 4
-    with pytest.raises(UsageError, match="the Trainer begins at step 0, the trial at step 4"):
+    with pytest.raises(UsageError, match="the Trainer begins at step 0, but the trial begins at step 4"):
         trainer_of(trial, tmp_path).train()
 
 
