@@ -332,8 +332,7 @@ class WorkerHandle(ABC):
         """Send a command, unless the worker is dead."""
 
     @abstractmethod
-    def has_exited(self) -> bool:
-        """True if the worker has ended."""
+    def has_exited(self) -> bool: ...
 
     @abstractmethod
     def write_stack(self) -> None:

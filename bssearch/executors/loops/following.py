@@ -91,7 +91,7 @@ class FieldsRead:
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
         """Return warnings about searched parameters that the loop has not read at the first step.
 
-        Only an unread learning rate raises `UsageError`, because other parameters may be conditional.
+        Raises `UsageError` only if the learning rate is unread, because other parameters may be conditional.
         """
         require(
             "learning_rate" not in self.searched or "learning_rate" in self.fields,

@@ -88,8 +88,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._trial.check_trainer("a Lightning Trainer")
         require(
             pl_module.automatic_optimization,
-            f"{type(pl_module).__name__}.automatic_optimization = False: the Trainer does not count the steps of "
-            "manual optimization, which several optimizers need",
+            f"{type(pl_module).__name__}.automatic_optimization = False: a trial needs automatic optimization, because "
+            "the Trainer does not count the steps of manual optimization",
             hint='write your own loop; see "A loop of your own" in `bssearch guide own-training`',
         )
         _refuse_what_decides_for_itself(trainer)
@@ -191,7 +191,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             raise UsageError(
                 f"{type(pl_module).__name__} sets the learning rate {in_words(rates)} after step {step}; "
                 f"the trial sets {in_words(self._rates)}",
-                hint="multiply trial.learning_rate, or return a schedule from configure_optimizers",
+                hint="set multiples of trial.learning_rate, or return a schedule from configure_optimizers",
             )
         self._trial.stepped()
         if self._steers:

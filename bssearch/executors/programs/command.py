@@ -127,7 +127,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if ``asked`` is set or the time limit is over."""
+        """End the trial if ``asked`` is set or the time limit has passed."""
         if self.ending is not None:
             return
         if asked is not None:

@@ -82,7 +82,9 @@ def training(started: Started) -> Training:
     return Training(started.trial, started.time)
 
 
-@pytest.mark.parametrize(("asks", "said"), [(True, r"did not call report\(\) after step 2"), (False, "no evaluation after")])
+@pytest.mark.parametrize(
+    ("asks", "said"), [(True, r"did not call report\(\) after step 2"), (False, "no evaluation after")]
+)
 def test_going_on_without_a_report_or_without_asking_is_an_error(
     asks: bool, said: str, started: Started, training: Training
 ) -> None:
