@@ -524,7 +524,7 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Return a copy of the trial that ends at another target by the curve; a hit has no test metric.
+    """Return the trial as if the trial's curve ended at another target; a hit has no test metric.
 
     Raises:
         UsageError: The trial meets the target before step 1.

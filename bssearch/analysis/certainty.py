@@ -192,12 +192,12 @@ class Beliefs:
 
     @cached_property
     def near(self) -> NDArray[np.bool_]:
-        """Whether each batch size is within 5 % of the draw's best, fully tuned (`DRAWS`, sizes)."""
+        """True if a fully tuned batch size is within 5 % of the draw's best (`DRAWS`, sizes)."""
         return np.asarray(self.tuned <= self.tuned.min(axis=1, keepdims=True) + math.log(FLAT_RATIO))
 
     @cached_property
     def shares(self) -> Numbers:
-        """The probability of each batch size to be within 5 % of the best (sizes,)."""
+        """The probability that each batch size is within 5 % of the best (sizes,)."""
         return np.asarray(self.near.mean(axis=0))
 
     @cached_property

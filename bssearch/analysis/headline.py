@@ -239,9 +239,9 @@ def about_device(answer: Answer) -> str:
 def front(
     batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool, devices: int = 1
 ) -> list[FrontPoint]:
-    """Return the time and cost of batch sizes that reached the target.
+    """Return the time and cost of batch sizes that reached the target; without a price, the cost is samples.
 
-    If ``confirmed``, the front has only confirmed sizes. ``price_per_device_hour`` None counts samples as cost.
+    If ``confirmed``, the front has only confirmed sizes.
     """
     price = price_per_device_hour
     found = [

@@ -88,7 +88,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Return the outcome with the fields of a crossing; seconds stay None if an imported curve has no seconds."""
+    """Return the outcome with the fields of a crossing; seconds are None if an imported curve has no seconds."""
     is_timed = found.first_hit_seconds > 0 or found.first_hit_step == 0
     return replace(
         outcome,

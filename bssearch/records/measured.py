@@ -65,10 +65,10 @@ class SecondsBasis(StrEnum):
 class GradientNoise:
     """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval.
 
-    If ‖G‖² may be zero, ``scale`` and ``high`` stay None.
+    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. Fields that begin with ``adam_`` are of gradients
+    preconditioned by Adam.
 
     Attributes:
-        adam_scale: Scale of gradients preconditioned by Adam, as all fields that begin with ``adam_``.
         trace: Mean tr Σ over ``passes``.
         square: Mean ‖G‖² over ``passes``.
     """
