@@ -77,12 +77,12 @@ def describe_exception(error: BaseException) -> str:
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
 
 
-def describe_exit(return_code: int, who: str = "worker") -> str:
+def describe_exit(return_code: int, who: str = "the worker") -> str:
     """Describe an exit code. Negative codes are signals."""
     if return_code >= 0:
         return f"{who} exited with code {return_code}"
     name = signal.Signals(-return_code).name if -return_code in {*signal.Signals} else "a signal"
-    return f"{who} killed by {name} (signal {-return_code})"
+    return f"{who} was killed by {name} (signal {-return_code})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +103,14 @@ class Death:
         kills = kernel_memory_kills()
         return cls(return_code, None if kernel_kills_before is None or kills is None else kills > kernel_kills_before)
 
-    def judged(self, last_words: str | None = None, who: str = "worker") -> tuple[TrialState, str]:
+    def judged(self, last_words: str | None = None, who: str = "the worker") -> tuple[TrialState, str]:
         """Return the trial's state and reason. ``last_words`` comes from `words_of_no_memory`."""
         if self.verdict is not None:
             return self.verdict
         reason = describe_exit(self.return_code, who)
         if self.return_code == -signal.SIGKILL and self.killed_by_kernel is not None:
             return (
-                (TrialState.OOM, f"{reason} from the kernel, out of host memory")
+                (TrialState.OOM, f"{reason} from the kernel, because host memory ran out")
                 if self.killed_by_kernel
                 else (TrialState.FAILED, f"{reason} from another program")
             )
@@ -120,7 +120,7 @@ class Death:
 
 
 def judge_exit(
-    return_code: int, kernel_kills_before: int | None, last_words: str | None = None, *, who: str = "worker"
+    return_code: int, kernel_kills_before: int | None, last_words: str | None = None, *, who: str = "the worker"
 ) -> tuple[TrialState, str]:
     return Death.since(kernel_kills_before, return_code).judged(last_words, who)
 

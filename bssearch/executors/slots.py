@@ -251,7 +251,7 @@ class Slot:
 
     @property
     def place(self) -> Place | None:
-        """The worker's machine and device, or None if no worker has loaded."""
+        """The worker's machine and device, or None if unknown."""
         return (self.worker.place, self.device_uuid or self.device) if self.worker and self.device else None
 
     @property

@@ -170,7 +170,7 @@ def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Pat
     ("script", "state", "said"),
     [
         (BEGINS + "exit 1", TrialState.FAILED, "the command exited with code 1 after step 0"),
-        (BEGINS + "kill -SEGV $$", TrialState.FAILED, "the command killed by SIGSEGV (signal 11) after step 0"),
+        (BEGINS + "kill -SEGV $$", TrialState.FAILED, "the command was killed by SIGSEGV (signal 11) after step 0"),
         ("echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1", TrialState.OOM, "CUDA out of memory"),
         (BEGINS, TrialState.EXHAUSTED, "the command ended at step 0"),
         ("echo hello", TrialState.FAILED, "the command ended without a report of accuracy"),

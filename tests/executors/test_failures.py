@@ -60,11 +60,11 @@ from tests.factories import changed
 @pytest.mark.parametrize(
     ("return_code", "words"),
     [
-        (0, "worker exited with code 0"),
-        (3, "worker exited with code 3"),
-        (-signal.SIGSEGV, "worker killed by SIGSEGV (signal 11)"),
-        (-signal.SIGKILL, "worker killed by SIGKILL (signal 9)"),
-        (-signal.SIGRTMIN - 1, f"worker killed by a signal (signal {signal.SIGRTMIN + 1})"),
+        (0, "the worker exited with code 0"),
+        (3, "the worker exited with code 3"),
+        (-signal.SIGSEGV, "the worker was killed by SIGSEGV (signal 11)"),
+        (-signal.SIGKILL, "the worker was killed by SIGKILL (signal 9)"),
+        (-signal.SIGRTMIN - 1, f"the worker was killed by a signal (signal {signal.SIGRTMIN + 1})"),
     ],
 )
 def test_an_exit_is_told_by_its_code_or_signal(return_code: int, words: str) -> None:
@@ -92,7 +92,7 @@ def test_a_sigkill_while_the_kernel_killed_for_memory_is_out_of_memory(
     found, reason = judge_exit(return_code, before)
     assert found is state
     assert reason.startswith(describe_exit(return_code))
-    assert ("out of host memory" in reason) == (state is TrialState.OOM)
+    assert ("host memory ran out" in reason) == (state is TrialState.OOM)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tm
             ended = wait_for(executor, outcomes)
             assert ["from a child" in event.log for event in ended if isinstance(event, TrialEnded)] == [True]
             assert executor._slots[0].log.read_text() == ""
-        with pytest.raises(LaunchError, match="worker killed by SIGSEGV") as death:
+        with pytest.raises(LaunchError, match="the worker was killed by SIGSEGV") as death:
             executor.measure_step_time(deadly)
         assert "Segmentation fault" in str(death.value) and "in misbehave" in str(death.value)
 
@@ -129,7 +129,7 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
         before = time.monotonic()
         outcome, observed = run_to_the_end(executor, request_endless_trial(1, "fork_and_segfault"))
         assert time.monotonic() - before < 10.0, "the forked child holds the pipe open"
-        assert (outcome.state, outcome.reason) == (TrialState.FAILED, "worker killed by SIGSEGV (signal 11)")
+        assert (outcome.state, outcome.reason) == (TrialState.FAILED, "the worker was killed by SIGSEGV (signal 11)")
         assert outcome.traceback is not None
         assert "Segmentation fault" in outcome.traceback and "in misbehave" in outcome.traceback
         last = observed[-1]
@@ -149,7 +149,7 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         outcome = outcomes(wait_for(executor, outcomes))[3]
         assert outcome.state is TrialState.FAILED
-        assert outcome.reason == "worker killed by SIGKILL (signal 9) from another program"
+        assert outcome.reason == "the worker was killed by SIGKILL (signal 9) from another program"
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_a_load_that_fails_shows_the_users_line_and_can_be_mended(tmp_path: Path
         assert worker_pids(executor) == []
 
         code.write_text(good.replace('if self.fault == "load segfaults"', "if True"))
-        with pytest.raises(LaunchError, match=r"slot 0: worker killed by SIGSEGV \(signal 11\)") as died:
+        with pytest.raises(LaunchError, match=r"slot 0: the worker was killed by SIGSEGV \(signal 11\)") as died:
             executor.submit(request_trial(1))
         assert "Segmentation fault" in str(died.value) and "in load" in str(died.value)
         assert worker_pids(executor) == []
@@ -545,7 +545,7 @@ def test_a_rank_that_is_killed_ends_its_trial_and_is_started_anew_for_the_next(t
         ranks[-1].kill()
         outcome = outcomes(wait_for(executor, outcomes))[1]
         assert outcome.state is TrialState.FAILED
-        assert outcome.reason == "rank 3 killed by SIGKILL (signal 9) from another program"
+        assert outcome.reason == "rank 3 was killed by SIGKILL (signal 9) from another program"
         assert psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
         outcome, _ = run_to_the_end(executor, on_ranks(request_trial(3), 2))
         assert outcome.state is TrialState.REACHED
@@ -566,7 +566,7 @@ def test_a_rank_that_dies_while_the_first_is_busy_elsewhere_ends_the_trial(tmp_p
         ranks_of(executor)[0].kill()
         assert (
             outcomes(wait_for(executor, outcomes))[1].reason
-            == "rank 1 killed by SIGKILL (signal 9) from another program"
+            == "rank 1 was killed by SIGKILL (signal 9) from another program"
         )
 
 
@@ -589,7 +589,7 @@ SLOW_EVALUATION = """    def evaluate(self, model, part):
             "out of memory, micro-batch 4, batch size 8, learning rate 0.001, step 39: MemoryError: rank 1: Memory",
         ),
         ("raise", TrialState.FAILED, "rank 1: RuntimeError: the user's own mistake"),
-        ("segfault", TrialState.FAILED, "rank 1 killed by SIGSEGV (signal 11)"),
+        ("segfault", TrialState.FAILED, "rank 1 was killed by SIGSEGV (signal 11)"),
         ("exit", TrialState.FAILED, "rank 1 exited with code 3"),
     ],
 )
@@ -657,7 +657,7 @@ def test_no_rank_survives_its_worker(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         assert (
             outcomes(wait_for(executor, outcomes))[1].reason
-            == "worker killed by SIGKILL (signal 9) from another program"
+            == "the worker was killed by SIGKILL (signal 9) from another program"
         )
         assert len(ranks) == 3 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 

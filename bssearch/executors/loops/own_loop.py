@@ -369,7 +369,7 @@ class Trial:
         return context
 
     def test(self, evaluate: Evaluate) -> None:
-        """End the training and evaluate the test set, if the loop does not use `batches`.
+        """End the training of a loop without `batches`, and evaluate the test set.
 
         ``evaluate`` runs once, in confirmation runs or outside a search. Raises `UsageError` in the body of `batches`,
         after a skipped evaluation, or if ``evaluate`` omits the target's metric.

@@ -627,6 +627,7 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
     require(
         settings.threads <= most,
         f"executor.threads = {settings.threads} must be <= {most}, the CPUs of the largest node of the Ray cluster",
+        hint="lower executor.threads, or add a node with more CPUs",
     )
     room = sum(node.slots(settings.threads, gpus) for node in nodes)
     require(
