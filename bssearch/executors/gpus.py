@@ -75,13 +75,14 @@ class Gpus:
         if len(taken) < count:
             self.give_back(slot)
             users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
+            fewer = "set executor.devices lower" if count > 1 else "set executor.device: cpu"
             others = "the other GPUs, by bssearch" if len(taken) < len(self._uuids) else "none"
             raise LaunchError(
                 f"a trial needs {plural(count, 'GPU')}; free GPUs: {len(taken)} of {len(self._uuids)}"
                 f" (in use: {users or others})",
-                hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy"
+                hint=f"wait for these programs, {fewer}, or accept shared GPUs with --allow-busy"
                 if users
-                else "set executor.devices lower, or wait for other studies on this machine",
+                else f"{fewer}, or wait for other studies on this machine",
             )
         if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
             self.give_back(slot)

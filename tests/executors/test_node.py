@@ -514,8 +514,9 @@ class TestSharing:
         one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
         assert one.of_slot(0, 2) == NAMES[:2]
         assert other.of_slot(0, 2) == NAMES[2:4]
-        with pytest.raises(LaunchError, match="needs 1 GPU; free GPUs: 0 of 4"):
+        with pytest.raises(LaunchError, match="needs 1 GPU; free GPUs: 0 of 4") as refused:
             Gpus(NAMES[:4]).of_slot(0, 1)
+        assert "executor.devices" not in str(refused.value.hint)
         one.close()
         assert other.of_slot(1, 1) == NAMES[:1]
         other.close()
