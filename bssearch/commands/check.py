@@ -354,6 +354,8 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     drop = None if mine is None or its is None or not mine else (target.gain(mine) - target.gain(its)) / abs(mine)
     if mine is None or its is None:
         decision = "not measured: no evaluation ended in time"
+    elif largest == default:
+        decision = f"not compared: the default, batch {default}, is the largest batch size"
     elif drop is None:
         decision = f"not measured: {target.metric} is 0 at batch {default}"
     elif drop > DROP:
@@ -373,11 +375,13 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     )
     times = {size: run.time_to_target_s for size, run in ((default, trial), (largest, other))}
     reached = {size: seconds for size, seconds in times.items() if seconds is not None}
-    soonest = (
-        f"batch {min(reached, key=reached.__getitem__)} of batch sizes {' and '.join(map(str, times))}, without tuning"
-        if reached
-        else f"no tried batch size ({' and '.join(map(str, times))}) reaches the target within {limit:g} train seconds"
-    )
+    tried = " and ".join(map(str, times))
+    if not reached:
+        soonest = f"no tried batch size ({tried}) reaches the target within {limit:g} train seconds"
+    elif largest == default:
+        soonest = f"only batch {default} was trained"
+    else:
+        soonest = f"batch {min(reached, key=reached.__getitem__)} of batch sizes {tried}, without tuning"
     yield WalkStep(
         question="Which batch size reaches the target soonest?",
         figures={

@@ -118,6 +118,11 @@ def test_a_walk_says_that_the_maximum_is_worse_or_does_not_fit() -> None:
     assert soonest.figures["time_to_target_s_at_128"] is None and "batch 32" in soonest.decision
 
 
+def test_a_walk_compares_no_batch_size_with_itself() -> None:
+    _, _, _, converges, soonest, _ = walked(LawExecutor(), default={"batch_size": 128, "learning_rate": 0.1})
+    assert "not compared" in converges.decision and "only batch 128" in soonest.decision
+
+
 def test_a_walk_proposes_no_micro_batch_where_no_sample_fits_safely() -> None:
     _, _, largest, *_ = walked(LawExecutor(place={"device_memory_bytes": 1_200_000}))
     assert largest.figures == {"safe_micro_batch": 0} and "not even one sample fits" in largest.decision
