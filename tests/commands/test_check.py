@@ -119,7 +119,7 @@ def test_a_walk_says_that_the_maximum_is_worse_or_does_not_fit() -> None:
 
 
 def test_a_walk_compares_no_batch_size_with_itself() -> None:
-    _, _, _, converges, soonest, _ = walked(LawExecutor(), default={"batch_size": 128, "learning_rate": 0.1})
+    _, _, _, converges, soonest, _ = walked(LawExecutor(), default={**SPEC["default"], "batch_size": 128})
     assert "not compared" in converges.decision and "only batch 128" in soonest.decision
 
 
