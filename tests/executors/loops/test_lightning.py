@@ -305,7 +305,7 @@ class Unvalidated(Tiny):
 @pytest.mark.parametrize(
     ("module", "settings", "message"),
     [
-        (Manual, {}, r"Manual.automatic_optimization = False: .* several optimizers"),
+        (Manual, {}, r"Manual.automatic_optimization = False: a trial needs"),
         (Unvalidated, {}, "cannot validate"),
         (Tiny, {"limit_val_batches": 0}, "cannot validate: .*limit_val_batches = 0"),
     ],
