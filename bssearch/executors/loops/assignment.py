@@ -225,7 +225,7 @@ class Assignment:
     def test(self, evaluate: Evaluate) -> None: ...
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """Report that memory ran out. Returns False if the work has no such report."""
+        """Report that memory ran out. Returns False if the caller must report the error."""
         return False
 
     def finish(self) -> None:
