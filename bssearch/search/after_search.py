@@ -1,7 +1,7 @@
 """Plan runs after the search: batch schedules, finalists trained past the target, and runs on more devices.
 
 Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. The best trial at the starting batch
-size gives the other parameters.
+size, or else the best constant-batch configuration, gives the other parameters.
 """
 
 import itertools
@@ -68,7 +68,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return the next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
+    """Return the next schedule's configuration and coordinates; None if no new schedule grows within the limit."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -139,9 +139,9 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def changes_at_decay(base: Configuration, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return Seesaw's changes as (samples, batch size): the size is k-fold once the decay has divided the rate by k.
+    """Return Seesaw's changes as (samples, batch size), for a decay from the first sample without a warmup.
 
-    The decay starts at the first sample, without a warmup.
+    The batch size grows k-fold when the decay has divided the learning rate by k.
     """
     decay = schedule_of(replace(base, batch_size=1, micro_batch_size=1, accumulation_steps=1, warmup_epochs=0.0), 1)
     samples = range(decay.horizon_steps or 0)
@@ -345,17 +345,14 @@ def _plan(
 
 
 def next_run(history: History, runs: int) -> TrialPlan | None:
-    """Return the next full-length run with a confirmation seed; each finalist gets ``runs`` runs."""
+    """Return the next run to the full limit; each finalist gets ``runs`` runs with confirmation seeds."""
     limit = history.spec.budget.trial_train_seconds
     made = CompletedRuns(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
     return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return each batch size's best configuration with a hit.
-
-    The last finalist is a `more_regularised` copy of the largest batch size's configuration, unless already listed.
-    """
+    """Return each batch size's best successful configuration, and a `more_regularised` copy at the largest size."""
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
         return []
@@ -371,7 +368,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Return a copy with at least √(B / B_opt) times the optimum's regularisation, within the space.
+    """Return a copy with at least √(B / B_opt) times the optimum's regularisation, a rule of thumb, within the space.
 
     B and B_opt are the batch sizes of ``configuration`` and ``optimum``.
     """
@@ -392,8 +389,8 @@ def _within(domain: Domain, value: float) -> float:
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
     """Return the next run on more devices, if any.
 
-    Each number of devices on the Pareto front gets ``confirm.runs`` runs. One contender also runs, unless more than
-    ``runs_before`` runs on more devices exist.
+    Each number of devices on the Pareto front gets ``confirm.runs`` runs. If only ``runs_before`` runs on more devices
+    exist, one `OnDevices` contender also runs.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))

@@ -68,10 +68,10 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """The configurations to confirm, in current micro-batches.
 
-    Each of the ``confirm.top`` best batch sizes has two finalists. The first is the size's best configuration. The
-    second is a copy of the overall best or else the second best. Further finalists are the configurations `beside` the
-    best size, the default, and the best at the default's batch size. The last finalist has the best result at the
-    largest size without accumulation.
+    Each of the ``confirm.top`` best batch sizes has up to two finalists: the size's best configuration, and a copy of
+    the overall best or else the second best. Further finalists are the configurations `beside` the best size, the
+    default, and the best at the default's batch size. The last finalist has the best result at the largest size
+    without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -110,7 +110,7 @@ def compared_sizes(history: History) -> frozenset[int]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Return each neighbouring size's best configuration or, without a hit there, a copy of ``batch_size``'s best.
+    """Return each neighbouring size's best configuration or, without a success there, a copy of ``batch_size``'s best.
 
     The list omits a neighbour if ``batch_size``'s best missed the target there in a trial that did not stop early.
     """
@@ -148,8 +148,8 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
     """Return the missing runs, seed by seed, over all finalists in random order.
 
     Configurations with runs stay finalists. With ``spares``, the `beaten` and the `plain_misses` get no more runs.
-    Lost and cancelled runs repeat, and failed runs repeat once. If a run is out of memory, all runs of the batch size
-    repeat in smaller micro-batches.
+    The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all runs
+    of the batch size in smaller micro-batches.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
     refused, missed = _refused(history, trials), _missed(history, trials)

@@ -92,9 +92,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM; raises KeyboardInterrupt on the second, or on the first if ``at_once()`` is true.
+    """Counts SIGINT and SIGTERM; outside the main thread, signals have no effect.
 
-    The second signal also calls ``on_second``. Outside the main thread, signals have no effect.
+    The second signal calls ``on_second`` and raises KeyboardInterrupt. The first signal raises only if ``at_once()`` is
+    true.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -341,7 +342,7 @@ class Driver:
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # the first Ctrl-C stops gracefully
                     self._is_stopping = True
-                    self.listener.note("stopping; press Ctrl-C again to kill")
+                    self.listener.note("stopping; press Ctrl-C again to kill the running trials")
                     self._do(self.engine.interrupted())
                 self._raise_if_failed()
                 self._shift.raise_if_over(self.engine.running)

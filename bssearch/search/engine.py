@@ -37,12 +37,12 @@ from bssearch.spec import StudySpec
 # If no trial has reached the target by this share of the budget, paused trials resume before new trials start.
 LATE = 0.5
 
-# Trials of a contending batch size, with and without a hit
+# Trials of a contending batch size, with and without a success
 RETUNED = 3
 RETUNED_IN_VAIN = 5
 
-# Limit of an uncapped trial at a batch size without a hit, as a multiple of the fastest trial's objective value: no
-# tuning makes up for this factor.
+# Limit of an uncapped trial at a batch size without a success, as a multiple of the fastest trial's objective value:
+# no tuning makes up for this factor.
 FIRST_HERE = 4.0
 
 ENDED_BEFORE = 2  # ended trials before little improvement ends the search, if no ended trial has an expectation
@@ -187,7 +187,7 @@ class Planner:
         return min(full, max(limit, 2 * history.eval_every_steps(size) * (probe.step_seconds or 0.0)))
 
     def _first_limit(self) -> float:
-        # The limit before a hit is a quarter of the full limit in the first sweep of batch sizes, half in the second.
+        # Before a success, the limit is a quarter of the full limit in the first sweep of batch sizes, then half.
         if self._pruning.paces_itself():
             return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
@@ -216,7 +216,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers; with ``for_disk``, of any driver, to free disk space."""
+    """End paused trials of this driver and of dead drivers, or with ``for_disk`` of any driver."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -457,7 +457,7 @@ class Engine:
             return []
         self.history.observe(number, [(observation.train_seconds, observation.metric)])
         if self.spec.record_target.is_met_by(observation.metric):
-            return []  # `ended` handles it.
+            return []  # `ended` handles a success
         is_exempt = not self._searches or running.plan.uncapped or running.stopping is not None
         # A trial with a target in another unit runs to the full limit, so that `_in_other_unit` ends the study
         is_exempt |= _best_in_other_unit(number, self.history) is not None
@@ -524,7 +524,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the readable checkpoints and their ``size`` in bytes. Above the limit, end the least promising trial."""
+        """Set the readable checkpoints and their ``size`` in bytes; above the disk limit, end the least promising trial."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -612,7 +612,7 @@ def _too_short(trial: TrialRecord, history: History) -> BSSearchError | None:
     steps = plural(outcome.steps, "step")
     return SpecError(
         f"budget.trial_train_seconds = {limit:g} allows only {steps} of the default configuration",
-        hint="set budget.trial_train_seconds to about 3 × the seconds of a training",
+        hint="set budget.trial_train_seconds to about 3 × the seconds of a training run",
     )
 
 

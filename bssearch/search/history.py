@@ -307,7 +307,7 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """The coordinates of the nearest batch size's best tuned hit, else of the default.
+        """The coordinates of the nearest batch size's best success besides the default, else of the default.
 
         Returns None if the default is outside the space.
         """

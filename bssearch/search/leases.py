@@ -21,7 +21,7 @@ from bssearch.storage.repository import Store
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
-LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # most counted seconds between two looks; in longer gaps no database answered
+LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # most seconds to count between two looks; in longer gaps, no database answered
 
 GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewals is dead, even if the process exists
 

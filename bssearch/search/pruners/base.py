@@ -48,7 +48,7 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """The cap in train seconds: ``slack`` × the fastest trial's seconds; infinite before the first hit."""
+        """The cap in train seconds: ``slack`` × the fastest trial's seconds; infinite before the first success."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
@@ -74,7 +74,7 @@ class Pruner:
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True if this pruner limits trials before the first hit; otherwise the planner does."""
+        """True if this pruner limits trials before the first success; otherwise the planner does."""
         return False
 
 
@@ -85,7 +85,7 @@ class Cap(Pruner):
 
 
 def slack_for(seed_noise: float) -> float:
-    """Return the slack 1 + 2c for a seed-to-seed spread c of log time."""
+    """Return a cap's slack that allows for the seed-to-seed spread of log time."""
     # The incumbent may be lucky and a rival unlucky.
     return 1 + 2 * seed_noise
 
@@ -161,7 +161,7 @@ class PruningController:
         if action is Action.GO_ON:
             return None
         state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
-        since = f"; the fastest trial took {took}" if took else ", before the first hit"
+        since = f"; the fastest trial took {took}" if took else ", before the first success"
         return TrialStop(number, state, f"{state} by {self._spec.pruner.name} at {now:.3g} train seconds{since}")
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
@@ -190,7 +190,7 @@ class PruningController:
         if self._hits[place : place + 1] == [hit]:
             return
         self._hits.insert(place, hit)
-        if place < len(self._hits) - 1:  # another driver's hit arrived late, so recompute the winners
+        if place < len(self._hits) - 1:  # another driver's success arrived late, so recompute the winners
             self._winners_are_old = True
         else:
             self._note_winner(trial.number)

@@ -157,7 +157,7 @@ class CheckpointStore:
         return written
 
     def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Download a trial's file while ``is_wanted()``. Reject incomplete or damaged files and other trials' files."""
+        """Download a trial's file while ``is_wanted()`` is true. Reject damaged files and other trials' files."""
 
         def read(on_progress: OnProgress) -> None:
             # a unique name, because an abandoned download may still write to an earlier name
@@ -375,7 +375,7 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials; a remote store's list is up to `LOOK_SECONDS` old, and empty if out of reach."""
+        """Return the saved trials; a remote store's list is up to `LOOK_SECONDS` old, and empty if the store fails."""
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:

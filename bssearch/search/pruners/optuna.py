@@ -50,7 +50,7 @@ class OptunaPruner(Cap):
         return Action.STOP if self._report(number, standings) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        return True  # Optuna's pruners also compare trials before a hit
+        return True  # Optuna's pruners also compare trials before a success
 
     def _report(self, number: int, standings: Standings) -> bool:
         # Report new evaluations one by one, because pruners update rungs only when asked; return True to prune.

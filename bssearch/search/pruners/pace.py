@@ -19,14 +19,14 @@ from pydantic import Field
 from bssearch.records.curves import Progress
 from bssearch.search.pruners.base import Action, Cap, Standings
 
-# Before the first hit, asynchronous successive halving (Li et al. 2020, ASHA) pauses trials instead of stopping.
+# Before the first success, asynchronous successive halving (Li et al. 2020, ASHA) pauses trials instead of stopping.
 #
 # Each trial runs to `FIRST` of the limit and pauses. The best paused trial of a rung resumes to twice the rung's train
 # seconds, whenever `PROMOTED` times as many trials reached the rung as left the rung. A trial better than all earlier
 # trials at the rung does not pause. With many concurrent trials, leaders do not pause either, because a pause loses
 # time. The best trial at a rung, from `LATE` on or if it is the first there, does not pause if its gains may reach the
-# target: a hit tells more than other trials' starts. Earlier gains are too steep for that, except of the first trial,
-# which is often the default.
+# target: a success tells more than other trials' starts. Earlier gains are too steep for this forecast, except of the
+# first trial, which is often the default.
 #
 # A trial reaches a rung with the first evaluation at the rung's train seconds or later. A trial has left the rung if
 # the trial runs or has a later evaluation.
@@ -117,7 +117,7 @@ FROM = 0.1  # no trial is hopeless before this share of the incumbent's time, be
 class Pace(Cap):
     """Caps trials and pauses hopeless trials, which resume if a later winner makes them hopeful again.
 
-    Without checkpoints, hopeless trials stop, and no trial pauses before the first hit.
+    Without checkpoints, hopeless trials stop, and no trial pauses before the first success.
     """
 
     heeds_seed_noise = True
@@ -138,7 +138,7 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the paused trial with the least predicted time; before a hit, the promoted trial.
+        """Return the paused trial with the least predicted time; before a success, the promoted trial.
 
         Returns None if all paused trials are hopeless or, with ``fresh``, if all predictions exceed the cap.
         """
@@ -151,7 +151,7 @@ class Pace(Cap):
         return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the paused trial with the longest predicted time; before a hit, the worst trial on the lowest rung."""
+        """Return the paused trial with the longest predicted time; before a success, the worst on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
@@ -202,7 +202,7 @@ def _predicted(curve: Progress, standings: Standings) -> float:
 class Race(Cap):
     """Caps trials and stops lagging trials.
 
-    After a tenth of the cap, a trial lags if the incumbent had a higher gain at 1 / ``lag`` of the train seconds.
+    After a tenth of the cap, a trial lags if the incumbent had a higher gain in 1 / ``lag`` of the train seconds.
     """
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:

@@ -3,13 +3,13 @@
 1. The default configuration, uncapped unless the pruner paces trials.
 2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
-   The compared sizes are the largest without accumulation, the default, and a factor 4 to each side of the incumbent.
-   Sizes with a hit get these trials after step 4.
+   The compared sizes are the largest without accumulation, the default, and the sizes a factor of 4 from the incumbent.
+   Sizes with a success get uncapped trials after step 4.
 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
 5. Batch sizes by weight: (incumbent's objective value / the size's best)², at least ½ for the incumbent's neighbours.
 
 Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the answer's interval. If the
-incumbent is inside, step 3 runs only one trial at each size outside the interval (up to three before a hit). The
+incumbent is inside, step 3 runs only one trial at each size outside the interval (up to three before a success). The
 default and the largest size keep three trials.
 """
 
@@ -36,7 +36,7 @@ EVIDENCE_TRIES = len(FIRST_SOURCES)
 
 BRACKET_OCTAVES = 2  # a batch size 4 times off costs at most 56 % if steps ∝ 1 + γ/B and step seconds are α + βB
 
-UNREACHED = 2.0  # assumed ratio of a batch size's best time to the incumbent's time, if the size has no hit
+UNREACHED = 2.0  # assumed ratio of a batch size's best time to the incumbent's time, if the size has no success
 
 NEIGHBOUR = 0.5  # minimum weight of the incumbent's neighbours
 

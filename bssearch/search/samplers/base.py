@@ -24,7 +24,7 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try; ``sampled`` has the coordinates, or None outside the space.
+    """A configuration to try; ``sampled`` has the coordinates, or is None outside the space.
 
     ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the expected gain of
     another trial, as a share of the incumbent's time.
@@ -37,7 +37,7 @@ class Choice:
 
 
 class Sampler(ABC):
-    """Chooses trials one after the other, from the history and the study's seed alone.
+    """Chooses trials from the history and the study's seed alone.
 
     Constructor parameters after the spec are options. ``models_time``: True if the sampler models the time of each
     batch size, so that the planner adds evidence trials.

@@ -46,7 +46,7 @@ LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 
 # Prior deviation of the best log learning rate, as a share of the range. A run that has reached the target is near the
-# best rate; before that, the best rate may be anywhere.
+# best rate; before a success, the best rate may be anywhere.
 NEAR_HIT = 1 / 4
 BEFORE_HIT = 5 / 8
 
@@ -336,7 +336,7 @@ class KnowledgeGradient:
         self._noise_scale = noise_scale
         self._known: tuple[object, TimesPosterior, float] | None = None
         self.expected_improvement = math.inf
-        """The largest expected gain at the last call of `ask`, in nats; infinite before a hit."""
+        """The largest expected gain at the last call of `ask`, in nats; infinite before a success."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
         """The point to run next. With a given ``batch_size``, costs do not count."""
@@ -365,7 +365,7 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """The batch sizes that may match the incumbent, ascending; before a hit, all batch sizes.
+        """The batch sizes that may match the incumbent, ascending; before a success, all batch sizes.
 
         A batch size may match if its mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
@@ -423,8 +423,8 @@ class KnowledgeGradient:
         return condition(looked_at, points, laws, found), found.error
 
     def _laws(self, runs: Sequence[Run], likely: Sequence[int]) -> LawPrior:
-        # A default that has not reached the target may be far off: then around the fastest trial or, before a hit, the
-        # most promising.
+        # A default that has not reached the target may be far off: then around the fastest trial or, before a
+        # success, the most promising.
         hits = [run for run in runs if run.hit is not None]
         centre = self._default
         if hits and all(run.point != self._default for run in hits):

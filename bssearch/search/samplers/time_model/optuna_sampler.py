@@ -43,7 +43,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         def objective(trial):
             batch_size = trial.suggest_int("batch_size", 8, 512, log=True)
             learning_rate = trial.suggest_float("learning_rate", 1e-3, 1.0, log=True)
-            steps = 300 * (1 + 64 / batch_size) * (1 + math.log(learning_rate / 0.1) ** 2)  # instead of a training
+            steps = 300 * (1 + 64 / batch_size) * (1 + math.log(learning_rate / 0.1) ** 2)  # instead of training
             seconds = steps * (0.002 + 1e-5 * batch_size)
             for share in (0.0, 0.25, 0.5, 0.75, 1.0):
                 trial.report(0.97 * share, step=round(1000 * share * seconds))
