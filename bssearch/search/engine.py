@@ -524,7 +524,10 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the readable checkpoints and their ``size`` in bytes; above the disk limit, end the least promising trial."""
+        """Set the readable checkpoints and their ``size`` in bytes.
+
+        Above the disk limit, end the least promising paused trial.
+        """
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []

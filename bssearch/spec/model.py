@@ -312,10 +312,14 @@ class StudySpec(StrictModel):
             raise ValueError("workload_settings need a workload class; pass arguments to your own program")
         if own := self.training.model_dump(exclude_defaults=True, exclude={"batch_unit"}):
             set_here = [f"{name} = {one}" for name, one in own.items()]
-            hint = f"; name a class of the file, as in {self.workload}:MyTask" if self.workload.endswith(".py") else ""
+            remedy = (
+                f"name a class of the file, as in {self.workload}:MyTask"
+                if self.workload.endswith(".py")
+                else "remove these settings"
+            )
             raise ValueError(
-                f"training ({', '.join(set_here)}) needs a workload class; your own program computes its steps "
-                f"itself{hint}"
+                f"training ({', '.join(set_here)}) needs a workload class; your own program computes its steps itself; "
+                f"{remedy}"
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline cannot run a program; use local")
@@ -384,7 +388,6 @@ class StudySpec(StrictModel):
 
     @property
     def preset(self) -> str | None:
-        """The name of the spec's preset, if any."""
         return self._preset
 
     def from_preset(self, name: str | None) -> Self:
@@ -450,7 +453,6 @@ class StudySpec(StrictModel):
 
     @property
     def is_imported(self) -> bool:
-        """True if the study holds imported runs."""
         return self.workload == IMPORTED
 
     @property

@@ -197,7 +197,7 @@ def _options_of(kind: Callable[..., Any], given: int) -> type[StrictModel]:
 
 
 def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The named parameters of a class, with evaluated annotations (`Any` if impossible)."""
+    """The named parameters of a class, with evaluated annotations (`Any` if unknown)."""
     scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     return {
@@ -233,8 +233,8 @@ class SamplerSpec(StrictModel):
 class PrunerSpec(StrictModel):
     """The pruner of trials; see `bssearch guide searching`.
 
-    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target. By default, ``slack`` follows the
-    seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of disk.
+    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target, unless uncapped. By default,
+    ``slack`` follows the seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of disk.
     """
 
     name: PrunerName = "balanced"
@@ -251,9 +251,10 @@ class PrunerSpec(StrictModel):
 class ConfirmSpec(StrictModel):
     """The runs of finalists with fresh seeds.
 
-    The finalists are the ``top`` batch sizes (two configurations each), the default and the largest size. Each finalist
-    gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable finalists get more runs. The
-    runs end when the answer is final, after ``max_runs`` per finalist, or after ``train_seconds``.
+    The finalists are the ``top`` batch sizes (two configurations each), the best size's neighbours, the default and the
+    largest size. Each finalist gets ``runs`` runs; clearly slower finalists get fewer runs. With ``max_runs``,
+    indistinguishable finalists get more runs. The runs end when the answer is final, after ``max_runs`` per finalist,
+    or after ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)

@@ -42,7 +42,7 @@ _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
-    """WAITING includes running; users set PAUSED and CANCELLED, and workers set DONE and FAILED."""
+    """WAITING includes running submissions; users set PAUSED and CANCELLED, and workers set DONE and FAILED."""
 
     WAITING = "waiting"
     PAUSED = "paused"

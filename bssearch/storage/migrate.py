@@ -126,7 +126,7 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
         # Only a superuser or a member can make a role the owner of tables.
         f"DO $$ BEGIN IF NOT pg_has_role(current_user, '{roles.owner}', 'USAGE') "
         f"THEN GRANT {roles.owner} TO CURRENT_USER; END IF; END $$",
-        # Before PostgreSQL 15, every login could create functions beside our tables, which others might call.
+        # Before PostgreSQL 15, every login could create functions beside our tables, which other logins might call.
         f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC",
         f"GRANT USAGE ON SCHEMA {schema} TO {', '.join(roles.names)}",
         f"GRANT CREATE ON SCHEMA {schema} TO {roles.owner}",

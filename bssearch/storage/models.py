@@ -1,6 +1,6 @@
 """The tables and their column types. Columns have the names of records' fields; see `to_columns`.
 
-Times are in UTC. Only objects with user-defined keys are stored as JSON.
+Times are in UTC. Only mappings are stored as JSON.
 """
 
 from __future__ import annotations

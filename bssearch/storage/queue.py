@@ -276,7 +276,7 @@ class QueueStore(StorePart):
         state: SubmissionState = SubmissionState.WAITING,
         reason: str = "",
     ) -> None:
-        """End a shift of ``used`` slot seconds; set the state of a submission that still waits."""
+        """End a shift of ``used`` slot seconds; set the state of a waiting submission."""
         name = _add_served(connection, worker, used)
         values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
         connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker).values(values))

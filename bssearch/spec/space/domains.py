@@ -272,7 +272,7 @@ class Schedule(StrictModel):
     def _horizon_goes_with_decay(self) -> Self:
         decays = [name for name in self.names if name != "constant"]
         if decays and self.horizon_samples is None:
-            raise ValueError(f"a {decays[0]} schedule needs horizon_samples")
+            raise ValueError(f"a {decays[0]} schedule needs horizon_samples; add horizon_samples")
         if not decays and self.horizon_samples is not None:
             raise ValueError("a constant schedule takes no horizon_samples; remove horizon_samples")
         if self.decay_share is not None and "warmup_stable_decay" not in decays:

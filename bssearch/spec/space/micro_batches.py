@@ -118,9 +118,9 @@ class BatchRules(StrictModel):
 
     κ is the batch ratio, η/η0 the learning rate's factor.
 
-    - ``betas``: ``half_life`` makes β₂ into β₂^κ, constant half-life in samples (Marek et al. 2025, arXiv 2507.07101).
-      ``sde`` makes both β into max(0, 1 − κ(1 − β)) and ε into ε/√κ. With learning rate ∝ √κ, ``sde`` keeps Adam's SDE
-      (Malladi et al. 2022, arXiv 2205.10287).
+    - ``betas``: ``half_life`` makes β₂ into β₂^κ, which keeps the half-life in samples (Marek et al. 2025, arXiv
+      2507.07101). ``sde`` makes both β into max(0, 1 − κ(1 − β)) and ε into ε/√κ. With learning rate ∝ √κ, ``sde``
+      keeps Adam's SDE (Malladi et al. 2022, arXiv 2205.10287).
     - ``ema_decay``: ``half_life`` makes ρ into ρ^κ (Busbridge et al. 2023, arXiv 2307.13813).
     - ``weight_decay``: ``sqrt`` makes λ into λ√κ; ``timescale`` into λκ·η0/η, which keeps AdamW's averaging time (Wang
       & Aitchison 2024, arXiv 2405.13698).
@@ -218,8 +218,8 @@ class BatchGrowth(StrictModel):
     are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts;
     ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` grows by k
     when the space's ``schedule`` has divided the learning rate by k, and multiplies the rate by √k (Meterez et al.
-    2025, arXiv 2510.14717). Otherwise the rate follows ``rate_rule`` (default: the space's rule). Trials retune the
-    rate of the first size.
+    2025, arXiv 2510.14717). With other names, the rate follows ``rate_rule`` (default: the space's rule). Trials retune
+    the rate of the first size.
     """
 
     name: (
@@ -254,7 +254,9 @@ class BatchGrowth(StrictModel):
         changes = sorted((self.milestones or {}).items())
         for (samples, size), (after, _) in itertools.pairwise(changes):
             if after < samples + size:
-                raise ValueError(f"milestones: {after} must be >= {samples + size}, one step of {size} after {samples}")
+                raise ValueError(
+                    f"milestones: {after} must be >= {samples + size}, one step of {size} samples after {samples}"
+                )
         sizes = [size for _, size in changes]
         if any(after <= before for before, after in itertools.pairwise(sizes)):
             raise ValueError(f"milestones = {sizes}: a batch may only grow; list rising sizes")
@@ -288,7 +290,7 @@ class BatchGrowth(StrictModel):
             start = max(size for size in self.starts(rungs) if size < min(self.milestones.values()))
             if min(self.milestones) < start:
                 raise ValueError(
-                    f"batch_schedule.milestones: {min(self.milestones)} must be >= {start}, the first step"
+                    f"batch_schedule.milestones: {min(self.milestones)} must be >= {start}, the first step's samples"
                 )
 
     def starts(self, rungs: Sequence[int]) -> tuple[int, ...]:

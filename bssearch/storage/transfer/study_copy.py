@@ -95,7 +95,7 @@ class Copy:
         return found
 
     def add(self, kind: Kind, row: object) -> None:
-        """Add a row; raise `UsageError` if the row is invalid, a duplicate, or refers to a missing row."""
+        """Add a row; raise `UsageError` if the row is invalid, is a duplicate, or refers to a missing row."""
         values = checked(kind, row)
         key = tuple(values[name] for name in LAYOUTS[kind].keys)
         if key in self.rows[kind]:
@@ -130,7 +130,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Check name and spec; raise `UsageError`, or `SpecError` for an unreadable spec."""
+    """Check the name and the spec; raise `UsageError`, or `SpecError` for an unreadable spec."""
     study = copy.study
     check_study_name(copy.name)
     try:
