@@ -83,7 +83,7 @@ bssearch finds the batch size that reaches your target soonest.
   bssearch init my-task     write your own study to start from
   bssearch best             print the best batch size found
 
-All commands: bssearch --help. How it works: bssearch guide."""
+All commands: bssearch --help. Guide: bssearch guide."""
 
 # The commands by heading of ``--help``.
 PANELS: dict[str, dict[str, Any]] = {

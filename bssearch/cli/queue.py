@@ -205,7 +205,9 @@ def worker(
     device: Annotated[
         str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:N.", show_default="each spec's")
     ] = None,
-    turn_seconds: Annotated[float, typer.Option(help="Seconds until a study yields to the next study.")] = TURN_SECONDS,
+    turn_seconds: Annotated[
+        float, typer.Option(help="Seconds until a study yields to a higher priority.")
+    ] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when the queue is empty.")] = False,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C."""

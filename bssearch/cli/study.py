@@ -161,7 +161,7 @@ def confirm(
     ] = None,
     max_runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Most runs per finalist, while the finalists are too close to distinguish."),
+        typer.Option(min=1, help="Maximum runs per finalist, while the finalists are too close to distinguish."),
     ] = None,
     train_seconds: Annotated[
         float | None,
@@ -370,7 +370,7 @@ def delete(
             typer.echo(f"bssearch will delete {what} from {store.masked_url} for good", err=True)
             require(
                 typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
-                "the name does not match, so bssearch keeps the study",
+                f"the typed name is not {study!r}, so bssearch keeps the study",
                 hint=f"repeat the command and type {study}",
             )
         checkpoints = Checkpoints(store.studies.get(study))
@@ -408,7 +408,7 @@ def print_track_record(found: TrackRecord) -> None:
     if rows:
         print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
-        say(f"{found.held} of {len(rows)} quick answers have an interval that meets the search's flat range{ratio}.")
+        say(f"{found.held} of {len(rows)} quick answers have an interval that overlaps the search's flat range{ratio}.")
     else:
         say("No confirmed search allows a comparison with a quick answer yet.")
     if found.waiting:

@@ -107,7 +107,7 @@ def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
 
 
 def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:
-    """Return a study's answer and tuned curves.
+    """Return a study's answer and the curves of the tuned configurations.
 
     Raises `UsageError` if the objective is not the time to target, or the best configurations have different models.
     """
@@ -168,7 +168,7 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
-    """A batch schedule to train by, with the configuration's ``values``."""
+    """A batch schedule for training, with the configuration's ``values``."""
 
     values: Parameters
     stages: Sequence[Mapping[str, Any]]
@@ -268,7 +268,7 @@ def rate_factor(samples, train_samples):
 
 
 def train(model, optimizer, inputs, targets, loss_function, has_ended, seed=0):
-    """Train until ``has_ended(model, samples)``, called before each step; return the samples seen.
+    """Train until ``has_ended(model, samples)`` or the schedule's end; return the samples seen.
 
     ``loss_function(outputs, targets)`` is a mean over samples. An epoch drops its incomplete last batch.
     """

@@ -38,6 +38,7 @@ from bssearch.records import (
     rule_of_optimizer,
     to_json,
 )
+from bssearch.records.text import plural
 from bssearch.registry import Option
 from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec, choose_micro_batch, split_batch
@@ -64,11 +65,12 @@ class BranchPoint:
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
     """Return the checkpoints in training order; ``at`` overrides the samples in their files.
 
-    Raises `UsageError` if the samples of a checkpoint are unknown, or equal for two checkpoints.
+    Raises `UsageError` if two checkpoints have equal samples, or if necessary samples are unknown.
     """
     require(
         not at or len(at) == len(paths),
-        f"{len(at or ())} --at for {len(paths)} --checkpoint; give --at once for each --checkpoint",
+        f"--at has {plural(len(at or ()), 'value')}, but --checkpoint has {len(paths)}; give --at once for each "
+        "--checkpoint",
     )
     points = [_point(spec, path, at[index] if at else None) for index, path in enumerate(paths)]
     for point in points:
@@ -355,9 +357,9 @@ def branch(
         ),
     ] = 0,
 ) -> ProbeReport:
-    """Find a run's critical batch size by branches from checkpoints.
+    """Find a run's critical batch size with branches from checkpoints.
 
-    Branches train on equal samples at batch sizes B, 2B, 4B, …; the answer is the largest size that does not worsen the
+    Branches at batch sizes B, 2B, 4B, … train on equal samples. The answer is the largest size that does not worsen the
     metric.
     """
     require(
@@ -385,7 +387,7 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Convert ``tokens`` to samples; raise `UsageError` for fewer than ``least`` samples, which make one step at 2B."""
+    """Convert ``tokens`` to samples; raise `UsageError` for fewer than ``least`` samples (one step at 2B)."""
     if tokens_per_sample is None:
         return tokens
     require(
@@ -535,7 +537,7 @@ def notices(
     optimizer = spec.default_configuration.optimizer
     if not is_known:
         yield (
-            f"optimizer {optimizer} has no known learning-rate rule, so the rate scales ∝ √batch; "
+            f"optimizer {optimizer} has no known learning-rate rule, so the rate scales with √batch; "
             "set space.learning_rate.rule for another rule"
         )
     for point in points:
@@ -549,7 +551,8 @@ def notices(
         if rate is not None and (rate > SAME_RATE * default or (rate * SAME_RATE < default and not falls)):
             yield (
                 f"{point.path.name} has learning rate {rate:g}, but the branches at the default batch size use the "
-                f"spec's learning rate {default:g} and schedule"
+                f"spec's learning rate {default:g} and schedule; correct the spec to branch at the "
+                "checkpoint's rate"
             )
 
 

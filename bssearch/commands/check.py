@@ -178,7 +178,7 @@ class WalkStep(Model):
 
 
 class Check(Model):
-    """The check of a spec, or of its largest scale; ``notes`` correct common claims.
+    """The check of a spec, or of its largest scale; ``notes`` correct claims that the spec seems to follow.
 
     ``longest_study_s`` and ``likely_study_s`` are the wall seconds of all ``studies`` together.
     """
@@ -338,9 +338,9 @@ def _largest_step(largest: int, most: int | None) -> WalkStep:
     elif most < 1:
         decision = "not even one sample fits safely; use a smaller model or a larger device"
     elif most >= largest:
-        decision = f"batch {largest}, the largest batch size of the space, fits at once"
+        decision = f"batch {largest}, the largest batch size of the space, fits in one micro-batch"
     else:
-        decision = f"batches above {most} do not fit at once; set space.max_micro_batch_size: {most} to accumulate"
+        decision = f"batches above {most} do not fit in one micro-batch; set space.max_micro_batch_size: {most}"
     return WalkStep(
         question="What is the largest safe micro-batch?", figures={"safe_micro_batch": most}, decision=decision
     )
@@ -379,7 +379,7 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     if not reached:
         soonest = f"no tried batch size ({tried}) reaches the target within {limit:g} train seconds"
     elif largest == default:
-        soonest = f"only batch {default} was trained"
+        soonest = f"this check trained only batch {default}"
     else:
         soonest = f"batch {min(reached, key=reached.__getitem__)} of batch sizes {tried}, without tuning"
     yield WalkStep(
@@ -388,7 +388,7 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
             **{f"step_s_at_{size}": probe.step_seconds for size, probe in evidence.probes.items()},
             **{f"time_to_target_s_at_{size}": seconds for size, seconds in times.items()},
         },
-        decision=f"{soonest}; `bssearch run` tries the batch sizes in between, each with its own learning rate",
+        decision=f"{soonest}; `bssearch run` tries the other batch sizes, each with its own learning rate",
     )
 
 
@@ -512,7 +512,8 @@ def summarise(
     way = target.gain(median_best) - target.gain(untrained)
     require(
         way > 0,
-        f"the median best {target.metric} does not improve on the {untrained:.4g} of an untrained model",
+        f"the median best {target.metric}, {median_best:.4g}, does not improve on the {untrained:.4g} of an untrained "
+        "model",
         hint="change default.learning_rate, or raise budget.trial_train_seconds",
         error=LaunchError,
     )
@@ -613,7 +614,7 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 
 
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
-    """Return the most wall seconds of the search, and of all later runs.
+    """Return the maximum wall seconds of the search, and of all later runs.
 
     ``trial`` is the wall seconds of a full trial; the default includes `EVALUATION_SHARE` for evaluation.
     """

@@ -248,7 +248,7 @@ def so_far(history: History) -> str:
 
 
 def trainings_so_far(history: History) -> str:
-    """Describe the cost so far in trainings as long as the best trial; return an empty text if the cost is unknown."""
+    """Return the cost so far in multiples of the best trial's time to target, or an empty string if unknown."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
     return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The database, the places of workload and data, and the way trials run.
+    """The database, the locations of the workload and data, and the way trials run.
 
     ``workload`` replaces the spec's workload: a class (called with ``workload_settings``), an object, or a name. Code
     from a notebook or the running script trains in this process, one trial at a time.
@@ -67,6 +67,6 @@ HERE = Launch()
 
 QUICK_SECONDS = 60.0  # seconds for a quick answer
 TARGET_RUNS = 5  # runs of the default for `check --suggest-target`
-TURN_SECONDS = 300.0  # seconds until a queued study yields; much longer than loading a workload
+TURN_SECONDS = 300.0  # seconds until a queued study yields to a higher priority; much longer than loading a workload
 
 OPTIONS = {one.name: note for one in fields(Launch) for note in get_args(one.type) if isinstance(note, Option)}

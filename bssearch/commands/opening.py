@@ -179,7 +179,7 @@ GivenSpec = StudySpec | Mapping[str, Any] | str | Path
 
 
 def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tuple[StudySpec, Launch]:
-    """Load a spec with ``overrides``, and set the default folder of the launch to the folder of the spec's file.
+    """Load a spec with ``overrides``, and replace the launch's default folder with the folder of the spec's file.
 
     A `StudySpec` ignores ``overrides``.
     """
@@ -339,7 +339,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
     """Return the spec with the given workload, or raise `UsageError` if the workload does not fit the spec.
 
-    ``keeps_name`` checks the workload, but keeps the spec if the spec names a workload.
+    With ``keeps_name``, a spec that names a workload stays unchanged.
     """
     if given is None:
         if launch.make_executor is None:

@@ -118,7 +118,7 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
         begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"{begins}, but {reaches}; search a warmup, for example in [0, 1], which the literature recommends from "
+            f"{begins}, but {reaches}; search a warmup, for example of 0 to 1 epochs, as guides recommend from "
             f"{WARMUP_RATIO} × the default on",
         )
     micro, steps = _most_micro_batches(spec)

@@ -38,7 +38,7 @@ class BeyondRequest(Request):
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A target that is harder than the study's target.")] = None
     samples: Annotated[
-        Positive | None, Option("Samples of a training with the best batch size, instead of a target.", unit="samples")
+        Positive | None, Option("Training samples with the best batch size, instead of a target.", unit="samples")
     ] = None
     db: Database = None
 

@@ -146,8 +146,7 @@ class Probe(Protocol):
     The function's docstring is the command's help. Keyword-only parameters with an `Option` are the command's options.
     """
 
-    def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
-        """Measure, store the measurements, and return a report."""
+    def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport: ...
 
 
 SECONDS_LIMIT = 5.0  # default limit for timing one batch size
@@ -157,11 +156,11 @@ def step_time(
     spec: StudySpec,
     launch: Launch,
     *,
-    seconds: Annotated[float, Option("Most seconds of timing per batch size.", min=0.1)] = SECONDS_LIMIT,
+    seconds: Annotated[float, Option("Maximum seconds of timing per batch size.", min=0.1)] = SECONDS_LIMIT,
 ) -> ProbeReport:
     """Time optimizer steps at every batch size, alone on the device.
 
-    Also fit step seconds t = α + β·B at batch size B.
+    Also fit a line: step seconds = α + β × batch size.
     """
     with opened(spec, launch) as study:
         probes = probe_step_times(study, seconds)
@@ -404,7 +403,7 @@ def noise(
     spec: StudySpec,
     launch: Launch,
     *,
-    seconds: Annotated[float, Option("Most seconds of measurement near the target.", min=0.1)] = NOISE_SECONDS,
+    seconds: Annotated[float, Option("Maximum seconds of measurement near the target.", min=0.1)] = NOISE_SECONDS,
 ) -> ProbeReport:
     """Measure the gradient noise scale of the best configuration near the target."""
     with opened(spec, launch) as study:

@@ -165,8 +165,8 @@ def by_rule(history: History) -> list[TrialRecord]:
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Return the next batch size to run, or None; ``runs`` follow the learning-rate rule.
 
-    The first sizes are the default × and ÷ `STEP`. Then come the sizes in the optimum's interval, the farthest from
-    ``runs`` first, until the interval is narrower than `CLOSE`. The last size is the recommendation.
+    The first sizes are the default × and ÷ `STEP`. Sizes in the optimum's interval follow, the farthest from ``runs``
+    first, until the interval's ratio is at most `CLOSE`. The last size is the recommendation.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -284,7 +284,7 @@ def caveats(
     of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
-    """Return a notice for each limit of a quick answer; ``target`` may be easier than the study's target."""
+    """Return a notice for each limitation of a quick answer; ``target`` may be easier than the study's target."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer depends on the noise scale alone, which may be {PROXY}"
     parameters = spec.default_configuration.parameters
@@ -400,7 +400,7 @@ def learning_rate_range(default: float, rate: float, ratio: float) -> list[float
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """Return the study's target, or `WAY` of the default's progress if the default missed the target.
+    """Return the study's target, or the metric at `WAY` of the default's progress if the default missed the target.
 
     Raises `UsageError` if the default does not train.
     """
@@ -502,7 +502,7 @@ class TrackRecord(Model):
     """A database's quick answers, compared with the searches."""
 
     studies: list[Kept]
-    held: int  # number of intervals that meet the search's flat range
+    held: int  # number of intervals that overlap the search's flat range
     median_time_ratio: float | None  # time at the quick answer's batch size over the time at the optimum
     waiting: list[str]  # studies without a search yet
 

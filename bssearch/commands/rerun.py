@@ -81,7 +81,7 @@ class Ran(Model):
 
 
 class RerunRun(Ran):
-    """One rerun beside the stored trial."""
+    """One rerun, compared with the stored trial."""
 
     # True if state, steps, steps to the target, failure reason and all metrics are equal. For a stopped trial, only
     # the metrics before the stop count. Null without evaluations.
@@ -106,7 +106,7 @@ class Rerun(Model):
     then: Ran
     runs: list[RerunRun] = Field(min_length=1)
     identical: bool | None
-    steps_ratio: float | None  # median of the reruns' steps to the target over the stored trial's
+    steps_ratio: float | None  # median ratio of steps to the target, rerun over stored trial
     time_ratio: float | None  # ratio of train seconds, up to the last common evaluation if a run missed the target
     differences: list[Difference]
 

@@ -53,8 +53,7 @@ def run_study(
     largest scale. ``from_quick`` starts the search from a quick answer, and makes a missing quick answer first.
     ``from_study`` names a study whose best configuration and missing runs become the first trials.
 
-    Raises any `BSSearchError`, such as `UsageError` for ``from_quick`` with an objective other than seconds, and
-    `TargetNotReachedError` if no trial reached the target.
+    Raises any `BSSearchError`, such as `TargetNotReachedError` if no trial reached the target.
 
     ::
 
@@ -256,7 +255,7 @@ def audit_study(
     train_seconds: float | None = None,
     run: bool = True,
 ) -> Audit:
-    """Make the missing runs by the rules of thumb, cheapest first, and judge the rules.
+    """Make the missing runs for the rules of thumb, cheapest first, and judge the rules.
 
     A second call resumes the audit.
 
@@ -351,7 +350,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield the missing runs case by case.
 
-    Also repeats failed, lost and cancelled runs, and misses under a limit that the user has raised since.
+    Also repeats failed, lost and cancelled runs, and runs that missed the target under a lower time limit.
     """
     made = CompletedRuns(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:

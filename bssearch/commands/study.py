@@ -27,7 +27,7 @@ Objective = Callable[[Trial], object]
 class Study:
     """A study in this process, trained by ``objective`` or between `ask` and `tell`.
 
-    ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread.
+    ``spec`` (a `StudySpec`, dict or path) must name no workload. Trials run one by one in the calling thread.
 
     ::
 
@@ -89,7 +89,7 @@ class Study:
         """Return the next trial, with all random generators seeded, or None once the study has ended.
 
         The first trials only time the loop. Train these trials until ``trial.should_stop``, too. Raises `UsageError`
-        before `tell` for the last trial, and any error that ends the study.
+        unless `tell` has ended the last trial, and any error that ends the study.
         """
         require(self._asked is None, "call tell() before ask(), because one trial trains at a time")
         piece = self._search.next_piece()

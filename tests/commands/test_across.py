@@ -153,7 +153,7 @@ def found(
 def test_answers_agree(findings: list[Finding], size: int, flat_range: list[int] | None) -> None:
     agreement = agreement_of(findings)
     assert (agreement.agree, agreement.batch_size, agreement.flat_range) == (True, size, flat_range)
-    assert in_words(agreement)[0].startswith(f"All {len(findings)} answers agree on batch {size}")
+    assert in_words(agreement)[0].startswith(f"The {len(findings)} answers agree on batch {size}")
 
 
 def test_a_target_is_the_same_as_it_is_shown() -> None:
@@ -219,7 +219,7 @@ def test_answers_to_different_questions_are_not_compared_and_do_not_agree(about:
     first, *lines = in_words(agreement)
     assert "3 answers concern 2 different questions" in first
     assert [line.startswith(f"- {about} ") and line.count(",") == 0 for line in lines] == [True, True]
-    assert "All 2 answers agree on batch 32" in lines[0] and "One study answers" in lines[1]
+    assert "The 2 answers agree on batch 32" in lines[0] and "One study answers" in lines[1]
 
 
 def test_copies_of_a_study_count_once_and_the_one_with_the_most_trials_does() -> None:

@@ -462,7 +462,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
             "--tokens 28 must be >= 32, which is one step at batch size 8 (twice the default) with 4 tokens a sample",
         ),
         (["--checkpoint", "other.pt", "--tokens", "512"], "weight is of shape (1, 3); expected shape (1, 8)"),
-        (["--checkpoint", "early.pt", "--tokens", "512", "--at", "1", "--at", "2"], "2 --at for"),
+        (["--checkpoint", "early.pt", "--tokens", "512", "--at", "1", "--at", "2"], "--at has 2 values"),
         (["--checkpoint", "early.pt", "--tokens", "512", "--at", str(2**63)], f"samples must be <= {2**63 - 1}"),
         (["--checkpoint", "plain.pt", "--checkpoint", "early.pt", "--tokens", "512"], "neither step nor samples"),
         (["--checkpoint", "early.pt", "--checkpoint", "early.pt", "--tokens", "512"], "both have 400 samples"),

@@ -121,12 +121,12 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """Return the device's name, or an empty text before the first run."""
+    """Return the device's name, or an empty string before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
 def precision_of(study: StudyRecord) -> str:
-    """Return the actual precision, or an empty text before the first run."""
+    """Return the actual precision, or an empty string before the first run."""
     return "" if study.environment is None else study.environment.precision
 
 
@@ -191,7 +191,7 @@ def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool 
 
 
 class Question(Model):
-    """A study's question; ``workload`` has no folder, and ``device`` is empty if unknown."""
+    """A study's question; ``workload`` omits the folder, and ``device`` is empty if unknown."""
 
     workload: str
     metric: str
@@ -228,7 +228,7 @@ class Finding:
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
 
     def accepts(self, batch_size: int) -> bool:
-        """Return True if a batch size, tried or not, is within 5 % of the best objective value."""
+        """Return True if a batch size, tried or not, has an objective value within 5 % of the best value."""
         low, high = self.answer.flat_range
         return low <= batch_size <= high or batch_size in self.acceptable
 
@@ -269,7 +269,7 @@ OF_CODE = ("workload_revision", "git_revision")
 
 
 class Disagreement(Model):
-    """Two studies that disagree ``about`` the batch size or the objective value, and likely causes."""
+    """Two studies that disagree ``about`` the batch size or the objective value, with their differences."""
 
     between: list[str]
     about: list[Literal["batch_size", "figure"]]
@@ -278,7 +278,7 @@ class Disagreement(Model):
 
 
 class Agreed(Model):
-    """The agreement of answers on a batch size within 5 %, with overlapping objective values."""
+    """The agreement of answers on a batch size (within 5 % of each optimum) and on the objective value."""
 
     agree: bool
     batch_size: int | None
@@ -444,7 +444,7 @@ def _told_of(one: QuestionAgreement) -> str:
     if size is None:
         return f"The {answers} answers do not agree: no batch size is within 5 % of the best in every answer."
     cost = "" if one.agree else ", but not on its cost"
-    return f"All {answers} answers agree on batch {size}{within}{cost}."
+    return f"The {answers} answers agree on batch {size}{within}{cost}."
 
 
 ANSWERED = (
@@ -464,7 +464,7 @@ ANSWERED = (
 class StudyAnswer(Model):
     """A study's answer.
 
-    Without an answer, ``note`` gives the reason, and ``optimal`` to ``within_5_percent`` are null.
+    Without an answer, ``note`` gives the reason, and the fields of the answer are null.
     """
 
     study: str
@@ -512,7 +512,9 @@ def best_across(
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
-    require(asked.conditions, "no condition is given", hint="give a workload, device or target to select studies")
+    require(
+        asked.conditions, "best_across() needs a condition", hint="give a workload, device or target to select studies"
+    )
     with open_databases([db] if isinstance(db, str) else db) as stores:
         return answers_in(stores, asked)
 

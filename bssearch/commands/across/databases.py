@@ -41,7 +41,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
         near = difflib.get_close_matches(given, [one.name for store in stores for one in store.studies.summaries()])
         guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise NotFoundError(
-            f"no study {given!r} in any of {_listed(stores)}",
+            f"there is no study {given!r} in {_listed(stores)}",
             hint=f"{guess}list the studies with `bssearch study list` and the same --db",
         )
     require(

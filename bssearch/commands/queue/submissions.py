@@ -127,7 +127,7 @@ def submit_study(
     """Queue a study for workers that offer its template.
 
     Only workers with all ``tags`` serve the study. ``owner`` defaults to the current user. Raises `UsageError` for a
-    used name, or if all known workers reject the values.
+    taken name, or if all known workers reject the values.
 
     ::
 

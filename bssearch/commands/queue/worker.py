@@ -230,7 +230,7 @@ class Serving:
     tags: tuple[str, ...] = ()  # the worker serves no submission with other tags
     slots: int | Literal["auto"] | None = None
     device: str | None = None
-    turn_seconds: float = TURN_SECONDS  # seconds until a study yields
+    turn_seconds: float = TURN_SECONDS  # seconds until a study yields to a higher priority
     until_empty: bool = False
 
     def __post_init__(self) -> None:
