@@ -21,7 +21,7 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """The device on which the study ran; a prediction for another device knows only the name.
+    """The device on which the study ran; a prediction for another device has only the name.
 
     Attributes:
         threads: CPU threads per trial.
@@ -93,9 +93,9 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration; its metrics are of the test part.
+    """The recommended configuration, with metrics on the test part.
 
-    Metrics whose names begin with "training" are of training samples.
+    The names of metrics on training samples begin with "training".
     """
 
     batch_size: int
@@ -124,7 +124,7 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory`` is true if a micro-batch up to the next batch size, or up to twice this size, ran out of
+    ``bounded_by_memory`` is true if a micro-batch of at most the next batch size, or twice this size, ran out of
     memory.
     """
 
@@ -153,7 +153,7 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """The trial of the best configuration with the least objective value."""
+    """The best configuration's trial with the least objective value."""
 
     trial: int
     parameters: Parameters
@@ -170,7 +170,7 @@ class Batch(Model):
     """A batch size, with medians over the runs of its best configuration.
 
     Attributes:
-        lower_bound_s: Lower bound of unknown seconds.
+        lower_bound_s: Lower bound of the seconds to the target, if unknown.
         predicted_s: The law's steps × the step time.
         host_bound_share: Share of train seconds in which the host did not wait for a CUDA device.
         slope: d log steps / d log batch from the next smaller batch size.
@@ -215,7 +215,7 @@ class Recommendation(Model):
 
 
 class Settle(Model):
-    """The seed-to-seed spread, with the runs per batch size that show a difference of 5 % and 10 %."""
+    """The seed-to-seed spread, and the runs per batch size that would show a difference of 5 % or 10 %."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int
@@ -227,8 +227,8 @@ class Settle(Model):
 class FrontPoint(Model):
     """The time and the cost of a batch size; ``on_front`` is true on the Pareto front.
 
-    The cost is device-hours × price, or samples without a price. If a size is confirmed, the front has only confirmed
-    sizes.
+    The cost is device-hours × price, or samples if no price is set. If a size is confirmed, the front has only
+    confirmed sizes.
     """
 
     batch_size: int
@@ -245,7 +245,7 @@ class OnDevices(Model):
         seconds: Steps × the step time of the ``runs``; without runs, ``predicted_s``.
         reduce_share: Share of a step that more devices add at equal micro-batches, mostly gradient reduction.
         on_front: True on the Pareto front of seconds and cost.
-        contenders: Pairs (batch size, micro-batch size) to run next, which may be more than 5 % faster.
+        contenders: Pairs (batch size, micro-batch size) to run next.
     """
 
     world_size: int
@@ -290,7 +290,8 @@ class BatchScheduleAnswer(Model):
 
     Attributes:
         ratio: The schedule's objective value / the optimum's, paired by seed if possible.
-        saves_time: "yes" if the ratio's whole interval is below 1; "no" if the interval is above 1.
+        saves_time: "yes" if the ratio's whole interval is below 1; "no" if the interval is above 1, or if
+            every run missed the target.
     """
 
     name: BatchScheduleName
@@ -319,7 +320,6 @@ class Answer(Model):
         within_5_percent: Probability that the batch size costs at most 5 % more than the best, if fully tuned.
         provisional: True if ``within_5_percent`` is unknown or below 0.9, or if training ignores the seed.
         configuration_within_5_percent: Probability that the printed values cost at most 5 % more than the best.
-        predicted: Prediction for a harder target.
 
     ::
 

@@ -397,7 +397,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged within a step, before the first update or at learning rates `NAN_RATES` apart."""
+    """True if all trials diverged within a step, before the first update or at rates a factor `NAN_RATES` apart."""
     outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
     if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
         return False
@@ -414,7 +414,7 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
         f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
-        f"{share if highest <= LARGEST_SHARE else 'the runs are too few to tell'}",
+        f"{share if highest <= LARGEST_SHARE else 'the runs are too few for a bound'}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
@@ -717,7 +717,8 @@ def predict_for_device(
         (
             "predicted",
             True,
-            f"the answer predicts {device_name} from the steps on {measured_on}; no trial ran on {device_name}",
+            f"the answer predicts times on {device_name} from the steps on {measured_on}; no trial ran on "
+            f"{device_name}",
         ),
         ("no_step_time", left_out, f"the answer leaves out batch sizes without a step time: {_listed(left_out)}"),
         (

@@ -169,11 +169,12 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log objective value.
 
-    ``figures`` are as configured, and ``tuned`` are fully tuned. The arrays (sizes,) are for the next configuration.
+    ``figures`` are for the configured values, and ``tuned`` for full tuning. ``unshared``, ``log_cost`` and ``runs``
+    are of the next configuration.
 
     Attributes:
         of_steps: Errors of step times in the draws, which more runs reduce.
-        of_load: Errors by other work on the machine, which more runs do not reduce.
+        of_load: Errors from other work on the machine, which more runs do not reduce.
         next_figures: Draws for the next configuration to run, without ``of_load``.
         unshared: Deviation of a run without seed effects.
         log_cost: Log seconds per run, up to a constant.
@@ -340,7 +341,7 @@ def beliefs(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Beliefs | None:
-    """Return beliefs over all batch sizes; None without confirmation runs or a noise estimate.
+    """Return beliefs over batch sizes; None without confirmation runs or a noise estimate, or if a run took no time.
 
     `step_figures` gives ``steps``. Full tuning adds two gains to each configuration: the gain of a better learning rate
     (`heights` of ``trials``) and a hidden gain (`HIDDEN`).
@@ -456,7 +457,7 @@ def _values(candidate: Candidate) -> str:
 
 
 def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> StepFigures:
-    """Return the objective value and error of a step at each timed batch size; empty if the law does not apply."""
+    """Return the objective value and error of a step at each timed batch size; empty if the models differ."""
     objective, timed = verdict.optimal.objective, timed_probes(spec, verdict, probes)
     if not are_of_one_model(spec, verdict):
         return {}

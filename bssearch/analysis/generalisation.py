@@ -27,10 +27,7 @@ from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
-    """The target's metric over runs, on the ``test`` or the ``validation`` part.
-
-    On the ``validation`` part the metric is optimistic.
-    """
+    """The target's metric over runs; on the ``validation`` part, the metric is optimistic."""
 
     part: Literal["test", "validation"]
     median: float
@@ -39,7 +36,6 @@ class MetricOverSeeds(Model):
 
     @property
     def in_words(self) -> str:
-        """The median with the standard deviation over seeds."""
         spread = "" if self.standard_deviation is None else f" ± {self.standard_deviation:.2g}"
         return f"{self.median:.4g}{spread}"
 

@@ -47,7 +47,7 @@ def batch_schedule_answer(
         if is_repeated
         else Judgement(
             "not_run",
-            "no run repeats the schedule with the confirmation's seeds; "
+            "no run repeats the schedule with the seeds of the confirmation; "
             f"add such runs with `bssearch run {shlex.quote(spec.name)}`",
         )
     )
@@ -93,7 +93,7 @@ def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> Tr
 
 
 def has_grown(trial: TrialRecord) -> bool:
-    """True if a trial with a growing batch and a result reached the second stage."""
+    """True if a trial with a growing batch reached the second stage."""
     schedule, outcome = growing_schedule(trial.configuration), trial.outcome
     assert outcome is not None, "a trial with a result has an outcome"
     if schedule.is_measured:

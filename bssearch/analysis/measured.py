@@ -26,7 +26,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """Bounds of the fitting micro-batch size, and the linear fit of peak memory; null if unknown."""
+    """The bounds of the fitting micro-batch size, and the linear fit of peak memory; null if unknown."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None

@@ -101,8 +101,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_incomplete",
             late,
-            f"neighbours (batch {', '.join(map(str, sorted({*late.values()})))}) have {made} of {wanted} confirmation "
-            f"runs; add runs with `{confirm}`",
+            f"the optimum's neighbours (batch {', '.join(map(str, sorted({*late.values()})))}) have {made} of {wanted} "
+            f"confirmation runs; add runs with `{confirm}`",
         ),
         (
             "confirmation_incomplete",
@@ -128,7 +128,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
 
 def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Caveat]:
     bases = {one.outcome.seconds_basis for one in trials if one.outcome is not None and one.outcome.steps}
-    clock = "of the logs" if spec.is_imported else "since the program's first report"
+    clock = "of the logs" if spec.is_imported else "since step 0"
     return [
         (
             "wall_seconds",

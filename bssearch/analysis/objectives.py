@@ -291,7 +291,7 @@ class Objective(ABC):
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Train seconds after which a trial cannot beat ``best``: by default ``full``; infinite without ``best``."""
+        """The train seconds after which a trial cannot beat ``best``: here ``full``, or infinite without ``best``."""
         return math.inf if best is None else full
 
     def target_problem(self, trial: TrialRecord) -> SpecError | None:
@@ -334,7 +334,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """The figure at a censored trial's last miss; None if contended without a step time."""
+        """The figure at a censored trial's last miss; None for a contended trial without a step time."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -351,7 +351,7 @@ class BySeconds(Objective):
 
 
 class TimeToTarget(BySeconds):
-    """Train seconds to the target, corrected for other work on the device."""
+    """The train seconds to the target, corrected for other work on the device."""
 
     name = "time_to_target"
     own_unit = " s"
@@ -383,7 +383,7 @@ def least_of(trials: Iterable[TrialRecord], objective: Objective = TIME) -> Tria
 
 
 class CostToTarget(TimeToTarget):
-    """Device-hours × the price per device-hour, or device-hours without a price."""
+    """Device-hours × the price per device-hour, or device-hours if no price is set."""
 
     name = "cost_to_target"
     comparative = ("cheaper", "dearer")
@@ -425,12 +425,12 @@ class EnergyToTarget(BySeconds):
         return LaunchError(
             f"objective = energy_to_target: {device_name} reports no power, so the energy of trial {trial.number} is "
             "unknown",
-            hint="use a CUDA device with the extra gpu, or time_to_target or cost_to_target, which need only seconds",
+            hint="use a CUDA device and install the extra gpu, or use objective time_to_target or cost_to_target",
         )
 
 
 class SamplesToTarget(Objective):
-    """Training samples to the target, on any device."""
+    """The training samples to the target, on any device."""
 
     name = "samples_to_target"
     own_unit = " samples"
@@ -451,7 +451,7 @@ class SamplesToTarget(Objective):
         return steps * batch_size
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Seconds for the best trial's samples at the probed size; infinite without a hit, ``full`` if not timed."""
+        """The seconds of the best trial's samples at the probed size; ``full`` if not timed, infinite without a hit."""
         if best is None or probe.step_seconds is None:
             return super().seconds_as_good_as(best, probe, full)
         samples = self.figure(best)

@@ -323,8 +323,8 @@ def ratio_interval(
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of slower / faster by Welch's t on logarithms.
 
-    The interval is None if a run missed the target or runs are too few. With too few runs, an estimate takes the
-    deviation and degrees of freedom of ``pooled``.
+    With too few runs, an estimate takes the deviation and degrees of freedom of ``pooled``. The interval is None if
+    ``pooled`` is missing then, or if a run missed the target.
     """
     # The interval includes step-time errors and the difference of `PooledStepTime.excess`.
     parts = list[tuple[float, float]]()
@@ -373,7 +373,7 @@ Settles = Literal["runs", "tuning", "step_times", "idle_machine"]  # remedies of
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with the confirmation runs, or with a single search trial.
+    """A configuration with the confirmation runs or a single search trial.
 
     ``selection`` is the mean bias of the log objective value from selecting the least of several values.
     """
@@ -427,7 +427,7 @@ class Candidate:
 
     @property
     def watched_seconds(self) -> float:
-        """Train seconds to the last miss of the longest run; 0 without a miss."""
+        """The train seconds to the last miss of the longest run; 0 without a miss."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
@@ -556,9 +556,9 @@ def decide(
 ) -> Verdict | None:
     """Decide the optimum; None if no trial reached the target.
 
-    Search trials decide until every finalist has `FEWEST_RUNS` confirmation runs, or all ``confirmation_runs``. Then
-    only confirmation runs decide, compared by `Objective.between`. Incomplete neighbours of the optimum do not count if
-    `begun_late`. Configurations that mostly missed the target cannot be the optimum.
+    Search trials decide until every finalist has `FEWEST_RUNS` confirmation runs, or all ``confirmation_runs`` if
+    fewer. Then only confirmation runs decide, compared by `Objective.between`. Incomplete neighbours of the optimum do
+    not count if `begun_late`. Configurations that mostly missed the target cannot be the optimum.
 
     The optimum is the smallest batch size shown to be within 5 % of the least median, else the size with the least
     median.

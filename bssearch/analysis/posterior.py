@@ -106,7 +106,7 @@ def infer(
     deviation: float | None = None,
     tuning: tuple[Numbers, Numbers] = (np.zeros(1), np.zeros((1, 1))),
 ) -> Posterior:
-    """Infer the posterior; ``log_sizes``, ``base`` and ``errors`` of ``base`` are (configurations,).
+    """Infer the posterior; ``log_sizes``, ``base`` and ``errors`` of ``base`` have the shape (configurations,).
 
     Equal inputs give equal draws.
 

@@ -26,7 +26,7 @@ class Model(BaseModel):
 
 
 class Interval(Model):
-    """A value with an interval, null if runs are too few; the interval is 95 % unless stated."""
+    """A value with an interval, null if runs are too few; unless stated otherwise, the interval is 95 %."""
 
     value: float
     low: float | None

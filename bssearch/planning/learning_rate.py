@@ -227,7 +227,7 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """The configuration by a rule, the rule's limits, and the rule's verdicts in the user's ``audits``."""
+    """The configuration from a rule, the rule's limits, and the rule's verdicts in the user's ``audits``."""
 
     learning_rate: float
     warmup_epochs: float
@@ -247,7 +247,7 @@ class RuledConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRatePlan(Plan):
-    """Configurations by rule; ``ratio`` is ``batch`` / ``from_batch``."""
+    """The configurations by rule; ``ratio`` is ``batch`` / ``from_batch``."""
 
     from_batch: int
     batch: int

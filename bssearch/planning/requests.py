@@ -80,7 +80,7 @@ class Request(BaseModel):
 
 
 class Plan:
-    """Base class of the answers to requests."""
+    """The base class of answers to requests."""
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -89,7 +89,7 @@ class Plan:
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """Return a request's options by field; fields for Python only have no option."""
+    """Return a request's options by field; fields only for Python have no option."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }

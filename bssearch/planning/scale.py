@@ -123,8 +123,8 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(
             "batch_norm",
-            f"batch normalisation over {micro} samples instead of the batch changed measured models by 13 to 28 %; "
-            "use GroupNorm or ghost batches",
+            f"with batch normalisation over {micro} samples instead of the batch, another model trains; use GroupNorm "
+            "or ghost batches",
         )
     for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
         yield Note(*caveat)
@@ -443,7 +443,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
     if any(row.accumulation_steps > 1 for row in rows):
         yield "the plan counts α for each accumulated micro-batch; the real time may be shorter"
     if asked.samples_to_target is None:
-        yield "times are relative to one device, because samples_to_target is missing"
+        yield "times are relative to one device; for seconds, give samples_to_target"
 
 
 BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and the micro-batch
@@ -451,7 +451,7 @@ BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """A batch size on one device; the relative values are divided by the least values."""
+    """A batch size on one device; relative values are multiples of the least values."""
 
     row: ScaleRow
     relative_time: float

@@ -73,7 +73,7 @@ QUESTIONS = (
 
 
 class StartRequest(Request):
-    """Answers to `QUESTIONS`, and optional details."""
+    """The answers to `QUESTIONS`, and optional details."""
 
     memory_gib: Annotated[Positive, Option("Memory of a device, in GiB.")] = 24.0
     parameters: Annotated[Parameters, Option("Parameters of the model, such as 25000000 or 25M.", metavar="N")] = (

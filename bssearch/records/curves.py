@@ -41,7 +41,7 @@ class Progress:
         return self.gains[index] if index >= 0 else None
 
     def when(self, gain: float) -> float:
-        """Train seconds at which the best gain last equalled ``gain``, interpolated and clamped to the curve."""
+        """The train seconds at which the best gain last equalled ``gain``, interpolated and clamped to the curve."""
         index = bisect_right(self.gains, gain)
         if index == 0:
             return self.train_seconds[0]

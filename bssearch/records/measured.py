@@ -55,7 +55,7 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """The basis of a program's train seconds: its own report, or wall time since its first step, with evaluation."""
+    """The basis of a program's train seconds: its own report, or wall time since step 0, with evaluation."""
 
     REPORTED = "reported"
     WALL = "wall"
@@ -202,7 +202,7 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one optimizer step: median and 95 % interval; other fields are as in `TrialOutcome`.
+    """The seconds of one optimizer step, with the 95 % interval; other fields are as in `TrialOutcome`.
 
     ``settled`` is True if the interval reached the requested precision.
     """
@@ -325,7 +325,7 @@ class Environment:
 
     @property
     def fingerprint(self) -> str:
-        """Device, precision and compile mode: equal within a study."""
+        """The device, precision and compile mode, equal within a study."""
         return f"{self.device_name} · {self.precision} · compile {self.compile_mode}"
 
 

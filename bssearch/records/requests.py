@@ -86,8 +86,8 @@ class TrialPlan(Planned):
 class TrialRequest:
     """A request to run a trial.
 
-    A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. Without a checkpoint, the trial ends
-    as `PRUNED`. A ``branch`` continues from the user's file.
+    A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. Without a checkpoint, a pause ends
+    the trial as `PRUNED`. A ``branch`` continues from the user's file.
     """
 
     number: int
@@ -119,9 +119,9 @@ class StepTimeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """A request for three optimizer steps and an evaluation in a fresh worker.
+    """A request to measure the memory of steps and evaluations in a fresh worker.
 
-    With ``reserve`` some memory must stay free.
+    With ``reserve``, some memory must stay free.
     """
 
     configuration: Configuration
@@ -230,7 +230,7 @@ class TrialRecord(Planned):
 
     @classmethod
     def planned(cls, plan: Planned, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
-        """A new record: running with a lease, else queued."""
+        """A new record, running with a lease, else queued."""
         return cls(
             number=number,
             state=TrialState.QUEUED if lease is None else TrialState.RUNNING,

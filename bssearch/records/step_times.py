@@ -97,7 +97,7 @@ def steps_at_first_size(configuration: Configuration, steps: float, step_seconds
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
-    """Seconds per step at one `Split`."""
+    """The seconds per step at one `Split`."""
 
     seconds: float
     error: StepTimeError
@@ -105,7 +105,7 @@ class FittedStepTime:
 
 @dataclass(frozen=True, slots=True)
 class PooledStepTime(Generic[Key]):
-    """Seconds per step of one kind of configuration, with the standard error of their logarithm.
+    """The seconds per step of one kind of configuration, with the standard error of their logarithm.
 
     Attributes:
         common: Error of the reference pace, which cancels in ratios.
@@ -164,7 +164,7 @@ def with_intervals(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
 
 @dataclass(frozen=True, slots=True)
 class TrialPace:
-    """Seconds per step of a whole trial, also without waits for a CPU, and the reference kernel's seconds."""
+    """The seconds per step of a trial, also without waits for a CPU, and the reference kernel's seconds."""
 
     steps: float
     step_seconds: float

@@ -277,7 +277,7 @@ class _Pages:
         async def answer_in_a_thread(request: Request) -> Response:
             if self._asked >= MOST_AT_ONCE:
                 return self._failed(
-                    request, 503, f"{plural(self._asked, 'request')} in progress", "Try again in a moment"
+                    request, 503, f"The server is busy with {plural(self._asked, 'request')}", "Try again in a moment"
                 )
             self._asked += 1
             try:
@@ -424,7 +424,7 @@ def serve(
     Args:
         port: TCP port; 0 takes a free port.
         names: More accepted host names.
-        tell: Prints the address with the token once.
+        tell: Prints the welcome, with the address and the token.
 
     Raises:
         UsageError: The address is unusable.
@@ -461,7 +461,7 @@ def serve(
 def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
     shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
-    about_token = "the token appears only once, and travels unencrypted; on a shared network use ssh -L"
+    about_token = "the token appears only once and travels unencrypted; on a shared network, use `ssh -L`"
     return [
         f"serving {', '.join(databases)}, read-only",
         address if token is None else f"{address}?token={token}",

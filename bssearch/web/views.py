@@ -69,7 +69,7 @@ class PageRequest:
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """An integer from the query, else ``default``; raise `UsageError` unless from ``least`` to ``most``."""
+        """Return an integer from the query, else ``default``; raise `UsageError` if out of range."""
         given = self.text(name)
         if given is None:
             return default
@@ -81,7 +81,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """The entry of ``known`` for a query value; None without a value. Raise `UsageError` if unknown."""
+        """Return the entry of ``known`` for a query value, None without a value; raise `UsageError` if unknown."""
         given = self.text(name)
         if given is None:
             return None

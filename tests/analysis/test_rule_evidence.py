@@ -234,7 +234,7 @@ def test_a_gap_of_exactly_two_points_is_neither_more_nor_less(low: float, high: 
 
 
 def test_an_imported_study_is_told_no_command() -> None:
-    assert command(SPEC, "probe noise") == " (bssearch probe noise toy)"
+    assert command(SPEC, "probe noise") == "; run `bssearch probe noise toy`"
     assert command(make_spec(space=SPACE, default=DEFAULT, workload=IMPORTED), "probe noise") == ""
 
 

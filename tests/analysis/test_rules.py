@@ -175,7 +175,7 @@ def test_adamw_keeps_its_timescale() -> None:
 
 def test_without_confirmation_nothing_is_judged_and_it_says_what_to_do() -> None:
     one = of(audited(make_trial(2, configuration=TUNED, seconds=0.5)), Rule.LINEAR_RATE)
-    assert (one.verdict, one.reason) == ("not_run", "confirmation is incomplete (bssearch study confirm toy)")
+    assert (one.verdict, one.reason) == ("not_run", "confirmation is incomplete; run `bssearch study confirm toy`")
 
 
 def test_an_imported_study_is_judged_and_says_that_nothing_can_be_run() -> None:

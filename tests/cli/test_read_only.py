@@ -269,12 +269,12 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
     first, second, *_ = told.stdout.splitlines()
     assert first.split() == ["Train", "with", "batch", "128", "(predicted).", "vision", "·", "accuracy", "≥", "0.9"]
     assert second.startswith("  0.451 s")
-    assert "the answer predicts H200 from the steps on Tesla V100" in " ".join(told.stdout.split())
+    assert "the answer predicts times on H200 from the steps on Tesla V100" in " ".join(told.stdout.split())
 
 
 def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
     done = ran(folder, "best", "--step-times", "h200.csv", "--export", "python")
-    assert "'batch_size': 128," in done.stdout and "the answer predicts h200" in done.stderr
+    assert "'batch_size': 128," in done.stdout and "the answer predicts times on h200" in done.stderr
 
 
 @pytest.mark.parametrize(

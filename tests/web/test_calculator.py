@@ -346,7 +346,7 @@ def test_hostile_texts_are_shown_as_text(text: str) -> None:
 def test_fields_that_import_code_or_read_files_are_refused_and_unknown_keys_named() -> None:
     found = calculated({"model": "os:system", "study": "digits", "<b>": "1", "parameters": "25M", "part": "results"})
     assert len(found.notes) == 3
-    assert "Ignored “model”" in found.notes[0] and "“study”" in found.notes[1]
+    assert "ignored “model”" in found.notes[0] and "“study”" in found.notes[1]
     assert "'<b>'" in found.notes[2] and "part" not in found.notes[2]
     assert "&lt;b&gt;" in rendered({"<b>": "1"})
     assert all("os:system" not in part.command for part in found.parts)

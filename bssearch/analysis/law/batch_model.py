@@ -369,8 +369,8 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 def rising(points: Sequence[LawPoint]) -> Iterator[int]:
     """Yield badly tuned batch sizes, which need more steps than the next smaller size.
 
-    Rises count by Welch's t on logarithms from three runs per side on, else by `RISE`. A missed run has the steps of
-    the last miss.
+    Welch's t on logarithms shows a rise; with fewer than three runs per side, `RISE` does. A missed run has the steps
+    of the last miss.
     """
     smaller: LawPoint | None = None
     for point in _that_ran(points):

@@ -71,7 +71,7 @@ SMALLER = (10.0, 20.0)  # the rule's ratios of the batch size from scratch to th
 
 
 def command(spec: StudySpec, verb: str, options: str = "") -> str:
-    return "" if spec.is_imported else f" (bssearch {verb} {shlex.quote(spec.name)}{options})"
+    return "" if spec.is_imported else f"; run `bssearch {verb} {shlex.quote(spec.name)}{options}`"
 
 
 def about_memory(
@@ -505,7 +505,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return completed runs to the full limit, one per seed, preferably confirmation runs."""
+    """Return a configuration's results (`is_result`), one per seed, preferably from confirmation runs."""
     completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
     by_seed = grouped(
         (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases
@@ -609,7 +609,7 @@ def run_seconds(spec: StudySpec, case: Case) -> float:
 
 
 def runs_to_decide(regret: Regret | None, made: int) -> float:
-    """Return the runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; may be infinite."""
+    """Return the runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; infinite if never."""
     if regret is None or not regret.low or regret.high is None:
         return 2.0 * made
     distance = max(math.log(HELD / regret.value), math.log(regret.value / BROKE))

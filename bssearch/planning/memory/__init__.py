@@ -11,7 +11,7 @@ def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
     """Plan a training step's memory per device by term, and the micro-batches that fit.
 
     Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
-    ``model_settings`` and ``input_shape``. ``stage`` is ZeRO's stage.
+    ``model_settings`` and ``input_shape``.
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.

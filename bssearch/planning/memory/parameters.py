@@ -94,7 +94,7 @@ class ParameterBytes:
 
     @property
     def fixed(self) -> int:
-        """Bytes between steps, including gradients."""
+        """The bytes between steps, including gradients."""
         return self.weights + self.gradients + self.optimizer_state + self.master_weights
 
     @property

@@ -653,9 +653,9 @@ class MemoryPlanRequest(Request):
                 not self.has(name),
                 f"{name} contradicts model = {self.model}; omit {name}, which follows from the model",
             )
-        require(self.precision != "fp8", "a model does not support precision = fp8; use fp32, bf16 or fp16")
-        require(not self.offload_optimizer, "a model does not support offload_optimizer; give numbers")
-        require(self.mixed != "master", "a model does not support mixed = master; use autocast or pure")
+        require(self.precision != "fp8", f"precision = fp8 contradicts model = {self.model}; use fp32, bf16 or fp16")
+        require(not self.offload_optimizer, f"offload_optimizer contradicts model = {self.model}; omit one option")
+        require(self.mixed != "master", f"mixed = master contradicts model = {self.model}; use autocast or pure")
 
     def has(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)

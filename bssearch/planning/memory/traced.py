@@ -190,7 +190,7 @@ IN_FP32 = frozenset(
 
 
 class CudaKernels(TorchFunctionMode):
-    """Chooses CUDA's kernels; ``has_flash`` is True from compute capability 8.0 on."""
+    """A mode with CUDA's kernels; ``has_flash`` is True from compute capability 8.0 on."""
 
     def __init__(self, *, has_flash: bool) -> None:
         super().__init__()

@@ -801,9 +801,9 @@ def _notes(names: Iterator[str]) -> Iterator[str]:
     unknown = []
     for name in names:
         if name.replace("-", "_") in NEVER_TAKEN:
-            yield (f"Ignored “{name}”, because pages import no code and read no files; use “bssearch plan”.")
+            yield f"The page ignored “{name}”, because pages import no code and read no files; use “bssearch plan”."
         else:
             unknown.append(repr(name if len(name) <= LONGEST_VALUE else f"{name[:LONGEST_VALUE]}…"))
     if unknown:
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-        yield f"Ignored unknown fields: {', '.join(unknown[:MOST_NAMED])}{more}."
+        yield f"The page ignored unknown fields: {', '.join(unknown[:MOST_NAMED])}{more}."
