@@ -25,7 +25,7 @@ Export = Literal["yaml", "args", "python"]  # formats of an exported configurati
 
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:
-    """Make a Typer option, or argument by ``make``; ``shown`` is the default in the help."""
+    """Make a Typer option, or an argument with ``make``; ``shown`` is the default in the help."""
     return make(
         *(flags or filter(None, [option.flag])),
         help=option.help + (f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""),

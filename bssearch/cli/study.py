@@ -165,7 +165,7 @@ def confirm(
     ] = None,
     train_seconds: Annotated[
         float | None,
-        typer.Option(help="Stop adding runs beyond --runs after this many training seconds."),
+        typer.Option(help="Stop adding runs beyond --runs after this many train seconds."),
     ] = None,
     to_budget: Annotated[
         bool,
@@ -204,7 +204,7 @@ def audit(
         float | None,
         typer.Option(
             min=0,
-            help="Start no audit run after this many training seconds.",
+            help="Start no audit run after this many train seconds.",
             show_default="20 times the limit of a trial",
         ),
     ] = None,

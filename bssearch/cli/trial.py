@@ -275,7 +275,7 @@ def _steps(found: Rerun) -> str:
     named = f"Trial {found.trial} of {found.study}, batch {found.batch_size}, seed {found.seed}"
     if found.identical:
         count = max(len(one.evaluations) for one in found.runs)
-        return f"{named}: the rerun made the same steps, bit for bit ({count} evaluations compared)."
+        return f"{named}: the rerun has the same metrics, bit for bit ({count} evaluations compared)."
     if found.identical is None:
         end = f"{found.then.state.value}, after {found.then.steps} steps"
         return f"{named}: the rerun had the same end ({end}), but the runs have no evaluations to compare."

@@ -41,7 +41,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record the code (by digests), cluster and OptunaHub sampler that this user runs, if possible."""
+    """Record the code's digests, the cluster and the OptunaHub sampler of this user's run, if possible."""
     if spec.workload in SHIPPED and spec.executor.address is None and _hub_package(spec) is None:
         return
     file = _file(study)
@@ -55,7 +55,7 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     """Return the folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` if the code or a text parameter differs from the last run, or if the file is outside of the
+    Raises `UsageError` if the code or a text parameter differs from the last run, or if the file is outside the
     folder.
     """
     if spec.workload in SHIPPED:

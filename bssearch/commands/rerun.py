@@ -139,7 +139,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
     """Train a stored trial again, and compare the runs without storing them.
 
     A rerun takes one slot, and stops at the time limit of the study or the trial, whichever is longer. A stopped
-    trial stops again at its last evaluation. ``launch.workload`` names a workload that this machine does not know.
+    trial stops again at its last evaluation. Set ``launch.workload`` if this machine does not know the workload.
 
     Raises `UsageError` for ``runs`` < 1, a trial that cannot run again, or unknown code, and the errors of `run_study`.
 

@@ -121,7 +121,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time batch sizes on the further ``executor.devices``, and run the best sizes of the Pareto front."""
+    """Time batch sizes on all but the first of ``executor.devices``, and run the best sizes of the Pareto front."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -195,8 +195,9 @@ def confirm_study(
 ) -> Answer:
     """Make the missing confirmation runs, and return the answer.
 
-    ``spares`` = False repeats even finalists that are clearly slower or mostly miss the target. ``to_budget_runs``
-    instead makes this number of runs of each finalist to the full time limit. Raises the errors of `run_study`.
+    ``spares`` = False repeats even finalists that are clearly slower or mostly miss the target. With
+    ``to_budget_runs``, run each finalist that many times to the full time limit instead. Raises the errors of
+    `run_study`.
 
     Example: ``answer = bssearch.confirm_study("study.yaml", to_budget_runs=3)``
     """

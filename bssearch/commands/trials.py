@@ -182,7 +182,11 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
         outside = [one for one in outside if not one.startswith("batch_size")]
-    require(not outside, f"outside the study's space: {'; '.join(outside)}", hint="choose values inside the space")
+    require(
+        not outside,
+        f"the configuration is outside the study's space: {'; '.join(outside)}",
+        hint="choose values inside the space",
+    )
     return configuration
 
 

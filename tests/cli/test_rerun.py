@@ -98,7 +98,7 @@ def test_another_kind_of_device_is_told_and_the_trial_runs_all_the_same(folder: 
     change(folder, "UPDATE bss_environment SET device_name = 'Some GPU', device_type = 'cuda'")
     done = ran(folder, "trial", "rerun", "task", "1")
     assert "trial 1 ran on Some GPU · fp32 · compile none, but this" in done.stderr
-    assert "the same steps, bit for bit" in done.stdout and "Some GPU" in done.stdout
+    assert "the same metrics, bit for bit" in done.stdout and "Some GPU" in done.stdout
 
 
 def test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_told(folder: Path) -> None:
