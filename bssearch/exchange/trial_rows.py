@@ -73,7 +73,7 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def trial_rows(
     store: Store, name: str, trials: Sequence[TrialRecord], kept: Sequence[TrialRecord]
 ) -> list[dict[str, Any]]:
-    """Return rows of the ``kept`` trials, as ``trial list --format json`` prints.
+    """Return the rows of the ``kept`` trials that ``trial list --format json`` prints.
 
     ``answer`` has the seconds that `best` compares, their basis, and whether the batch size's median counts the
     seconds.
@@ -131,7 +131,7 @@ def trial_document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return a trial with its curve, device and spec, as ``trial show --format json`` prints.
+    """Return the document of a trial that ``trial show --format json`` prints.
 
     ``stages`` is null unless the batch size grows.
     """
@@ -155,7 +155,7 @@ def traceback(trial: TrialRecord) -> str | None:
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield each observation with the trial's number, from `TRIALS_AT_ONCE` trials at a time."""
+    """Yield each observation with its trial's number; read `TRIALS_AT_ONCE` trials at once."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
         for trial, curve in store.trials.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():

@@ -101,7 +101,9 @@ class BatchAdvice:
         if self.measured_steps == 0:
             return f"noise scale unknown: {self.reason}"
         if self.measured_steps < FEWEST_PASSES:
-            return f"noise scale unknown: {self.measured_steps} of at least {FEWEST_PASSES} steps measured; train on"
+            return (
+                f"noise scale unknown: {self.measured_steps} of at least {FEWEST_PASSES} steps are measured; train on"
+            )
         if saved is None or halved is None or known.low is None:
             return (
                 f"noise scale unknown: {self.measured_steps} measured steps cannot separate the gradient from "
@@ -133,8 +135,8 @@ class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
     In some steps, hooks take gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of their sum.
-    If a step has one micro-batch, a second backward pass takes the gradient of half of the output's rows. Each row must
-    be a sample.
+    If a step has one micro-batch, a second backward pass takes the gradient of half of the output's rows. The samples
+    must have equally many rows.
 
     ::
 

@@ -47,7 +47,10 @@ class Computation:
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
         if settings.compile == "reduce-overhead" and device.type != "cuda":
-            self.warn(f"compile = 'reduce-overhead' acts like 'default' on {device}, which has no CUDA graphs")
+            self.warn(
+                f"compile = 'reduce-overhead' acts like 'default' on {device}, which has no CUDA graphs; set compile: "
+                "default"
+            )
         allow_tf32(self.precision == "tf32")
         torch.backends.cudnn.benchmark = not settings.deterministic
         if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # the setter loads the compiler

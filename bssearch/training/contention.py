@@ -34,8 +34,8 @@ LEAST_OTHERS = 0.2  # CPUs used by other programs; smaller use is normal for an 
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 
 UNKNOWN = (
-    "other programs may have used the device: the driver's process list is unreadable or has other process ids, as in "
-    "a container"
+    "other programs may have used the device: NVML's process list is unreadable or has other process ids, as in a "
+    "container"
 )
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")

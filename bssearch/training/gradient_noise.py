@@ -78,7 +78,7 @@ class GradientPasses:
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
-        """Measure a pass; return None if a gradient is not finite. The call waits for the device."""
+        """Measure a pass; return None if `pass_of` does. The call waits for the device."""
         batches = self._drawn(small_batches, self.generator)
         with _exact(self._trainer, seed=int(self.generator.integers(2**31))):
             return self._pass(batches)
@@ -265,7 +265,7 @@ RANKS_LEAST_EVERY = 8  # steps, because the host's seconds do not include a GPU'
 
 
 class RankNoise:
-    """Measures a trial's noise scale near the target in training steps.
+    """Measures a trial's noise scale in the training steps near the target.
 
     Each rank's gradient counts as a small batch.
     """

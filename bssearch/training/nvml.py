@@ -52,7 +52,7 @@ def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """Return the `other_processes` that computed after ``since`` (seconds of `time.time`), with or without memory."""
+    """Return the other programs that computed after ``since`` (seconds of `time.time`), as `other_processes` does."""
     begun = int(since * 1e6)
     samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
     found = {int(one.pid) for one in samples or () if one.smUtil > 0}

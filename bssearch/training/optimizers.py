@@ -160,7 +160,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         for name, default in OPTIMIZERS[configuration.optimizer].option_defaults().items()
     }
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
-    require(groups, "the model has no parameter to train; build_model() must leave requires_grad on")
+    require(groups, "the model has no parameter to train; leave requires_grad on in build_model()")
     one_kernel = True if fused else None
     if configuration.optimizer == "muon":
         return muon_with_adamw(model, configuration, options, one_kernel)
@@ -264,7 +264,7 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     if rates[0] != rates[1]:
         return None
     return (
-        f"build_optimizer() ignores configuration.learning_rate: a doubled rate leaves the rates {rates[0]}; "
+        f"build_optimizer() ignores configuration.learning_rate: a doubled rate does not change the rates {rates[0]}; "
         "pass configuration.learning_rate as lr"
     )
 

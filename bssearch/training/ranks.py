@@ -49,10 +49,10 @@ class Link(Protocol):
 
 
 class Ranks:
-    """This process as number ``rank`` of ``size``; only rank 0 has a ``link``.
+    """This process as rank ``rank`` of ``size`` ranks; only rank 0 has a ``link``.
 
     ``are_together`` is True within a common call. After a common call fails, ``is_broken`` is True, and other ranks may
-    wait forever.
+    hang.
     """
 
     def __init__(

@@ -214,9 +214,9 @@ def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
 class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
-    ``now`` is the last step's configuration. ``dropped_samples`` is per epoch; None with streams, token batches or a
-    growing batch. ``noise_every`` counts the steps between noise measurements, and ``noise_seconds`` the host's seconds
-    of measuring.
+    ``now`` is the last step's configuration. ``dropped_samples`` counts samples per epoch, or is None with streams,
+    token batches or a growing batch. ``noise_every`` counts the steps between noise measurements. ``noise_seconds``
+    counts the host's seconds of measuring.
     """
 
     def __init__(
@@ -611,7 +611,7 @@ class LossSum:
         return float(self._total), float(self._weight)
 
     def mean(self, others: Sequence[tuple[float, float]] = ()) -> float | None:
-        """Return the mean loss, with the sums of other ranks; None before a loss. The call waits for the device."""
+        """Return the mean loss, with other ranks' sums; None before the first loss. The call waits for the device."""
         if not self._losses:
             return None
         totals, weights = zip((self._total, self._weight), *others, strict=True)
@@ -620,7 +620,6 @@ class LossSum:
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
-    """Copy saved tensors and extra state into a model."""
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"

@@ -423,7 +423,8 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
     """Return a branch's schedule, which follows the run's schedule at this batch size.
 
-    If the position is unknown, a constant schedule starts after its warmup, and other schedules raise `UsageError`.
+    If the position is unknown, a constant schedule without a horizon starts after its warmup, and other schedules
+    raise `UsageError`.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:

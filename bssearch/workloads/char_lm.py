@@ -63,7 +63,7 @@ class CharLM:
         return None if self.lines else self.context
 
     def load(self, device: torch.device) -> Data:
-        """Set the vocabulary; return int64 tokens (sequences, context), with targets one character later."""
+        """Set the vocabulary; return int64 tokens (sequences, context) or, with ``lines``, a list of lines."""
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
         require(

@@ -65,9 +65,9 @@ class Part:
 
     @staticmethod
     def of(samples: Any, *, collate: Collate | None = None) -> DatasetPart:
-        """Make a part of samples: a map-style ``Dataset``, or another indexable object with a length.
+        """Make a part from samples: a map-style ``Dataset``, or another indexable object with a length.
 
-        ``collate`` makes (inputs, targets), or only inputs, of a list of samples. The default is the workload's
+        ``collate`` makes (inputs, targets), or only inputs, from a list of samples. The default is the workload's
         ``collate``, else PyTorch's ``default_collate``.
         """
         return DatasetPart(samples, collate)
@@ -130,7 +130,7 @@ class DatasetPart(HostPart):
 
     def _whole(self) -> NoReturn:
         raise WorkloadError(
-            f"a part of a {type(self.samples).__name__} has samples, not whole tensors of inputs and targets",
+            f"a part made from a {type(self.samples).__name__} has samples, not whole tensors of inputs and targets",
             hint="read the part in batches: for inputs, targets in part.chunks(256)",
         )
 
@@ -332,7 +332,7 @@ def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
         raise WorkloadError(
             f"the first samples of {name} cannot be collated by torch's default_collate: {error}; "
             f"{name}[0] is {in_words(part.samples[0])}",
-            hint="give the workload a method collate(samples) that makes (inputs, targets) of a list of samples, "
+            hint="give the workload a method collate(samples) that makes (inputs, targets) from a list of samples, "
             "for example by padding rows of unequal length",
         ) from error
     return found

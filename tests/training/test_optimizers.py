@@ -353,7 +353,7 @@ def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> 
 
     def warns(build: Build) -> bool:
         warnings = Run(request(), Toy(build_optimizer=build)).outcome.warnings
-        return any("a doubled rate leaves the rates [0.5]" in w for w in warnings)
+        return any("a doubled rate does not change the rates [0.5]" in w for w in warnings)
 
     assert (warns(fixed), warns(sgd)) == (True, False)
 

@@ -374,7 +374,7 @@ def test_the_training_part_decides_the_samples_of_an_epoch_of_own_batches() -> N
 
 def test_a_part_made_of_samples_has_no_whole_tensors() -> None:
     with pytest.raises(
-        WorkloadError, match="a part of a list has samples, not whole tensors of inputs and targets"
+        WorkloadError, match="a part made from a list has samples, not whole tensors of inputs and targets"
     ) as caught:
         _ = Part.of(ROWS).inputs
     assert "part.chunks" in str(caught.value.hint)

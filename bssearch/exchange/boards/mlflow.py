@@ -77,7 +77,7 @@ class MLflow:
         try:
             self._client.log_text(run, words["document"], "best.json")
         except Exception as error:  # some stores take no files; the answer is complete without a file
-            self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
+            self._client.set_tag(run, "bssearch.best_json", f"cannot store best.json: {error}"[:TAG_CHARACTERS])
 
     def close(self) -> None:
         """MLflow has no buffer to flush."""

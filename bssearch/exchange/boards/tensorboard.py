@@ -60,7 +60,7 @@ class TensorBoard:
         del self._writers[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        lines = [words["headline"], "", f"This is {words['verdict']}.", "", "| parameter | value |", "|---|---|"]
+        lines = [words["headline"], "", f"The answer is {words['verdict']}.", "", "| parameter | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in parameters.items()]
         with SummaryWriter(str(self._folder / "summary")) as summary:
             summary.add_text("answer", "\n".join(lines), trials)
@@ -85,7 +85,7 @@ class TensorBoard:
 
 
 def study_folder(root: Path, name: str, mark: str) -> Path:
-    """Make and return the study's folder, with the mark in the name if another study has the folder."""
+    """Make and return the study's folder, named ``NAME-MARK`` if another study already has the name."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "study"
     for folder in (root / safe, root / f"{safe}-{mark}"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Exports of a study to files.
 
-``NAME.csv.gz`` (or ``NAME.csv``) has the columns ``trial, param.*, seed, step, train_seconds, metric``. Rows are
-sorted by trial, then by time. An empty cell means that the trial lacks the parameter. ``NAME.json`` has ``name``,
-``metric``, ``goal``, ``target`` and ``max_train_seconds``, the limit of a trial in seconds or null.
+Curves in ``NAME.csv.gz`` (or ``NAME.csv``) have the columns ``trial, param.*, seed, step, train_seconds, metric``.
+Rows are sorted by trial, then by time. An empty cell means that the trial lacks the parameter. ``NAME.json`` has
+``name``, ``metric``, ``goal``, ``target`` and ``max_train_seconds``, the limit of a trial in seconds or null.
 """
 
 from __future__ import annotations

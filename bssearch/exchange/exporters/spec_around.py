@@ -68,9 +68,9 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     }
     path = Path(file or f"{own}.yaml")
     header = (
-        f"# Around {plural(len(trials), 'imported run')} of study {name}.\n"
+        f"# This spec surrounds the optimum of {plural(len(trials), 'imported run')} of study {name}.\n"
         f"# YOURS: workload (`bssearch guide own-training`), {'' if optimizer else 'optimizer, '}and\n"
-        "# trial_train_seconds, the most seconds of a training on your device.\n"
+        "# trial_train_seconds, the limit of a trial in seconds on your device.\n"
         f"# Next: bssearch run {shlex.quote(str(path))} --from {name}\n"
     )
     try:

@@ -46,7 +46,7 @@ ABOUT = re.compile(
     r"warmup_time)|(?:tags|system_attrs|user_attrs)[._].*",
     re.IGNORECASE,
 )
-# Optuna's, of which a value > 0 violates the constraint.
+# Optuna's constraints; a value > 0 violates a constraint.
 _CONSTRAINT = re.compile(r"(?:system_attrs_)?constraints(?:[_:].*)?")
 _RUN = re.compile(r"(?:run|trial)[_ ]?id|id", re.IGNORECASE)  # names a run
 _COUNTER = re.compile(r"epoch|_?step|iteration|training_iteration|(?:trainer|train)/global_step", re.IGNORECASE)
@@ -160,7 +160,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column; ``theirs`` is the name in the file, and ``ours`` is our name, or None if ignored."""
+    """A column called ``theirs`` in the file; bssearch's name is ``ours``, or None if ignored."""
 
     theirs: str
     ours: str | None = None

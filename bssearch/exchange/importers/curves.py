@@ -61,7 +61,7 @@ from bssearch.records import (
 from bssearch.records.text import nearest
 from bssearch.registry import Option
 
-# our name of a setting by the last part of the log's
+# our name of a setting, by the last part of the name in the log
 _LEAVES = {
     **dict.fromkeys(("batch_size", "train_batch_size", "batchsize", "bs", "bsz", "batch"), BATCH),
     **dict.fromkeys(("minibatch", "minibatch_size", "mini_batch_size"), BATCH),
@@ -80,7 +80,7 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 class Setting:
     """A setting's value, and the name in the log.
 
-    ``distance`` is 0 if the user gave the value, else 1 plus the number of groups in the name.
+    ``distance`` is 0 if the user gave or renamed the setting, else 1 plus the number of groups in the name.
     """
 
     theirs: str
@@ -139,7 +139,7 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
 def _of_name(origin: str) -> dict[str, Setting]:
     # Settings in the names of a run and its folder, such as bs16_lr0.1
     texts = _IN_NAME.findall("/".join(Path(origin).parts[-2:]))
-    return {_ours(name): Setting(f"{name} in the folder's name", value) for name, value in texts}
+    return {_ours(name): Setting(f"{name} in the path", value) for name, value in texts}
 
 
 _IN_NAME = re.compile(
@@ -240,7 +240,7 @@ def import_curves(
         Goal | None, Option("Direction in which the metric improves.", shown_default=Goal.MAXIMIZE.value)
     ] = None,
     step: Annotated[str | None, Option("Name of the optimizer steps in the logs.")] = None,
-    seconds: Annotated[str | None, Option("Name in the logs of the seconds since the run began.")] = None,
+    seconds: Annotated[str | None, Option("Name in the logs for the seconds since the run began.")] = None,
     run: Annotated[str | None, Option("Column of a table that names each row's run.")] = None,
     column: Annotated[
         list[str] | None,
@@ -365,7 +365,9 @@ def _runs(
 ) -> tuple[list[ImportedRun], list[str]]:
     given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
     is_given = any(BATCH in one and one[BATCH].theirs == GIVEN for one in settings)
-    batches, assumed = step_batches(given, "--with {ours}=N" if is_given else "--column {theirs}={ours}", "--with {}=N")
+    batches, assumed = step_batches(
+        given, "use --with {ours}=N" if is_given else "add --column {theirs}={ours}", "--with {}=N"
+    )
     varied = hyperparameters(settings)
     runs, without, resumed, repeated = [], [*without], list[str](), list[str]()
     read: dict[str, None] = {}

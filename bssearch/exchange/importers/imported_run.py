@@ -87,7 +87,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def comma_hint(text: str) -> str | None:
-    return "write decimals with a point, without separators of thousands" if "," in text else None
+    return "write decimals with a point, and thousands without a separator" if "," in text else None
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
@@ -257,7 +257,7 @@ _SHARED = "split_batches"
 
 _INDICES = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")  # of devices, such as [0, 1]
 
-# Ray's processes; elsewhere num_workers are of the loader.
+# Ray's processes; elsewhere, num_workers counts a loader's processes.
 _RAY_WORKERS = re.compile(r"scaling_config[./]num_workers$")
 
 BATCH_PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
@@ -296,8 +296,8 @@ class GivenBatch:
         for name, value in values.items():
             if _plain(name) in _NODES and str(value) not in ("", "1", "1.0", "None"):
                 raise UsageError(
-                    f"{label(name)} = {value}: the total number of devices is unknown, because devices may be per node "
-                    f"({origin})",
+                    f"{label(name)} = {value}: the total number of devices is unknown, because the number may be per "
+                    f"node ({origin})",
                     hint=f"give the total number as {WORLD}, without {label(name)}",
                 )
             if _plain(name) == _SHARED and str(value).lower() in ("true", "1", "1.0", "yes"):
@@ -416,7 +416,8 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         batch = micro * one.factor
         require(
             batch <= LARGEST,
-            f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} must be <= {LARGEST} ({one.origin})",
+            f"batch_size = {batch} must be <= {LARGEST}: "
+            f"{one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} ({one.origin})",
         )
         return _whole_split(batch, micro, parts)
     if STEP_BATCH in parts and BATCH in parts and micro is None and parts[BATCH] != batch:
@@ -455,7 +456,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` renames a new first study, and if ``dry_run``, the caller stores no study."""
+    """Whole studies; ``name`` renames the first study, if new. If ``dry_run``, the caller stores no study."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -468,7 +469,7 @@ StudyName = Annotated[str | None, Option("Name of the study.", shown_default="th
 
 
 class Importer(Protocol):
-    """A registered function that makes studies of a file.
+    """A registered function that makes studies from a file.
 
     The function's docstring is the help text. Parameters annotated with `Option` become the command's arguments and
     options.

@@ -119,7 +119,7 @@ def make_studies(
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
     """Return the studies to store, the names of stored studies to replace, and notes.
 
-    An import with more runs replaces the stored import of the same name. Stored runs keep their numbers. Raises
+    An import with new runs or rows replaces the stored import of the same name. Stored runs keep their numbers. Raises
     `UsageError` if the import lacks a stored run.
     """
     wanted, replaced, notes = [], [], []

@@ -80,13 +80,13 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of metric, steps and seconds in all logs of an import or, after `of_log`, in one log.
+    """The names of the metric, steps and seconds in all logs of an import or, after `of_log`, in one log.
 
     Attributes:
         step: "" until `of_log`, unless the user names the steps. The steps count epochs if ``epoch_samples`` is given.
-        clock: used if ``seconds`` is None.
+        clock: name of a clock, used if ``seconds`` is None.
         evaluations: names of seconds of evaluations, which ``seconds`` or ``clock`` include.
-        step_seconds: step time, used instead of ``seconds`` that include evaluations of unknown length.
+        step_seconds: seconds of a step, used if ``seconds`` include evaluations of unknown length.
     """
 
     metric: str
@@ -190,7 +190,7 @@ def _kind_of_time(log: Log, step: str, name: str, *, is_usual: bool) -> tuple[st
     return (name if is_whole or (is_usual and not is_flat) else None), None
 
 
-FEW, GROWTH = 5, 1.5  # rows in a rising order are hardly chance, if so many
+FEW, GROWTH = 5, 1.5  # 5 rows in rising order are hardly chance
 
 
 def _step_seconds(log: Log, names: Names) -> float | None:
@@ -266,10 +266,7 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Return the learning curve of a log.
-
-    After a resume, new evaluations replace earlier evaluations at the same and later steps.
-    """
+    """After a resume, new evaluations replace earlier evaluations at the same and later steps."""
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False

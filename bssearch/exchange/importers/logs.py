@@ -628,7 +628,7 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 
 
 def number_in(value: Any) -> float:
-    """Convert a value to a number, also ``97%``, ``0:01:30`` (seconds) and dates (seconds since 1970), or NaN."""
+    """Convert a number, ``97%``, ``0:01:30`` (to seconds) or a date (to seconds since 1970); NaN if invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
     if isinstance(value, float):

@@ -381,7 +381,7 @@ class _Reader:
         ended, runs, notes = self._readable(ended)
         if violating:
             count = plural(len(violating), "trial")
-            notes.append(f"skipped {count} that violate a constraint (first: {min(violating)})")
+            notes.append(f"skipped {count} with a violated constraint (first: {min(violating)})")
         check_scale([run.final_metric for run in runs], self.target, self.target.goal, self.place)
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
@@ -416,7 +416,7 @@ class _Reader:
                 odd.append(error)
         if not runs:
             raise odd[0]
-        skipped = f"skipped {len(odd)} of {len(ended)} trials that cannot be read (first: {odd[0]})" if odd else ""
+        skipped = f"skipped {len(odd)} of {len(ended)} trials, which cannot be read (first: {odd[0]})" if odd else ""
         return read, runs, [*assumed, *filter(None, [skipped])]
 
     def _check_powers(self, sizes: set[int]) -> None:

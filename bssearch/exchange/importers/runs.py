@@ -70,7 +70,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if steps and seconds may be measured after the target."""
+    """Raise `UsageError` if steps or seconds may end after the target."""
     if figures_at is FiguresAt.TARGET:
         return
     require(
@@ -250,7 +250,7 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse a table of runs; without a column ``reached``, the metric and ``target`` decide which runs reached."""
+    """Parse a table of runs; without a column ``reached``, the metric shows which runs reached ``target``."""
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
@@ -268,7 +268,7 @@ def parse_runs(
     is_constrained = any(one.startswith(CONSTRAINT) for one in labels)
     feasible = [row for row in ended if not row.violated()] if is_constrained else ended
     if len(feasible) < len(ended):
-        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs that violate a constraint")
+        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs, which violate a constraint")
     ended, derived = feasible, None
     if "reached" not in labels:
         derived = Target(metric=metric, value=target or 0.0, goal=goal or Goal.MAXIMIZE)

@@ -356,7 +356,7 @@ def test_settings_in_the_names_of_folders_are_used_and_named(place: str, tmp_pat
     (study,) = made.studies
     found = [(one.configuration.batch_size, one.configuration.learning_rate, one.seed) for one in study.trials]
     assert sorted(found) == [(16, 0.05, 3), (32, 0.1, 0)]
-    assert any("in the folder's name" in one for one in made.notes)
+    assert any("in the path" in one for one in made.notes)
 
 
 def test_a_folder_of_a_history_in_json_and_w_b_s_config_is_read(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_trial_that_violates_a_constraint_is_left_out(write: Write) -> None:
     )
     made = import_optuna(file, target=0.9, seconds="duration", steps="step")
     assert [one.configuration.batch_size for one in made.studies[0].trials] == [32, 256, 512]
-    assert any("skipped 3 trials that violate a constraint (first: 0)" in note for note in made.notes)
+    assert any("skipped 3 trials with a violated constraint (first: 0)" in note for note in made.notes)
     write(constrained(16, constraints=[2.0]), name="none")
     refuse(UsageError, file, "none", said="without a violated constraint", target=0.9, seconds="duration")
 
