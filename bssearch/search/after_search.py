@@ -267,7 +267,7 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 def next_trial(history: History) -> TrialPlan | None:
     """Return the next schedule trial, enqueued trials first.
 
-    Returns None if the budget is spent, or if no new schedule or no tuned batch size is left.
+    Returns None if the budget is spent, no new schedule is left, or no batch size is tuned.
     """
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):

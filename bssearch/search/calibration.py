@@ -1,6 +1,6 @@
 """Measure isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-A visit times a batch size for `SECONDS_LIMIT` train seconds. Visits alternate between batch sizes.
+A visit is a round over batch sizes, with `SECONDS_LIMIT` train seconds for each batch size.
 """
 
 import functools
@@ -32,7 +32,7 @@ from bssearch.spec import MemoryBoundary, StudySpec, choose_micro_batch, problem
 from bssearch.storage.repository import Store
 from bssearch.training.course import probe_record
 
-SECONDS_LIMIT = 0.25  # train seconds per visit
+SECONDS_LIMIT = 0.25  # train seconds per visit and batch size
 
 FIRST_VISITS = 1  # visits before the search, for step times within 10 %
 

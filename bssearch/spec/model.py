@@ -373,7 +373,7 @@ class StudySpec(StrictModel):
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """The parameters that the spec sets."""
+        """The names of the parameters that the spec sets."""
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
@@ -417,7 +417,6 @@ class StudySpec(StrictModel):
 
     @property
     def record_target(self) -> Target:
-        """The target as a record."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
@@ -445,7 +444,7 @@ class StudySpec(StrictModel):
 
     @property
     def varied_in_model(self) -> list[str]:
-        """The searched parameters of ``space.model``."""
+        """The names of the searched parameters of ``space.model``."""
         values = dict(self.timed_model)
         return [
             name for name, domain in (self.space.model or {}).items() if domain not in (values[name], (values[name],))

@@ -321,7 +321,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Return an environment's id; store a new environment. Call only once per environment in a transaction."""
+        """Store an environment if new, and return the id. Call only once per environment in a transaction."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -335,7 +335,7 @@ class Database:
 
 
 class StorePart:
-    """The methods of the store about one subject."""
+    """A part of the store, such as the trials."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -405,7 +405,7 @@ def writes(
 
 
 def environment_digest(environment: Environment) -> str:
-    """Equal environments have equal digests."""
+    """A SHA-256 digest, equal for equal environments."""
     told = json.loads(to_json(environment))
     for name in ("git_dirty", "libraries"):  # fields that later versions added count only if known
         if told[name] in (None, []):

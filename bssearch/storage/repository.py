@@ -99,7 +99,7 @@ class Transfer(StorePart):
     ) -> list[Joined]:
         """Insert missing rows and replace changed trials in one transaction; return the counts.
 
-        ``name`` is a name for the first study if that study is new.
+        If the first study is new, ``name`` is the study's name.
         """
         from bssearch.storage.transfer.study_copy import join
 

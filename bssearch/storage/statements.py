@@ -305,8 +305,8 @@ class Changes:
     A trial changes if it is stored, started, paused, resumed, ended, or observed after the end.
 
     Attributes:
-        is_rewritten: Rows were deleted or rewritten; ``trials`` has all trials.
-        has_new_probes: Step times may have changed.
+        is_rewritten: True if rows were deleted or rewritten; ``trials`` then has all trials.
+        has_new_probes: True if step times may have changed.
     """
 
     revision: int
