@@ -68,7 +68,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return the next schedule's configuration and coordinates; None if no new schedule grows within the limit."""
+    """Return the next configuration and its coordinates; None if no new schedule grows within a trial's limit."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None

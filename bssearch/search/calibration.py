@@ -332,7 +332,8 @@ def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchE
         + ("" if memory is None else f" ({gib(memory)})")
         + (f"; these sizes ran out of memory: {tried}" if tried else "")
         + (f" ({reason})" if reason else ""),
-        hint="use a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
+        hint="use a smaller model, evaluate in smaller batches, or use a device with more memory "
+        "(see executor.memory_limit_gib)",
     )
 
 

@@ -68,10 +68,10 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """The configurations to confirm, in current micro-batches.
 
-    Each of the ``confirm.top`` best batch sizes has up to two finalists: the size's best configuration, and a copy of
-    the overall best or else the second best. Further finalists are the configurations `beside` the best size, the
-    default, and the best at the default's batch size. The last finalist has the best result at the largest size
-    without accumulation.
+    Each of the ``confirm.top`` best batch sizes has up to two finalists. The first finalist is the size's best
+    configuration. The second finalist is a copy of the overall best or else the second best. Further finalists are the
+    configurations `beside` the best size, the default, and the best at the default's batch size. The last finalist has
+    the best result at the largest size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:

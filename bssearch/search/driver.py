@@ -94,8 +94,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Counts SIGINT and SIGTERM; outside the main thread, signals have no effect.
 
-    The second signal calls ``on_second`` and raises KeyboardInterrupt. The first signal raises only if ``at_once()`` is
-    true.
+    The second signal calls ``on_second`` and raises KeyboardInterrupt. The first signal raises KeyboardInterrupt if
+    ``at_once()`` is true.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -270,7 +270,7 @@ class Recorder:
             self.flush()
         outcome = TrialOutcome(
             state=TrialState.CANCELLED,
-            reason="the run ended before the trial",
+            reason="the run ended before the trial ended",
             steps=last.step if last else 0,
             samples=last.samples if last else 0,
             train_seconds=last.train_seconds if last else 0.0,

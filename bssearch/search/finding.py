@@ -91,7 +91,7 @@ def _about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
         for size, now in _first_told(_Kept(), found).items()
         if abs(now.median - (before := told[size]).median) > MOVED * before.median > 0
     ]
-    message = f"seconds of batch sizes without new trials changed because of new step times: {', '.join(moved)}"
+    message = f"new step times changed the median seconds of batch sizes without new trials: {', '.join(moved)}"
     return [Notice(code="step_times_changed", message=message)] if moved else []
 
 

@@ -156,7 +156,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """True if a driver is alive; None if unknown and without a renewal for `LEASE_SECONDS`."""
+        """True unless a driver is dead; None if unknown and without a renewal for `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:

@@ -220,7 +220,6 @@ class Database:
 
     @property
     def masked_url(self) -> str:
-        """The database's URL without secrets."""
         return masked(self._engine.url)
 
     @property
