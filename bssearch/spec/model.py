@@ -420,7 +420,6 @@ class StudySpec(StrictModel):
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
-        """Return the study to store with this spec."""
         return NewStudy(
             name=self.name,
             spec=self.model_dump(mode="json"),

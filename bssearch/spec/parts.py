@@ -271,7 +271,7 @@ class ConfirmSpec(StrictModel):
         if self.train_seconds is not None and self.max_runs is None:
             raise ValueError(
                 f"train_seconds = {self.train_seconds:g} needs max_runs, because train_seconds limits the runs after "
-                f"the first {self.runs}"
+                f"the first {self.runs}; add max_runs"
             )
         return self
 
@@ -330,9 +330,13 @@ class ExecutorSpec(StrictModel):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.address is not None and self.name != "ray":
-            raise ValueError(f"address = {self.address!r} needs the executor ray; the executor is {self.name}")
+            raise ValueError(
+                f"address = {self.address!r} needs the executor ray; the executor is {self.name}; remove address"
+            )
         if self.name != "local" and self.devices != (1,):
-            raise ValueError(f"devices = {self.devices[-1]} needs the executor local; the executor is {self.name}")
+            raise ValueError(
+                f"devices = {self.devices[-1]} needs the executor local; the executor is {self.name}; remove devices"
+            )
         return self
 
     @property

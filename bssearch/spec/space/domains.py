@@ -276,5 +276,7 @@ class Schedule(StrictModel):
         if not decays and self.horizon_samples is not None:
             raise ValueError("a constant schedule takes no horizon_samples; remove horizon_samples")
         if self.decay_share is not None and "warmup_stable_decay" not in decays:
-            raise ValueError(f"decay_share needs warmup_stable_decay as name, not {', '.join(self.names)}")
+            raise ValueError(
+                f"decay_share needs warmup_stable_decay as name, not {', '.join(self.names)}; remove decay_share"
+            )
         return self

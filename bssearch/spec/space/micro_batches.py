@@ -122,8 +122,8 @@ class BatchRules(StrictModel):
       2507.07101). ``sde`` makes both β into max(0, 1 − κ(1 − β)) and ε into ε/√κ. With learning rate ∝ √κ, ``sde``
       keeps Adam's SDE (Malladi et al. 2022, arXiv 2205.10287).
     - ``ema_decay``: ``half_life`` makes ρ into ρ^κ (Busbridge et al. 2023, arXiv 2307.13813).
-    - ``weight_decay``: ``sqrt`` makes λ into λ√κ; ``timescale`` into λκ·η0/η, which keeps AdamW's averaging time (Wang
-      & Aitchison 2024, arXiv 2405.13698).
+    - ``weight_decay``: ``sqrt`` makes λ into λ√κ (folklore). ``timescale`` makes λ into λκ·η0/η, which keeps AdamW's
+      averaging time (Wang & Aitchison 2024, arXiv 2405.13698).
     """
 
     betas: Literal["none", "half_life", "sde"] = "none"
@@ -216,10 +216,10 @@ class BatchGrowth(StrictModel):
 
     ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``. ``begin`` and ``until``
     are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts;
-    ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` grows by k
-    when the space's ``schedule`` has divided the learning rate by k, and multiplies the rate by √k (Meterez et al.
-    2025, arXiv 2510.14717). With other names, the rate follows ``rate_rule`` (default: the space's rule). Trials retune
-    the rate of the first size.
+    ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` (Meterez et
+    al. 2025, arXiv 2510.14717) grows by k when the space's ``schedule`` has divided the learning rate by k. ``seesaw``
+    also multiplies the rate by √k. With other names, the rate follows ``rate_rule`` (default: the space's rule). Trials
+    retune the rate of the first size.
     """
 
     name: (

@@ -376,7 +376,7 @@ def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `ValueError` for a name in two groups, or more than `MOST_OWN` names."""
     by_name = grouped((name, group) for group, names in groups.items() for name in names)
     if twice := [name for name, found in by_name.items() if len(found) > 1]:
-        raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove it from one group")
+        raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove one entry")
     if (count := len(by_name)) > MOST_OWN:
         raise ValueError(f"{', '.join(groups)} have {count} parameters together; at most {MOST_OWN} are allowed")
 
