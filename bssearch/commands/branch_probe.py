@@ -460,7 +460,7 @@ class Branching:
                 return one
             found.append(one)
             if one.metric is None:
-                break  # with a diverged branch the batch size loses
+                break  # one diverged branch decides against the batch size
         return found
 
     def _branch(self, point: BranchPoint, batch_size: int, repeat: int) -> BranchMeasurement | str:

@@ -284,7 +284,7 @@ def _checked(spec: StudySpec, executor: Executor, found: WorkloadDescription, *,
     )
 
 
-DROP = 0.02  # relative loss of the metric at the largest batch that calls for a smaller batch or regularisation
+DROP = 0.02  # if the metric at the largest batch is worse by this share, use a smaller batch or regularisation
 
 
 def _walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkStep]:

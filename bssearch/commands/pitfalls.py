@@ -39,7 +39,7 @@ STARTS_TRAINED = 0.3  # above this share, the model probably has loaded weights;
 
 FINE_TUNING_BATCH = 64  # fine-tuning usually takes batches of 8 to 32
 
-RANGE = 16  # high over low of a proposed range of batch sizes
+RANGE = 16  # ratio of the ends of a proposed range of batch sizes
 
 
 def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:

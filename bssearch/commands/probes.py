@@ -70,7 +70,7 @@ def run_default(
     stop_at_target: bool,
     configuration: Configuration | None = None,
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the default, or ``configuration``, with seed ``index``; return the outcome and the curve.
+    """Run the default, or ``configuration``, with the ``index``-th seed; return the outcome and the curve.
 
     ``limit`` is in train seconds. Unless ``stop_at_target``, the run continues past the target.
     """

@@ -258,7 +258,10 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
         known = "the noise hides the gradient" if low is None else f"the scale is above {low:.3g} samples"
-        yield Notice(code="noise_not_measured", message=f"bssearch could not measure the gradient noise scale: {known}")
+        yield Notice(
+            code="noise_not_measured",
+            message=f"bssearch could not measure the gradient noise scale: {known}; raise --seconds",
+        )
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
@@ -300,8 +303,9 @@ def caveats(
         (
             "one_batch_size",
             len(sizes) < 2,
-            "only one batch size reached the compared metric, and "
-            + ("the noise scale is unknown" if noise_scale is None else rests),
+            "only one batch size reached the compared target, and "
+            + ("the noise scale is unknown" if noise_scale is None else rests)
+            + "; raise --seconds for more runs",
         ),
         (
             "other_objective",
@@ -504,7 +508,7 @@ class TrackRecord(Model):
     studies: list[Kept]
     held: int  # number of intervals that overlap the search's flat range
     median_time_ratio: float | None  # time at the quick answer's batch size over the time at the optimum
-    waiting: list[str]  # studies without a search yet
+    waiting: list[str]  # studies without a confirmed search
 
 
 def track_record(store: Store) -> TrackRecord:

@@ -328,8 +328,8 @@ def next_audit_run(
 
 
 def _further_run(history: History, found: Sequence[Case], runs: int, most: int) -> TrialPlan | None:
-    # An undecided case gets twice the runs. Look rarely, because an interval passes any bound at some time if every run
-    # brings a look. The case with the least expected seconds to a verdict is first.
+    # An undecided case gets twice the runs before the next look, because after enough looks an interval passes any
+    # bound by chance. The case with the least expected seconds to a verdict is first.
     spec, trials = history.spec, [*history.all_trials]
     step_seconds = step_seconds_of(history.probes.values(), spec.timed_model)
     undecided: list[tuple[float, int, Case]] = []

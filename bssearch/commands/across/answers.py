@@ -264,7 +264,7 @@ LONGEST_VALUE = 40  # the most characters of a value in a sentence
 
 OF_DEVICE = ("device_name", "precision", "compile_mode")
 OF_VERSIONS = ("torch_version", "cuda_version", "cudnn_version", "driver_version", "python_version")
-# Environment fields that distinguish two studies beside their questions; the host comes last.
+# Environment fields that distinguish two studies besides their questions; the host comes last.
 OF_CODE = ("workload_revision", "git_revision")
 
 

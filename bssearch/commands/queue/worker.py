@@ -99,7 +99,7 @@ class Stop:
             os._exit(1)
 
 
-# Seconds to skip a study that this node cannot run, for a repair of the node.
+# Seconds to skip a study that this node cannot run; the operator may repair the node in this time.
 REFUSED_FOR_S = 600.0
 
 # Seconds to skip a study after a process or device failed. Each failure in a row multiplies the seconds by
